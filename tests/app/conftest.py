@@ -35,6 +35,7 @@ from kvscope_telemetry.messages.telemetry import (
     Event,
     Heartbeat,
     Hello,
+    KVGroup,
     MemoryBreakdown,
     ModelInfo,
     Progress,
@@ -76,18 +77,33 @@ class FakeSource:
         self.is_closed = True
 
 
+FULL = KVGroup(kind="full", num_layers=2, block_bytes=368_640)
+STATE = KVGroup(kind="state", num_layers=6, block_size=4096, block_bytes=1 << 20)
+
+
 class FakeEngine:
     """A ledger and requests that a test changes, and `source` tells of, with lower tiers or without."""
 
     def __init__(
-        self, num_blocks=64, block_size=16, epoch=7, num_host=0, num_disk=0, device="cpu", capabilities=OWN_ENGINE
+        self,
+        num_blocks=64,
+        block_size=16,
+        epoch=7,
+        num_host=0,
+        num_disk=0,
+        device="cpu",
+        capabilities=OWN_ENGINE,
+        num_states=0,
     ):
         self.capabilities = capabilities
         self.source = FakeSource()
         self.num_blocks, self.num_host, self.num_disk, self.device = num_blocks, num_host, num_disk, device
-        self.ledger = Ledger(num_blocks + num_host + num_disk)
+        self.num_states = num_states
+        self.ledger = Ledger(num_blocks + num_host + num_disk + num_states)
         self.ledger.tier[num_blocks:] = Tier.HOST
         self.ledger.tier[num_blocks + num_host :] = Tier.DISK
+        self.ledger.tier[num_blocks + num_host + num_disk :] = Tier.STATES
+        self.ledger.group[num_blocks + num_host + num_disk :] = 1
         self.block_size = block_size
         self.step = 0
         self.requests = {}
@@ -108,6 +124,8 @@ class FakeEngine:
                 block_bytes=368_640,
                 num_host_blocks=self.num_host,
                 num_disk_blocks=self.num_disk,
+                num_states=self.num_states,
+                groups=(FULL, STATE) if self.num_states else (),
                 prefix_caching=True,
                 has_parents=True,
             ),
@@ -133,8 +151,10 @@ class FakeEngine:
         self.ledger.last_used_step[ids] = self.step + 1 if step is None else step
         self.frame(ids, **more)
 
-    def request(self, number, blocks=(), state=1, num_prompt_tokens=20, num_output_tokens=4, max_tokens=64, adapter=""):
-        """A request appears, or changes."""
+    def request(
+        self, number, blocks=(), state=1, num_prompt_tokens=20, num_output_tokens=4, max_tokens=64, adapter="", group=0
+    ):
+        """A request appears, or changes; `blocks` are its table of a KV group."""
         is_new = number not in self.requests
         self.requests[number] = RequestInfo(
             number=number,
@@ -155,6 +175,7 @@ class FakeEngine:
             table_start=np.array([0], "<u4").tobytes(),
             table_count=np.array([len(blocks)], "<u4").tobytes(),
             table_blocks=np.array(blocks, "<u4").tobytes(),
+            table_group=np.array([group], "<u4").tobytes() if group else b"",
         )
         self.frame((), new_requests=(self.requests[number],) if is_new else (), requests=(rows,))
 

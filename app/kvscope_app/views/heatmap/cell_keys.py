@@ -51,9 +51,9 @@ _STATES: Final = (
 )
 """Keys of the page map; the place in here times `LEVELS`, and a level, is ours."""
 _FIRST: Final = 16
-_ACTIVE: Final = np.array([5, 3, 2], np.uint8)
-_CACHED: Final = np.array([4, 1, 0], np.uint8)
-_SHARED: Final = np.array([6, 3, 2], np.uint8)
+_ACTIVE: Final = np.array([5, 3, 2, 5, 3], np.uint8)
+_CACHED: Final = np.array([4, 1, 0, 4, 1], np.uint8)
+_SHARED: Final = np.array([6, 3, 2, 6, 3], np.uint8)
 """By tier, places in `_STATES`."""
 
 
@@ -86,7 +86,13 @@ def look_up(mode: HeatMode, theme: Theme) -> Pixels:
 
 def tier_colors(theme: Theme) -> dict[Tier, str]:
     """Of what is in use in each tier."""
-    return {Tier.HBM: theme.block_active, Tier.HOST: theme.block_host, Tier.DISK: theme.block_disk}
+    return {
+        Tier.HBM: theme.block_active,
+        Tier.HOST: theme.block_host,
+        Tier.DISK: theme.block_disk,
+        Tier.STATES: theme.block_shared,
+        Tier.HOST_STATES: mix(theme.block_host, theme.block_shared, 0.5),
+    }
 
 
 def unheld_color(theme: Theme) -> str:
@@ -127,7 +133,7 @@ def _state_colors(colors: list[str], theme: Theme) -> None:
 
 
 def _tier_colors(colors: list[str], theme: Theme) -> None:
-    _fill_levels(colors, theme, [tier_colors(theme)[tier] for tier in (Tier.HBM, Tier.HOST, Tier.DISK)])
+    _fill_levels(colors, theme, list(tier_colors(theme).values()))
 
 
 def _used_colors(colors: list[str], theme: Theme) -> None:

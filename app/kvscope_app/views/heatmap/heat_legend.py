@@ -35,8 +35,8 @@ def heat_swatches(mode: HeatMode, theme: Theme, shown: ShownItems, device: Devic
         return [free]
     if mode is HeatMode.OWNER:
         return [Swatch(unheld_color(theme), "cached, not held"), free]
-    tiers = [tier for tier in (Tier.HBM, Tier.HOST, Tier.DISK) if tier is Tier.HBM or tier in shown.tiers]
-    return [*(Swatch(tier_colors(theme)[tier], tier_title(tier, device)) for tier in tiers), free]
+    tiers = [(tier, color) for tier, color in tier_colors(theme).items() if tier is Tier.HBM or tier in shown.tiers]
+    return [*(Swatch(color, tier_title(tier, device)) for tier, color in tiers), free]
 
 
 class HeatLegend(SwatchLegend):

@@ -42,7 +42,7 @@ def moment_text(moment: BlockMoment) -> str:
         MomentKind.LOST: "Unknown from here: frames are missing",
         MomentKind.RESTARTED: "Engine restarted",
         MomentKind.BORN: f"Taken by {who}" if who else "Allocated",
-        MomentKind.COPIED: f"Copied on write for {who}" if who else "Copied on write",
+        MomentKind.COPIED: f"Copied for {who}" if who else "Copied",
         MomentKind.LOADED: f"Loaded from a lower tier for {who}" if who else "Loaded from a lower tier",
         MomentKind.SAVED: f"Saved here for {who}" if who else "Saved here",
         MomentKind.FILLED: f"Full: {count(moment.filled)} tokens",
@@ -81,7 +81,11 @@ _STATE_COLORS: Final[dict[int, str]] = {
     BlockState.CACHED: "block_cached",
     BlockState.UNMAPPED: "block_unmapped",
 }
-_TIER_COLORS: Final[dict[int, str]] = {Tier.HOST: "block_host", Tier.DISK: "block_disk"}
+_TIER_COLORS: Final[dict[int, str]] = {
+    Tier.HOST: "block_host",
+    Tier.DISK: "block_disk",
+    Tier.HOST_STATES: "block_host",
+}
 
 
 def _how(state: int, ref_count: int, owner: int, filled: int) -> str:

@@ -26,7 +26,7 @@ def block_page(mirror: Mirror, block: int, content: BlockContent | None = None, 
     facts = block_facts(mirror, block, size)
     return page(
         facts.title,
-        ("Block", _state(mirror, facts)),
+        ("Recurrent state" if facts.is_state else "Block", _state(mirror, facts)),
         ("In block tables", _tables(mirror, facts, mirror.hello.cache)),
         ("Neighbours in memory", _neighbours(mirror, block, size)),
         ("Text", _text(content, instead)),
@@ -36,7 +36,6 @@ def block_page(mirror: Mirror, block: int, content: BlockContent | None = None, 
 def _state(mirror: Mirror, facts: BlockFacts) -> Iterator[Fact]:
     assert mirror.hello is not None, "there are blocks only once there is an engine"
     cache, ledger, block, capabilities = mirror.hello.cache, mirror.ledger, facts.block, mirror.capabilities
-    is_state = block >= cache.first_state and bool(cache.num_states)
     yield Fact("State", facts.state, tip=facts.empty)
     for name, value in facts.rows:
         if name == "Hash":
@@ -46,15 +45,15 @@ def _state(mirror: Mirror, facts: BlockFacts) -> Iterator[Fact]:
             yield Fact(name, value, request_link(facts.owner) if is_owner and facts.owner is not None else None)
     if facts.empty:
         yield Fact("Holds", facts.empty)
-    elif capabilities.filled and int(ledger.filled[block]) < cache.block_size and not is_state:
+    elif capabilities.filled and int(ledger.filled[block]) < cache.block_size and not facts.is_state:
         yield Fact(
             "Empty slots", f"{cache.block_size - int(ledger.filled[block])} of {plural(cache.block_size, 'slot')}"
         )
     if capabilities.ref_counts:
         yield Fact("References", count(int(ledger.ref_count[block])), tip="Number of block tables that hold it")
-    if is_state and cache.state_bytes:
+    if facts.is_state and cache.state_bytes:
         yield Fact("Size", num_bytes(cache.state_bytes), tip="The state of all recurrent layers")
-    elif cache.block_bytes and not is_state:
+    elif cache.block_bytes and not facts.is_state:
         yield Fact("Size", num_bytes(cache.block_bytes), tip="Keys and values of its tokens in all layers")
     yield Fact("Ledger row", count(block))
 

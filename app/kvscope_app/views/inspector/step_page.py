@@ -17,7 +17,7 @@ from kvscope_app.views.inspector.request_page import wall_offset_ns
 from kvscope_app.views.roofline.point_text import bytes_text, flops_text
 from kvscope_app.views.roofline.step_facts import how_it_ran, work_facts
 from kvscope_telemetry.messages.event_kinds import kind_text
-from kvscope_telemetry.messages.telemetry import Frame, Timings
+from kvscope_telemetry.messages.telemetry import CacheInfo, Frame, Timings
 from kvscope_telemetry.state.mirror import Mirror
 
 _MAX_REQUESTS: Final = 300
@@ -54,7 +54,7 @@ def step_page(
         ("Execution", () if frame is None else how_it_ran(frame, mirror.hello.device)),
         ("Work", _work(mirror, frame, newest)),
         ("Batch", _batch(frame) if frame is not None else _newest_batch(mirror, newest, why_no_batch)),
-        ("Changed", () if frame is None else _changed(frame)),
+        ("Changed", () if frame is None else _changed(frame, mirror.hello.cache)),
         ("Events", () if frame is None else _events(frame)),
     )
 
@@ -133,20 +133,24 @@ def _batch(frame: Frame) -> Iterator[Fact]:
         yield Fact("And", f"{count(len(numbers) - _MAX_REQUESTS)} more")
 
 
-def _changed(frame: Frame) -> Iterator[Fact]:
-    moves = frame.moves
-    counts = (
-        ("Blocks", len(frame.blocks.ids), "block"),
-        ("Evicted", len(moves.evicted), "block"),
-        ("Copied on write", len(moves.copied), "block"),
-        ("Saved to a lower tier", len(moves.saved), "block"),
-        ("Loaded", len(moves.loaded), "block"),
-        ("First tokens", len(frame.first_token_ns) // 2, "request"),
-        ("New", 4 * len(frame.new_requests), "request"),
+def _changed(frame: Frame, cache: CacheInfo) -> Iterator[Fact]:
+    """Rows of the ledger, blocks and recurrent states apart, and requests."""
+    moves, first_state = frame.moves, cache.first_state if cache.num_states else cache.num_rows
+    rows = (
+        ("Blocks", "States", frame.blocks.ids),
+        ("Evicted", "States evicted", moves.evicted),
+        ("Copied on write", "States copied", moves.copied),
+        ("Saved to a lower tier", "States saved to host memory", moves.saved),
+        ("Loaded", "States loaded", moves.loaded),
     )
-    for name, num_bytes, noun in counts:
-        if num_bytes:
-            yield Fact(name, plural(num_bytes // 4, noun))
+    for name, of_states, packed in rows:
+        is_state = np.frombuffer(packed, "<u4") >= first_state
+        for title, number, noun in ((name, int((~is_state).sum()), "block"), (of_states, int(is_state.sum()), "state")):
+            if number:
+                yield Fact(title, plural(number, noun))
+    for name, number in (("First tokens", len(frame.first_token_ns) // 8), ("New", len(frame.new_requests))):
+        if number:
+            yield Fact(name, plural(number, "request"))
 
 
 def _events(frame: Frame) -> Iterator[Fact]:

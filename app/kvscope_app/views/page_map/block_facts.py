@@ -75,6 +75,8 @@ class BlockFacts:
     asked: Asked | None
     """What its text is asked for by; None when the block holds nothing that could be asked for."""
 
+    is_state: bool
+    """It is a recurrent state, and no block."""
     empty: str
     """What there is to say of one that holds nothing, otherwise ""."""
 
@@ -110,6 +112,7 @@ def block_facts(mirror: Mirror, block: int, block_size: int) -> BlockFacts:
         holders=holders,
         owner=None if owner == NO_OWNER or not holds else owner,
         asked=asked_of(mirror, block) if holds else None,
+        is_state=ledger.tier[block] in STATE_TIERS,
         empty=""
         if holds
         else _NOT_GIVEN_OUT

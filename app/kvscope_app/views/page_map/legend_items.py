@@ -33,7 +33,7 @@ class ShownItems:
     """What an engine shows besides active, shared, cached and free blocks."""
 
     tiers: frozenset[Tier] = frozenset()
-    """Lower tiers alone."""
+    """All but the pool's."""
     unmapped: bool = False
     reserved: bool = False
     """Blocks are held before a token is in them."""
@@ -61,7 +61,8 @@ class ShownItems:
     @property
     def is_plain(self) -> bool:
         """Whether one line says it all."""
-        return not (self.tiers or self.unmapped or self.reserved or self.flashes or self.unknown or self.prefixes_alone)
+        has_lower = not self.tiers.isdisjoint(LOWER_TIERS)
+        return not (has_lower or self.unmapped or self.reserved or self.flashes or self.unknown or self.prefixes_alone)
 
 
 MAX_OWNERS: Final = 24
@@ -74,7 +75,7 @@ _FLASH_WORDS: Final = {
 }
 FLASH_MEANINGS: Final = {
     FlashKind.EVICTED: "evicted from the prefix cache",
-    FlashKind.COPIED: "copied on write from a shared block",
+    FlashKind.COPIED: "copied, on write from a shared block, or from another recurrent state",
     FlashKind.SAVED: "written to a lower tier",
     FlashKind.LOADED: "loaded from a lower tier",
 }
@@ -84,7 +85,7 @@ def shown_in(mirror: Mirror, flashes: Collection[FlashKind]) -> ShownItems:
     """What there is to explain of `mirror`; `flashes`: the kinds that were seen."""
     if mirror.hello is None:
         return ShownItems()
-    tiers = [tier for tier in section_sizes(mirror.hello.cache) if tier in LOWER_TIERS]
+    tiers = [tier for tier in section_sizes(mirror.hello.cache) if tier is not Tier.HBM]
     kinds = tuple(kind for kind in MOVES if kind in flashes)
     reserved = mirror.hello.cache.allocator in RESERVING
     unknown = any(mirror.count(BlockState.UNKNOWN, tier) for tier in Tier)

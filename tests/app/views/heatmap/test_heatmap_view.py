@@ -10,13 +10,14 @@ from PySide6.QtGui import QMouseEvent, QWheelEvent
 from PySide6.QtWidgets import QApplication
 
 from kvscope_app.look.theme import DARK, LIGHT, mix
-from kvscope_app.views.heatmap.cell_keys import HeatMode
+from kvscope_app.views.heatmap.cell_keys import FREE, HeatMode
 from kvscope_app.views.heatmap.cell_text import cell_words
 from kvscope_app.views.heatmap.heatmap_view import EMPTY_TEXT, HeatmapView
+from kvscope_app.views.heatmap.pools import Pools
 from kvscope_app.views.heatmap.time_frame import Stance
 from kvscope_app.views.page_map.color_modes import FILL, OWNER, STATE
 from kvscope_app.views.page_map.drawing.ink import pixel
-from kvscope_telemetry.ledger import Ledger, Tier
+from kvscope_telemetry.ledger import BlockState, Ledger, Tier
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 
@@ -356,3 +357,19 @@ def test_a_cursor_that_moves_has_no_curve_drawn_anew(engine, filled, overview, m
     assert other[1][1] != before[1][1]
     view.frame.show_only(begin_ns, begin_ns + 2 * SECOND_NS)
     assert drawn()[0] != other[0]
+
+
+@pytest.mark.parametrize("mode", list(HeatMode))
+def test_recurrent_states_have_rows_of_their_own(make_engine, make_view, overview, second, mode):
+    engine = make_engine(num_states=6)
+    engine.hold([64, 65], owner=3)
+    engine.hold([66], owner=2, ref_count=0, state=BlockState.CACHED)
+    overview.add(second(0, engine.ledger, num_pool=64))
+    view = make_view(engine, overview)
+    pools = Pools()
+    pools.note(7, engine.hello.cache)
+    keys = pools.keys(mode, overview, np.array([0]), 70)
+    assert keys.shape == (1, 70)
+    assert (keys[0, 64:67] > FREE).all()
+    assert (keys[0, 67:] == FREE).all()
+    assert view.isVisible()

@@ -1,0 +1,71 @@
+"""Recurrent states are cells of their own, and counted apart from the blocks of the pool."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvscope_app.views.inspector.findings import findings
+from kvscope_app.views.inspector.request_page import request_page
+from kvscope_app.views.memory.account import account
+from kvscope_app.views.page_map.block_facts import block_facts
+from kvscope_app.views.page_map.drawing.headings import headings
+from kvscope_app.views.requests.blocks_text import blocks_sentence
+from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.summaries.session_overview import SessionOverview
+
+
+@pytest.fixture
+def session(make_engine, make_session):
+    """Blocks 0 to 63 and states 64 to 67: one is of request 7, one was kept."""
+    engine = make_engine(num_states=4)
+    engine.request(7, blocks=[3, 4, 5])
+    engine.request(7, blocks=[65], group=1)
+    engine.hold([3, 4], owner=7, filled=16)
+    engine.hold([5], owner=7, filled=3)
+    engine.hold([65], owner=7, filled=35)
+    engine.ledger.hash[66], engine.ledger.prefix_hits[66] = 0xABC, 2
+    engine.hold([66], owner=2, filled=4096, ref_count=0, state=BlockState.CACHED)
+    return make_session(engine)
+
+
+def test_the_map_begins_a_part_for_them(session):
+    hello = session.mirror.hello
+    pool, states = headings(session.mirror, hello.cache, hello.device)
+    assert pool.details == ("64 blocks", "22.5 MiB")
+    assert states == ("Recurrent states", ("1 of requests", "1 kept for prefixes", "4 slots", "4.00 MiB"))
+
+
+def test_each_says_whose_it_is_and_of_how_many_tokens(session):
+    facts = block_facts(session.mirror, 65, 16)
+    assert (facts.title, facts.state, facts.owner) == ("State 1", "active", 7)
+    told = dict(facts.rows)
+    assert told["KV group"] == "1: recurrent state, 6 layers"
+    assert told["After"] == "the first 35 tokens of its text"
+    kept = block_facts(session.mirror, 66, 16)
+    assert (kept.title, kept.state, kept.color) == ("State 2", "cached", "block_cached")
+    assert dict(kept.rows)["Owner"] == "request #2, which left it"
+    assert dict(kept.rows)["Restored"] == "for 2 prompts"
+    assert block_facts(session.mirror, 64, 16).state == "free"
+
+
+def test_a_request_has_blocks_and_a_state(session):
+    mirror = session.mirror
+    words = "Request #7: 3 blocks, 1.05 MiB, a recurrent state of 1.00 MiB, 35 of 48 slots filled"
+    assert blocks_sentence(mirror, 7) == words
+    assert mirror.requests.num_held.tolist() == [3]
+    page = request_page(mirror, session.history, 7)
+    facts = [fact for group in page.groups for fact in group.facts]
+    assert "recurrent state, 6 layers: state 1 of 1.00 MiB" in [fact.value for fact in facts]
+
+
+def test_figures_of_the_pool_are_without_them(session):
+    mirror = session.mirror
+    assert (mirror.num_active, mirror.num_cached, mirror.num_free) == (3, 0, 61)
+    parts = {part.key: part.num_bytes for part in account(mirror, None, None).parts}
+    assert (parts["kv_active"], parts["kv_cached"]) == (3 * 368_640, 0)
+    assert [parts[f"states_{kind}"] for kind in ("active", "kept", "free")] == [1 << 20, 1 << 20, 2 << 20]
+
+
+def test_one_is_found_by_its_number(session):
+    (found,) = findings("s2", session.mirror, SessionOverview())
+    assert (found.text, found.block) == ("State 2", 66)
