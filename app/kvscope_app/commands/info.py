@@ -115,11 +115,13 @@ def _as_text(recording: Recording, found: Digest) -> str:
     info, pool = recording.info, found.pool
     totals = {name: "unknown" if total is None else f"{total:,}" for name, total in found.totals.items()}
     when = datetime.fromtimestamp(found.start_ns / 1e9, UTC)
-    tiers = "".join(
-        f", {count:,} {tier} blocks"
-        for tier, count in (("host", pool.num_host_blocks), ("disk", pool.num_disk_blocks))
-        if count
+    others = (
+        (pool.num_host_blocks, "host blocks"),
+        (pool.num_disk_blocks, "disk blocks"),
+        (pool.num_states, "recurrent states"),
+        (pool.num_host_states, "recurrent states in host memory"),
     )
+    tiers = "".join(f", {count:,} {noun}" for count, noun in others if count)
     starts = len(found.epochs)
     rows = [
         ("model", " ".join(filter(None, (found.model, f"on {found.device}" * bool(found.device))))),

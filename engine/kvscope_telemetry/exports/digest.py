@@ -32,6 +32,9 @@ class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
     prefix_caching: bool
     num_host_blocks: int
     num_disk_blocks: int
+    num_states: int = 0
+    """Slots of recurrent states beside the pool."""
+    num_host_states: int = 0
 
 
 class Digest(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,4 +124,6 @@ def _pool(recording: Exported) -> PoolFacts:
         prefix_caching=cache.prefix_caching,
         num_host_blocks=cache.num_host_blocks,
         num_disk_blocks=cache.num_disk_blocks,
+        num_states=cache.num_states,
+        num_host_states=cache.num_host_states,
     )

@@ -29,7 +29,7 @@ _TIERS: Final = {
     Tier.HBM: "device memory",
     Tier.HOST: "host memory",
     Tier.DISK: "disk",
-    Tier.STATES: "device memory, beside the pool",
+    Tier.STATES: "device memory",
     Tier.HOST_STATES: "host memory",
     Tier.UNKNOWN: "an unknown tier",
 }
@@ -161,7 +161,7 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
     else:
         filled = f"{int(ledger.filled[block])} of {plural(block_size, 'token')}"
         rows.append(("Filled", filled if capabilities.filled else UNKNOWN))
-    if tier is not Tier.HBM:
+    if tier not in (Tier.HBM, Tier.STATES):
         rows.append(("In", _TIERS[tier]))
     if block in mirror.pinned:
         rows.append(("Pinned", f"by {mirror.pinned_by or 'somebody'}: protected from eviction"))

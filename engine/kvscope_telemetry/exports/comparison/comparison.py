@@ -37,6 +37,8 @@ _POOL: Final = {
     "prefix_caching": "prefix caching",
     "num_host_blocks": "host blocks",
     "num_disk_blocks": "disk blocks",
+    "num_states": "recurrent states",
+    "num_host_states": "recurrent states in host memory",
 }
 
 

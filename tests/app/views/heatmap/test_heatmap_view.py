@@ -364,7 +364,7 @@ def test_recurrent_states_have_rows_of_their_own(make_engine, make_view, overvie
     engine = make_engine(num_states=6)
     engine.hold([64, 65], owner=3)
     engine.hold([66], owner=2, ref_count=0, state=BlockState.CACHED)
-    overview.add(second(0, engine.ledger, num_pool=64))
+    overview.extend([second(0, engine.ledger, num_pool=64)])
     view = make_view(engine, overview)
     pools = Pools()
     pools.note(7, engine.hello.cache)
