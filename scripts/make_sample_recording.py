@@ -7,6 +7,11 @@ for half a minute: short chats, long documents with several questions about each
 completions of one prompt (their blocks are copied when they part), one that is aborted, one that can never fit; tokens
 are drafted from the text so far. The pool runs full: requests are preempted and swapped, prefixes are evicted, moved to
 disk and loaded again. What comes before the first step is left out. Prints what is in it.
+
+    python scripts/make_sample_recording.py --hybrid resources/kvscope_resources/sample-hybrid.mcap
+
+does the same with a hybrid of the default model (`hybrid_model.py`): states of recurrent layers are kept for prefixes,
+copied to requests that begin alike, and evicted.
 """
 
 from __future__ import annotations
@@ -18,9 +23,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
+
+from hybrid_model import make as make_hybrid
 
 from kvscope_telemetry.exports.digest import digest
 from kvscope_telemetry.exports.span import span_of
@@ -39,6 +46,11 @@ OPTIONS = (
     *("--kv-host-memory", "14MiB", "--kv-disk", "24MiB"),
     *("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}'),
 )
+HYBRID_OPTIONS = (
+    *("--device", "cpu", "--num-gpu-blocks-override", "96", "--max-num-seqs", "6", "--max-model-len", "1024"),
+    *("--max-num-batched-tokens", "128", "--seed", "7", "--state-checkpoints", "12", "--state-interval", "128"),
+    *("--served-model-name", "hybrid-of-default"),
+)
 LONG = "the-verdict.txt"
 MAX_WAITING = 5
 SYSTEM = "You are a librarian who answers in plain words and never in more than a short paragraph."
@@ -55,19 +67,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Make the sample recording.")
     parser.add_argument("out", type=Path, metavar="FILE.mcap")
     parser.add_argument("--seconds", type=float, default=30.0, help="how long new requests come (default: 30)")
+    parser.add_argument("--hybrid", action="store_true", help="of a model with recurrent layers")
     args = parser.parse_args()
     args.out.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="kvscope-sample-") as folder:
-        whole = Path(folder) / "whole.mcap"
-        record(whole, Path(folder), args.seconds)
+        options, whole = OPTIONS, Path(folder) / "whole.mcap"
+        if args.hybrid:
+            make_hybrid(Path(folder) / "hybrid")
+            options = ("--model", f"{folder}/hybrid", *HYBRID_OPTIONS)
+        record(whole, Path(folder), args.seconds, options)
         cut(whole, args.out)
-    return tell(args.out)
+    return tell(args.out, HYBRID_WANTED if args.hybrid else WANTED)
 
 
-def record(out: Path, folder: Path, seconds: float) -> None:
+def record(out: Path, folder: Path, seconds: float, options: Sequence[str]) -> None:
     """Start the engine, load it, stop it."""
     program = Path(sys.executable).with_name("kvscope-engine")
-    words = [str(program), "serve", "--endpoint", f"ipc://{folder}", "--record", str(out), "--record-text", *OPTIONS]
+    words = [str(program), "serve", "--endpoint", f"ipc://{folder}", "--record", str(out), "--record-text", *options]
     engine = subprocess.Popen(words, start_new_session=True)
     try:
         with LiveSource(f"ipc://{folder}/telemetry") as source:
@@ -143,14 +159,17 @@ def _text(name: str) -> str:
     return (resources.files("kvscope_resources") / name).read_text(encoding="utf-8")
 
 
-def tell(path: Path) -> int:
+WANTED = (
+    *("preemptions", "swapped_blocks", "evicted_blocks", "copied_blocks", "offloaded_blocks", "loaded_blocks"),
+    *("cached_tokens", "accepted_tokens", "aborted", "refused"),
+)
+HYBRID_WANTED = ("preemptions", "evicted_blocks", "copied_blocks", "cached_tokens", "aborted", "refused")
+
+
+def tell(path: Path, wanted: Sequence[str]) -> int:
     """What is in it, as a line; whether it shows what it is there for."""
     recording = Recording.open(path)
     found = digest(recording, read_overview(recording), span_of(recording))
-    wanted = (
-        *("preemptions", "swapped_blocks", "evicted_blocks", "copied_blocks", "offloaded_blocks", "loaded_blocks"),
-        *("cached_tokens", "accepted_tokens", "aborted", "refused"),
-    )
     counts = {name: found.totals[name] for name in wanted}
     print(f"{path}: {found.length_s:.1f} s, {path.stat().st_size / 1e6:.2f} MB, {found.totals['admitted']} requests")
     print(", ".join(f"{name} {count}" for name, count in counts.items()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -10,7 +11,7 @@ from PySide6.QtCore import QMimeData, Qt
 from PySide6.QtGui import QDropEvent
 from PySide6.QtWidgets import QFrame, QVBoxLayout, QWidget
 
-from kvscope_app.library.sample import SAMPLE_TEXT, sample_recording
+from kvscope_app.library.sample import HYBRID_TEXT, SAMPLE_TEXT, hybrid_recording, sample_recording
 from kvscope_app.look.makers import label
 from kvscope_app.look.number_text import plural
 from kvscope_app.look.zoom import scaled
@@ -32,7 +33,8 @@ def library_actions(window: WindowBody, group: str) -> list[ActionSpec]:
         ActionSpec(
             "recordings", "Recordings…", group, partial(open_recordings, window), ("Ctrl+Shift+O",), "recordings"
         ),
-        ActionSpec("sample", SAMPLE_TEXT, group, partial(open_sample, window), (), "play"),
+        ActionSpec("sample", SAMPLE_TEXT, group, partial(open_sample, window, sample_recording), (), "play"),
+        ActionSpec("sample_hybrid", HYBRID_TEXT, group, partial(open_sample, window, hybrid_recording), (), "play"),
     ]
 
 
@@ -43,9 +45,9 @@ def open_recordings(window: WindowBody) -> None:
     show_recordings(window)
 
 
-def open_sample(window: WindowBody) -> None:
+def open_sample(window: WindowBody, sample: Callable[[], Path]) -> None:
     """In a window of its own, like any file."""
-    try_to_open(window, str(sample_recording()))
+    try_to_open(window, str(sample()))
 
 
 def offer_recordings(window: WindowBody) -> None:

@@ -18,7 +18,7 @@ from kvscope_app.library.entry import Entry
 from kvscope_app.library.library import Library
 from kvscope_app.library.library_table import LibraryTable
 from kvscope_app.library.model import TAGS
-from kvscope_app.library.sample import SAMPLE_TEXT, sample_recording
+from kvscope_app.library.sample import HYBRID_TEXT, SAMPLE_TEXT, hybrid_recording, sample_recording
 from kvscope_app.look.file_dialogs import ask_open
 from kvscope_app.look.makers import empty_state, label
 from kvscope_app.look.number_text import plural
@@ -225,11 +225,13 @@ class RecordingsSheet(Sheet):
         self.buttons["open"].setProperty("look", "primary")
         self.buttons["compare"].setVisible(self._compare is not None)
         row.addStretch()
-        sample, other = QPushButton("Sample recording"), QPushButton("Open another file…")
+        sample, hybrid, other = map(QPushButton, ("Sample recording", "Hybrid sample", "Open another file…"))
         sample.setToolTip(SAMPLE_TEXT)
+        hybrid.setToolTip(HYBRID_TEXT)
         sample.clicked.connect(lambda: try_to_open(self._window, str(sample_recording())))
+        hybrid.clicked.connect(lambda: try_to_open(self._window, str(hybrid_recording())))
         other.clicked.connect(lambda: ask_file(self._window))
-        for button in (sample, other):
+        for button in (sample, hybrid, other):
             button.setAutoDefault(False)
             row.addWidget(button)
         return row

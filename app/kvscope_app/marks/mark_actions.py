@@ -10,7 +10,7 @@ from PySide6.QtCore import QEvent, QObject, Qt
 from PySide6.QtGui import QFocusEvent, QGuiApplication, QKeyEvent
 from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QLineEdit, QWidget
 
-from kvscope_app.library.sample import SAMPLE_WORD, is_sample
+from kvscope_app.library.sample import sample_word
 from kvscope_app.look.clock_text import wall_text
 from kvscope_app.look.makers import label
 from kvscope_app.marks.alarm_sheet import AlarmSheet
@@ -110,7 +110,7 @@ def copy_moment(window: WindowBody) -> None:
         _tell(window, "Only recordings can be linked to: save recent history first (Ctrl+S)")
         return
     path = player.recording.path
-    file = SAMPLE_WORD if is_sample(path) else shlex.quote(str(path.absolute()))
+    file = sample_word(path) or shlex.quote(str(path.absolute()))
     at_s = max(timeline.cursor_ns - player.recording.start_ns, 0) / 1e9
     link = f"kvscope --open {file} --at {at_s:.3f}{_selection_words(session)}"
     QGuiApplication.clipboard().setText(link)

@@ -1,0 +1,125 @@
+"""Makes a hybrid of the default model: its attention layers, word for word, and Mamba 2 layers among them.
+
+    python scripts/hybrid_model.py FOLDER
+
+The Mamba layers have random weights and pass on what they get, so that the answers are those of the default model while
+their states are kept, copied and evicted like any. For recordings and trials: there is no small hybrid that is free.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, GraniteMoeHybridConfig
+
+from kvscope_engine.model.fetching.default_model import default_gguf
+from kvscope_engine.model.gguf.cache import converted_gguf
+
+EVERY: Final = 3
+"""A Mamba layer follows so many of attention."""
+
+
+def main() -> int:
+    """Make it."""
+    parser = argparse.ArgumentParser(description="Make a hybrid of the default model.")
+    parser.add_argument("out", type=Path, metavar="FOLDER")
+    make(parser.parse_args().out)
+    return 0
+
+
+def make(out: Path) -> None:
+    """Into the folder `out`."""
+    source = converted_gguf(default_gguf(_quiet), torch.bfloat16, _quiet)
+    old = json.loads((source / "config.json").read_text())
+    types, place_of = _layers(old["num_hidden_layers"])
+    torch.manual_seed(0)
+    auto: Any = AutoModelForCausalLM
+    model = auto.from_config(_config(old, types), dtype=torch.bfloat16)
+    target = model.state_dict()
+    for name, tensor in load_file(source / "model.safetensors").items():
+        _copy(name, tensor, target, place_of)
+    for number in (number for number, kind in enumerate(types) if kind == "mamba"):
+        target[f"model.layers.{number}.mamba.out_proj.weight"].zero_()
+        target[f"model.layers.{number}.shared_mlp.output_linear.weight"].zero_()
+    model.save_pretrained(out)
+    for file in source.iterdir():
+        if "token" in file.name or "template" in file.name or file.name == "generation_config.json":
+            shutil.copy(file, out / file.name)
+
+
+def _quiet(_: object) -> None:
+    """Nobody waits for a bar."""
+
+
+def _layers(count: int) -> tuple[list[str], list[int]]:
+    """The kinds of all layers, and where each of the default model's is among them."""
+    types: list[str] = []
+    place_of = []
+    for number in range(count):
+        place_of.append(len(types))
+        types += ["attention", "mamba"] if number % EVERY == EVERY - 1 else ["attention"]
+    return types, place_of
+
+
+def _config(old: dict[str, Any], types: list[str]) -> GraniteMoeHybridConfig:
+    hidden, head = old["hidden_size"], old["hidden_size"] // old["num_attention_heads"]
+    same = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    more = (
+        "rope_parameters",
+        "rms_norm_eps",
+        "max_position_embeddings",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+    )
+    return GraniteMoeHybridConfig(
+        **{name: old[name] for name in (*same, *more)},
+        shared_intermediate_size=old["intermediate_size"],
+        num_hidden_layers=len(types),
+        layer_types=types,
+        num_local_experts=0,
+        num_experts_per_tok=0,
+        embedding_multiplier=1.0,
+        residual_multiplier=1.0,
+        logits_scaling=1.0,
+        attention_multiplier=head**-0.5,
+        position_embedding_type="rope",
+        tie_word_embeddings=True,
+        mamba_n_heads=2 * hidden // 64,
+        mamba_d_head=64,
+        mamba_d_state=16,
+        mamba_n_groups=1,
+        mamba_d_conv=4,
+        mamba_expand=2,
+        mamba_chunk_size=32,
+    )
+
+
+def _copy(name: str, tensor: torch.Tensor, target: dict[str, torch.Tensor], place_of: list[int]) -> None:
+    """A tensor of the default model to where it is in the hybrid."""
+    if not name.startswith("model.layers."):
+        if name in target:
+            target[name].copy_(tensor)
+        return
+    number, rest = name.removeprefix("model.layers.").split(".", 1)
+    layer = f"model.layers.{place_of[int(number)]}."
+    half = tensor.shape[0]
+    if rest == "mlp.gate_proj.weight":
+        target[f"{layer}shared_mlp.input_linear.weight"][:half].copy_(tensor)
+    elif rest == "mlp.up_proj.weight":
+        target[f"{layer}shared_mlp.input_linear.weight"][half:].copy_(tensor)
+    elif rest == "mlp.down_proj.weight":
+        target[f"{layer}shared_mlp.output_linear.weight"].copy_(tensor)
+    else:
+        target[layer + rest].copy_(tensor)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
