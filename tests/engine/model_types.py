@@ -211,6 +211,7 @@ CHANGES: Final[dict[str, dict[str, Any]]] = {
     "fun_asr_nano": {"adaptor_config": {"hidden_size": 64, "intermediate_size": 16, "num_attention_heads": 4}},
     "hunyuan_vl_text": _rope(2, 2, 2, 2),
     "inkling2_vision": {"text_hidden_size": 64},
+    "mllama_text_model": {"cross_attention_layers": [1]},
     "molmo2_adapter": {"vision_feature_layer": [3, 1]},
     "paddleocr_vl_text": _rope(2, 3, 3),
     "qwen2_5_omni_text": _rope(2, 3, 3),

@@ -34,6 +34,7 @@ from kvscope_engine.model.loading.hf_config import (
     read_config,
 )
 from kvscope_engine.model.loading.interface_use import uses_interface
+from kvscope_engine.model.loading.image_layers import image_layers
 from kvscope_engine.model.loading.quantization import choose_quantization, filed_bits, shown
 from kvscope_engine.model.loading.stored_tensor import StoredTensor, stored_tensors
 from kvscope_engine.model.loading.support import Blueprint, blueprint, check_options_with_states
@@ -181,7 +182,7 @@ def _load(
         info=_info(
             name,
             plan,
-            hf_config,
+            text_config(module.config),
             dtype,
             max_model_len,
             (shown(quantization, device, filed_bits(recipe, file)), sampling),
@@ -223,9 +224,11 @@ def _left_out(config: Any, stored: dict[str, StoredTensor]) -> str:
     """About what was not read of a model that reads more than text."""
     left = sum(tensor.num_bytes for tensor in stored.values() if not tensor.was_read)
     total = sum(tensor.num_bytes for tensor in stored.values())
+    text, passed_over = text_config(config), len(image_layers(text_config(config)))
+    layers = f"; {passed_over} of its {text.num_hidden_layers} layers read images and are not run" * bool(passed_over)
     return (
         f"{config.model_type} reads more than text: its text part is served, and {left / 1e9:.2f} of its"
-        f" {total / 1e9:.2f} GB of weights, which see or hear, are not read"
+        f" {total / 1e9:.2f} GB of weights, which see or hear, are not read{layers}"
     )
 
 

@@ -43,7 +43,7 @@ def blueprint(config: PretrainedConfig, name: str) -> Blueprint:
     _check_config(config, name)
     skeleton = _skeleton(config, name)
     architecture = type(skeleton).__name__
-    num_layers = getattr(text_config(config), "num_hidden_layers", None)
+    num_layers = getattr(text_config(skeleton.config), "num_hidden_layers", None)  # those that read text
     if not isinstance(num_layers, int):
         raise BadInput(f"model {name!r} is not supported: {config.model_type} does not say how many layers it has")
     kinds = Counter(type(module) for module in skeleton.modules())

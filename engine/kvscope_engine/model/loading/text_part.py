@@ -17,6 +17,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
+from kvscope_engine.model.loading.image_layers import empty_image_layers, without_image_layers
 from kvscope_telemetry.errors import BadInput
 
 _NOT_TEXT_ALONE: Final = frozenset({"paligemma", "shieldgemma2", "voxtral_realtime"})
@@ -62,8 +63,7 @@ def make_model(config: Any, dtype: torch.dtype | None = None, attention: str = "
     text = text_config(config)
     kind = _causal_class(text)
     if kind is not None and not (has_other_parts(config) and _has_own_head(kind, config)):
-        made: nn.Module = kind._from_config(text, **options)
-        return made
+        return without_image_layers(kind._from_config(text, **options))
     return take_text_part(loading_class(config)._from_config(reading_config(config), **options), config)
 
 
@@ -97,7 +97,7 @@ def loading_class(config: Any) -> Any:
 def take_text_part(whole: Any, config: Any) -> nn.Module:
     """The causal language model of what a `loading_class` made. Its weights are not copied."""
     if not has_other_parts(config):
-        return whole  # type: ignore[no-any-return]
+        return without_image_layers(whole)
     decoder, head = _decoder(whole, config), whole.get_output_embeddings()
     kind = _causal_class(decoder.config)
     if kind is not None and isinstance(decoder, kind):
@@ -105,15 +105,15 @@ def take_text_part(whole: Any, config: Any) -> nn.Module:
     if kind is None or _has_own_head(kind, config):
         from kvscope_engine.model.loading.decoder_and_head import DecoderAndHead
 
-        made: nn.Module = _named(DecoderAndHead, type(whole).__name__)(decoder, head, _head_words(_whole_class(config)))
-        return made
+        kind = _named(DecoderAndHead, type(whole).__name__)
+        return without_image_layers(kind(decoder, head, _head_words(_whole_class(config))))
     with torch.device("meta"):
         causal = kind._from_config(decoder.config, attn_implementation="eager", dtype=decoder.dtype)
     setattr(causal, causal.base_model_prefix, decoder)
     causal.set_output_embeddings(head)
     if any(parameter.is_meta != head.weight.is_meta for parameter in causal.parameters()):
         raise BadInput(f"{config.model_type} does not hold all of {kind.__name__}")
-    return causal  # type: ignore[no-any-return]
+    return without_image_layers(causal)
 
 
 def _named(kind: type, name: str, **members: Any) -> Any:
@@ -173,6 +173,7 @@ def _decoder(whole: Any, config: Any) -> Any:
 def _prune(whole: Any, config: Any) -> None:
     """Let go of all modules that are neither the text part nor around it."""
     decoder, head = _decoder(whole, config), whole.get_output_embeddings()
+    empty_image_layers(decoder)
     kept = {id(part) for root in (decoder, head) if root is not None for part in root.modules()}
     around = {id(part) for part in whole.modules() if any(id(below) in kept for below in part.modules())} - kept
     for part in [part for part in whole.modules() if id(part) in around]:
