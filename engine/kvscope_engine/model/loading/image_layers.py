@@ -36,7 +36,7 @@ def without_image_layers(model: nn.Module) -> nn.Module:
     config.cross_attention_layers, config.num_hidden_layers = [], len(decoder.layers)
     for part in model.modules():
         if getattr(part, "config", None) is told:
-            part.config = config  # type: ignore[assignment]
+            part.config = config
     for number, layer in enumerate(decoder.layers):
         for part in layer.modules():
             if hasattr(part, "layer_idx"):

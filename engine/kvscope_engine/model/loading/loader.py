@@ -33,12 +33,12 @@ from kvscope_engine.model.loading.hf_config import (
     position_limit,
     read_config,
 )
-from kvscope_engine.model.loading.interface_use import uses_interface
 from kvscope_engine.model.loading.image_layers import image_layers
+from kvscope_engine.model.loading.interface_use import uses_interface
 from kvscope_engine.model.loading.quantization import choose_quantization, filed_bits, shown
 from kvscope_engine.model.loading.stored_tensor import StoredTensor, stored_tensors
 from kvscope_engine.model.loading.support import Blueprint, blueprint, check_options_with_states
-from kvscope_engine.model.loading.text_part import has_other_parts, make_model, text_config
+from kvscope_engine.model.loading.text_part import make_model, reads_more, text_config
 from kvscope_engine.model.memory.device_memory import CudaMemory, DeviceMemory
 from kvscope_engine.model.memory.memory_plan import check_weights_fit
 from kvscope_engine.model.memory.shortage_report import start_remedy
@@ -216,8 +216,8 @@ def _module(
         widened = f"weights come as {recipe} and are widened to {dtype_name(dtype)}"
         notes = [line for line in (note, widened if quantization == "none" else "") if line]
     else:
-        module = load_weights(*given, stored if has_other_parts(whole) else None)
-    return module, [*notes, *([_left_out(whole, stored)] if has_other_parts(whole) else [])]
+        module = load_weights(*given, stored if reads_more(whole) else None)
+    return module, [*notes, *([_left_out(whole, stored)] if reads_more(whole) else [])]
 
 
 def _left_out(config: Any, stored: dict[str, StoredTensor]) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvscope_engine.model.loading.interface_use import uses_interface
-from kvscope_engine.model.loading.text_part import has_other_parts, is_causal, make_model, text_config
+from kvscope_engine.model.loading.text_part import make_model, text_config, why_not_causal
 from kvscope_engine.model.quantized.recipe import METHODS
 from kvscope_telemetry.errors import BadInput
 
@@ -85,9 +85,9 @@ def _check_config(config: PretrainedConfig, name: str) -> None:
     kind = config.model_type
     if getattr(config, "is_encoder_decoder", False):
         raise BadInput(f"model {name!r} is not supported: {kind} is an encoder-decoder, only decoders are")
-    if not is_causal(config):
-        more = " reads more than text, and its text part" if has_other_parts(config) else ""
-        raise BadInput(f"model {name!r} is not supported: {kind}{more} is not a causal language model")
+    why = why_not_causal(config)
+    if why:
+        raise BadInput(f"model {name!r} is not supported: {kind} {why}")
     told = (getattr(part, "quantization_config", None) for part in (config, text_config(config)))
     quantization = next((settings for settings in told if settings is not None), None)
     if quantization is not None:

@@ -7,6 +7,7 @@ Whatever a model asks for that is not handled here is refused at load by `hook_c
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final, NamedTuple, Protocol
 
 import torch
@@ -18,6 +19,7 @@ from kvscope_engine.model.latent.latents import Latents, held_latents
 from kvscope_engine.model.latent.runs import RunGroup, attend_runs, run_groups
 from kvscope_engine.model.running.attention_scores import AttentionScores
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerKV
+from kvscope_engine.model.running.query_bias import QueryBias, attend_with_bias, bias_of
 from kvscope_engine.model.running.recurrent import StateStep
 from kvscope_engine.model.sparse.page_choice import Chosen, PageChoice, heads_apart
 from kvscope_engine.model.sparse.skips import BlockSkips
@@ -33,7 +35,7 @@ ATTENTION_NAME: Final = "kvscope_paged"
 
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """What a layer's attention asks for; constant through a model's life."""
+    """What a layer's attention asks for; constant through a model's life but for `bias`."""
 
     scale: float
     sliding_window: int | None = None
@@ -43,6 +45,8 @@ class AttentionOptions:
     """Of a layer whose cache holds latents: its keys and values are these and rotary keys, each of one head."""
     is_chunked: bool = False
     """`sliding_window` is the length of the chunks that the text is cut into: none before a query's own is read."""
+    bias: QueryBias | None = None
+    """Of this call's queries."""
 
     def value_dim(self, value: torch.Tensor) -> int:
         """Numbers that attention gives a head."""
@@ -177,6 +181,8 @@ class PagedContext(AttentionContext):
 
     def attend_written(self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions) -> torch.Tensor:
         """(T, Hq, D) over keys and values that are stored, those of the step among them -> (T, Hq, D)."""
+        if options.bias is not None:
+            return self._attend_with_bias(query, kv, options, options.bias)
         if self.prefill is None:
             return self._decode(query, kv, options, None)
         if self.decode is None:
@@ -192,6 +198,23 @@ class PagedContext(AttentionContext):
             self._decode(query[:count], kv, options, out[:count])
         if self.prefill is not None:
             self._prefill(query[count:], kv, options, out[count:])
+        return out
+
+    def _attend_with_bias(
+        self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions, bias: QueryBias
+    ) -> torch.Tensor:
+        """One request after the other."""
+        out, count = query.new_empty(*query.shape[:2], kv.v.shape[-1]), self.num_single_token
+        parts: list[tuple[DecodeBatch | PrefillBatch, int, int, int]] = []
+        if self.decode is not None:
+            parts += [(self.decode, row, row, row + 1) for row in range(count)]
+        if self.prefill is not None:
+            rows = enumerate(pairwise(self.prefill.query_start.tolist()))
+            parts += [(self.prefill, row, count + start, count + end) for row, (start, end) in rows]
+        for batch, row, start, end in parts:
+            table = batch.block_tables[kv.group][row : row + 1]
+            args = _args(query[start:end], kv, batch, options, None, table)
+            out[start:end] = attend_with_bias(args, bias.of(start, end), int(batch.seq_lens[row]))
         return out
 
     def _decode(
@@ -283,9 +306,14 @@ def paged_attention(
     `hook_check` has seen every keyword and refused what `options_of` does not read.
     """
     context = kwargs["paged"]
-    tokens_first = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    tokens_first = (_rows(tensor[0].transpose(0, 1)) for tensor in (query, key, value))
     options = options_of(query, kwargs, held_latents(module), chunk_of(module))
     return context.attend(layer_of(module), *tokens_first, options)[None], None
+
+
+def _rows(heads: torch.Tensor) -> torch.Tensor:
+    """Each head's numbers beside each other, which a convolution before attention leaves apart."""
+    return heads if heads.stride(-1) == 1 else heads.contiguous()
 
 
 def layer_of(module: Any) -> int:
@@ -317,6 +345,7 @@ def options_of(
         sinks=kwargs.get("s_aux"),
         latents=latents,
         is_chunked=chunk is not None,
+        bias=bias_of(kwargs),
     )
 
 

@@ -229,7 +229,7 @@ def test_random_weights_of_the_text_part(tmp_path: Path) -> None:
     ("kind", "reason"),
     [
         ("clip", "clip reads more than text, and its text part is not a causal language model"),
-        ("paligemma", "paligemma reads more than text, and its text part is not a causal language model"),
+        ("paligemma", "paligemma attends to its whole prompt in both directions"),
     ],
 )
 def test_refused_by_name(kind: str, reason: str) -> None:
