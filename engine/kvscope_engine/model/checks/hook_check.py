@@ -28,6 +28,7 @@ from kvscope_engine.model.running.attention import (
     AttentionOptions,
     register_attention,
 )
+from kvscope_engine.model.running.first_position import count_from_first
 from kvscope_engine.model.running.given_positions import give_positions, given_positions
 from kvscope_engine.model.running.kv_storage import LayerShape
 from kvscope_engine.model.running.query_bias import tell_by_distance, tells_by_distance
@@ -199,6 +200,7 @@ def _seen(module: nn.Module, *, with_latents: bool) -> tuple[tuple[LayerCall, ..
     if with_latents:
         hold_latents(module, ATTENTION_NAME)
     tell_by_distance(module, ATTENTION_NAME)
+    count_from_first(module)
     recording = _record_helped(module)
     if recurrent.layers:
         calls = _numbered(module, recording.calls)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kvscope_engine.model.loading.hf_config import FIRST_POSITION
 from kvscope_engine.model.loading.interface_use import uses_interface
 from kvscope_engine.model.loading.text_part import make_model, text_config, why_not_causal
 from kvscope_engine.model.quantized.recipe import METHODS
@@ -38,6 +39,7 @@ def blueprint(config: PretrainedConfig, name: str) -> Blueprint:
 
     Raises BadInput, naming model and architecture, for what cannot be served.
     """
+    from kvscope_engine.model.running.first_position import first_position
     from kvscope_engine.model.running.recurrent import keeps_state
 
     _check_config(config, name)
@@ -46,6 +48,9 @@ def blueprint(config: PretrainedConfig, name: str) -> Blueprint:
     num_layers = getattr(text_config(skeleton.config), "num_hidden_layers", None)  # those that read text
     if not isinstance(num_layers, int):
         raise BadInput(f"model {name!r} is not supported: {config.model_type} does not say how many layers it has")
+    setattr(
+        text_config(config), FIRST_POSITION, first_position(skeleton)
+    )  # some of its rows are no positions of a text
     kinds = Counter(type(module) for module in skeleton.modules())
     num_attention = sum(count for kind, count in kinds.items() if uses_interface(kind))
     has_states = any(keeps_state(kind) for kind in kinds)  # how each layer is run is found out when it runs
