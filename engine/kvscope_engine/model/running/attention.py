@@ -6,6 +6,7 @@ Whatever a model asks for that is not handled here is refused at load by `hook_c
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, Protocol
@@ -103,6 +104,17 @@ class PrefillBatch:
     """What the host knows of them; None where no request is behind them."""
 
 
+class OneRequest(NamedTuple):
+    """Which queries of the flattened batch are a request's, and how many tokens it has with them."""
+
+    batch: DecodeBatch | PrefillBatch
+    row: int
+    """In `batch`."""
+    start: int
+    end: int
+    num_tokens: int
+
+
 class KeptDecode(NamedTuple):
     """A layer's decodes as a graph leaves them: who measures needs no more than this once the graph was replayed."""
 
@@ -140,6 +152,8 @@ class PagedContext(AttentionContext):
     """How runs over latents are put together, the same for all layers."""
     states: StateStep | None = None
     """What recurrent layers go on from; None where there are no such layers."""
+    requests: list[OneRequest] | None = None
+    """Where layers run one after the other; read once, for all layers."""
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
@@ -204,18 +218,26 @@ class PagedContext(AttentionContext):
         self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions, bias: QueryBias
     ) -> torch.Tensor:
         """One request after the other."""
-        out, count = query.new_empty(*query.shape[:2], kv.v.shape[-1]), self.num_single_token
-        parts: list[tuple[DecodeBatch | PrefillBatch, int, int, int]] = []
-        if self.decode is not None:
-            parts += [(self.decode, row, row, row + 1) for row in range(count)]
-        if self.prefill is not None:
-            rows = enumerate(pairwise(self.prefill.query_start.tolist()))
-            parts += [(self.prefill, row, count + start, count + end) for row, (start, end) in rows]
-        for batch, row, start, end in parts:
+        out = query.new_empty(*query.shape[:2], kv.v.shape[-1])
+        if self.requests is None:
+            self.requests = list(self._requests())
+        for batch, row, start, end, num_tokens in self.requests:
             table = batch.block_tables[kv.group][row : row + 1]
             args = _args(query[start:end], kv, batch, options, None, table)
-            out[start:end] = attend_with_bias(args, bias.of(start, end), int(batch.seq_lens[row]))
+            out[start:end] = attend_with_bias(args, bias.of(start, end), num_tokens)
         return out
+
+    def _requests(self) -> Iterator[OneRequest]:
+        """Waits for the device."""
+        if self.decode is not None:
+            lengths = self.decode.seq_lens.tolist()
+            yield from (OneRequest(self.decode, row, row, row + 1, length) for row, length in enumerate(lengths))
+        if self.prefill is not None:
+            starts = [self.num_single_token + start for start in self.prefill.query_start.tolist()]
+            for row, ((start, end), length) in enumerate(
+                zip(pairwise(starts), self.prefill.seq_lens.tolist(), strict=True)
+            ):
+                yield OneRequest(self.prefill, row, start, end, length)
 
     def _decode(
         self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions, out: torch.Tensor | None
