@@ -1,7 +1,7 @@
 """Layers of a text part that read pictures alone, and are passed over where there is none: those of Llama 3.2 Vision.
 
-Owns which they are by a configuration, and a model without them: their weights are not read, the other layers are
-numbered as they run.
+Owns which they are by a configuration, and a model without them: their weights are not read. The other layers keep
+their names, by which files of quantized weights and adapters know them, and are numbered as they run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def without_image_layers(model: nn.Module) -> nn.Module:
     told, left_out = decoder.config, image_layers(decoder.config)
     if not left_out:
         return model
-    decoder.layers = nn.ModuleList(layer for number, layer in enumerate(decoder.layers) if number not in left_out)
+    for number in left_out:
+        del decoder.layers._modules[str(number)]
     decoder.cross_attention_layers = []
     config = copy.deepcopy(told)
     config.cross_attention_layers, config.num_hidden_layers = [], len(decoder.layers)

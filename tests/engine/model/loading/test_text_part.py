@@ -172,10 +172,15 @@ def test_other_parts_are_neither_built_nor_read(tmp_path: Path) -> None:
 
 def test_layers_that_read_images_alone_are_left_out(tmp_path: Path) -> None:
     """Llama 3.2 Vision passes them over where there is no image."""
-    whole_model("mllama").save_pretrained(tmp_path)
+    whole = whole_model("mllama")
+    whole.save_pretrained(tmp_path)
     loaded = load(tmp_path)
     assert loaded.num_layers == len(check_hook(loaded.module)) == read_skeleton(str(tmp_path)).num_layers == 2
     assert loaded.notes[-1].endswith("; 2 of its 4 layers read images and are not run")
+    named = dict(whole.model.language_model.named_parameters())
+    found = {name: tensor for name, tensor in loaded.module.model.named_parameters() if name.startswith("layers.")}
+    assert {name.split(".")[1] for name in found} == {"0", "2"}
+    assert all(torch.equal(tensor, named[name]) for name, tensor in found.items())
 
 
 @pytest.mark.parametrize(
