@@ -48,9 +48,8 @@ def blueprint(config: PretrainedConfig, name: str) -> Blueprint:
     num_layers = getattr(text_config(skeleton.config), "num_hidden_layers", None)  # those that read text
     if not isinstance(num_layers, int):
         raise BadInput(f"model {name!r} is not supported: {config.model_type} does not say how many layers it has")
-    setattr(
-        text_config(config), FIRST_POSITION, first_position(skeleton)
-    )  # some of its rows are no positions of a text
+    if first := first_position(skeleton):  # rows of its table before that are no positions of a text
+        setattr(text_config(config), FIRST_POSITION, first)
     kinds = Counter(type(module) for module in skeleton.modules())
     num_attention = sum(count for kind, count in kinds.items() if uses_interface(kind))
     has_states = any(keeps_state(kind) for kind in kinds)  # how each layer is run is found out when it runs

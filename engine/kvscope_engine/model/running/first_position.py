@@ -6,11 +6,13 @@ Such a model called without positions counts from there, which is how it was tra
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from torch import nn
 
 from kvscope_engine.model.loading.hf_config import FIRST_POSITION
+
+_ATTRIBUTE: Final = "kvscope_counts_from_first"
 
 
 def first_position(module: nn.Module) -> int:
@@ -21,9 +23,9 @@ def first_position(module: nn.Module) -> int:
 def count_from_first(module: nn.Module) -> None:
     """From now on the positions that `module` is called with are counted from its `first_position`."""
     config: Any = module.config
-    if getattr(module, "kvscope_counts_from_first", False):
+    if getattr(module, _ATTRIBUTE, False) or not first_position(module):
         return
-    module.kvscope_counts_from_first = True  # type: ignore[assignment]
+    setattr(module, _ATTRIBUTE, True)
     setattr(config, FIRST_POSITION, first_position(module))
     for part in module.modules():
         if _start(part):
