@@ -249,6 +249,7 @@ def build_components(
         notes += [
             *loaded.notes,
             *expanded_notes(loaded.module),
+            *_notes_on_bias(loaded.module),
             *bent,
             *(streamed.notes if streamed is not None else ()),
             *cache.notes(config),
@@ -441,6 +442,18 @@ def expanded_notes(module: torch.nn.Module) -> list[str]:
     return [
         f"the cache holds keys and values in place of latents, {calls[0].shape.numbers:,} numbers a token and layer and"
         f" not {sum(sizes):,}: {why:.200}"
+    ]
+
+
+def _notes_on_bias(module: torch.nn.Module) -> list[str]:
+    """How layers attend that add numbers of their queries to scores; nothing for other models."""
+    calls = check_hook(module)
+    count = sum(call.options.bias is not None for call in calls)
+    if not count:
+        return []
+    return [
+        f"{count} of {len(calls)} layers that attend add a number for each distance to their scores: they run on"
+        " torch's operations, one request after the other, which is slower; where their attention falls is not measured"
     ]
 
 

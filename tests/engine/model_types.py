@@ -163,7 +163,13 @@ def _rope(*sections: int, **more: Any) -> dict[str, Any]:
 _GEMMA4: Final[dict[str, Any]] = {"num_hidden_layers": 6, "num_experts": None, "moe_intermediate_size": None}
 _BOTH: Final = ("full_attention", "sliding_attention")
 _SPARSE: Final[dict[str, Any]] = {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}
+_INKLING: Final[dict[str, Any]] = {
+    "layer_types": ["hybrid_sliding", "hybrid"] * 2,
+    "rel_extent": 20,
+    "log_scaling_n_floor": 9,
+}
 CHANGES: Final[dict[str, dict[str, Any]]] = {
+    "chameleon": {"vocabulary_map": {"<image>": 5} | {f"IMGIMG{letter}Z": 6 + i for i, letter in enumerate("ABC")}},
     "cohere_compass_text": {
         "layer_types": list(_BOTH) * 2,
         "rope_parameters": {kind: _rope(2, 3, 3)["rope_parameters"] for kind in _BOTH},
@@ -210,7 +216,11 @@ CHANGES: Final[dict[str, dict[str, Any]]] = {
     "granite_docling_vision": {"deepstack_visual_indexes": [0]},
     "fun_asr_nano": {"adaptor_config": {"hidden_size": 64, "intermediate_size": 16, "num_attention_heads": 4}},
     "hunyuan_vl_text": _rope(2, 2, 2, 2),
+    "inkling_text": _INKLING | {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]},
+    "inkling2_text": _INKLING,
     "inkling2_vision": {"text_hidden_size": 64},
+    "mllama_text_model": {"cross_attention_layers": [1]},
+    "moshi": {"sliding_window": 512},  # as long as its context, as that of the released one
     "molmo2_adapter": {"vision_feature_layer": [3, 1]},
     "paddleocr_vl_text": _rope(2, 3, 3),
     "qwen2_5_omni_text": _rope(2, 3, 3),

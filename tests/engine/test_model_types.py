@@ -10,6 +10,7 @@ from tests.engine.model_types_page import PAGE, page, read_results
 
 VERSION, RESULTS = read_results()
 SAMPLE = ("llama", "gemma2", "bert", "aya_vision", "deepseek_v3", "recurrent_gemma", "falcon", "blt")
+SAMPLE += ("mllama", "chameleon", "inkling_text", "inkling2_text", "roberta")
 
 
 def test_the_page_says_what_was_found() -> None:

@@ -116,7 +116,8 @@ def _reference(config: Any, folder: Path) -> tuple[Any, str, str]:
     """transformers' model, the engine's name for it, and which model that is."""
     torch.manual_seed(0)
     try:
-        return _saved(config, folder), str(folder), "whole"
+        model = _saved(config, folder)
+        return model, str(folder), "whole, by its own positions" if _counts_from_padding(model) else "whole"
     except Exception:  # of a class that does not go on without a picture or a sound, or what it is seen with
         pass
     path = folder / "config.json"
@@ -143,7 +144,10 @@ def generate(model: Any, ids: Sequence[int]) -> tuple[list[int], list[list[float
     for part in model.modules():  # where RecurrentGemma keeps them from one call to the next
         if hasattr(part, "conv1d_state"):
             part.conv1d_state = None
-    tokens, logits = _generated(model, list(ids)) if hasattr(model, "generate") else _token_by_token(model, list(ids))
+    if _counts_from_padding(model) or not hasattr(model, "generate"):
+        tokens, logits = _token_by_token(model, list(ids))
+    else:
+        tokens, logits = _generated(model, list(ids))
     return tokens, [each.float().log_softmax(-1).topk(5).values.tolist() for each in logits]
 
 
@@ -159,13 +163,18 @@ def _generated(model: Any, ids: list[int]) -> tuple[list[int], list[torch.Tensor
     return out.sequences[0, len(ids) :].tolist(), [logits[0] for logits in out.logits]
 
 
+def _counts_from_padding(model: Any) -> bool:
+    """Whether transformers' `generate` gives a model positions from 0 that counts from its padding, as RoBERTa does."""
+    return any(hasattr(part, "create_position_ids_from_input_ids") for part in model.modules())
+
+
 def _token_by_token(model: Any, ids: list[int]) -> tuple[list[int], list[torch.Tensor]]:
-    """Of a class without `generate`."""
+    """Of a class without `generate`, or whose positions that counts otherwise than the model."""
     tokens: list[int] = []
     logits: list[torch.Tensor] = []
     while len(tokens) < NUM_TOKENS:
         given = torch.tensor([ids + tokens])
-        positions = torch.arange(given.shape[1])[None]
+        positions = None if _counts_from_padding(model) else torch.arange(given.shape[1])[None]
         logits.append(model(input_ids=given, position_ids=positions, use_cache=False).logits[0, -1])
         tokens.append(int(logits[-1].argmax()))
     return tokens, logits

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from kvscope_engine.model.loading.hf_config import position_limit
+from kvscope_engine.model.loading.hf_config import FIRST_POSITION, position_limit
 from kvscope_engine.model.running.attention import DecodeBatch, PagedContext, PrefillBatch
 from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.running.recurrent import StateBatch
@@ -100,6 +100,8 @@ def check_sequences(config: Any, device: torch.device) -> tuple[CheckSequence, .
     sequences, row = [], 0
     for index, (length, start) in enumerate(zip(lengths, starts, strict=True)):
         ids = (torch.arange(1, length + 1, device=device) * 37 + 11 + 101 * index) % int(text_config.vocab_size)
+        if first := getattr(text_config, FIRST_POSITION, 0):  # such a model does not count padding, which no text has
+            ids = ids.where(ids != first - 1, first)
         positions = torch.arange(start, start + length, device=device)
         sequences.append(CheckSequence(ids, positions, row, TABLES[index]))
         row += length

@@ -216,6 +216,9 @@ def _recurrent_places(module: nn.Module) -> list[LayerPlace]:
 
 
 def _keep_logits(tap: LayerTap, logits: torch.Tensor) -> None:
+    """Of tokens that a model never says, which have the least number there is (Chameleon's pictures), 0 is kept: beside
+    that number no other would be seen."""
+    logits = logits.masked_fill(logits <= torch.finfo(logits.dtype).min, 0)
     kept: Rows = {} if tap.trace.logits is None else {0: tap.trace.logits}
     tap.keep(kept, 0, logits)
     tap.trace.logits = kept[0]

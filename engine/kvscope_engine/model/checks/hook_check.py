@@ -28,8 +28,10 @@ from kvscope_engine.model.running.attention import (
     AttentionOptions,
     register_attention,
 )
+from kvscope_engine.model.running.first_position import count_from_first
 from kvscope_engine.model.running.given_positions import give_positions, given_positions
 from kvscope_engine.model.running.kv_storage import LayerShape
+from kvscope_engine.model.running.query_bias import tell_by_distance, tells_by_distance
 from kvscope_engine.model.running.recurrent import RecurrentLayers, recurrent_layers
 from kvscope_telemetry.errors import BadInput
 
@@ -197,6 +199,8 @@ def _seen(module: nn.Module, *, with_latents: bool) -> tuple[tuple[LayerCall, ..
     _check_layer_types(text_config, recurrent)
     if with_latents:
         hold_latents(module, ATTENTION_NAME)
+    tell_by_distance(module, ATTENTION_NAME)
+    count_from_first(module)
     recording = _record_helped(module)
     if recurrent.layers:
         calls = _numbered(module, recording.calls)
@@ -344,6 +348,7 @@ def _refuse_unknown(module: nn.Module, mask: Any, kwargs: dict[str, Any]) -> Non
     if kwargs.get("is_causal", getattr(module, "is_causal", True)) is False:
         raise BadInput("its attention looks ahead (not causal)")
     known = _SERVED_KEYWORDS | _HARMLESS_KEYWORDS | {"is_causal"}
+    known |= {"position_bias", "sinks"} if tells_by_distance(module) else frozenset()
     unknown = sorted(name for name, value in kwargs.items() if name not in known and value is not None)
     if unknown:
         raise BadInput(f"its attention asks for {', '.join(unknown)}, which is not done")

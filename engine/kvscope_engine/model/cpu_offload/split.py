@@ -89,11 +89,11 @@ def like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return nn.Parameter(values, requires_grad=False) if isinstance(tensor, nn.Parameter) else values
 
 
-def _decoder_layers(module: nn.Module) -> nn.ModuleList:
+def _decoder_layers(module: nn.Module) -> list[nn.Module]:
     config: Any = module.config
     count = int(config.get_text_config(decoder=True).num_hidden_layers)
     lists = (part for part in module.modules() if isinstance(part, nn.ModuleList) and len(part) == count)
     found = next(lists, None)
     if found is None:
         raise BadInput(f"--cpu-offload-gb is not accepted for {type(module).__name__}: its layers are not in one list")
-    return found
+    return list(found)  # by their order: their names may leave numbers out

@@ -23,6 +23,8 @@ SIZE_LIMITS: Final = {
 """Larger than any model there is: beyond, building takes forever, only to be refused for memory."""
 FLOAT_KEY: Final = "__float__"
 ODD_FLOATS: Final = ("Infinity", "-Infinity", "NaN")
+FIRST_POSITION: Final = "kvscope_first_position"
+"""What a configuration says of positions that its model does not count from 0; not from a file."""
 _LENGTH_NAMES: Final = (
     "max_position_embeddings",
     "n_positions",
@@ -82,7 +84,7 @@ def position_limit(config: Any) -> int | None:
     for name in _LENGTH_NAMES:
         value = getattr(config, name, None)
         if isinstance(value, int) and value > 0:
-            return value
+            return value - int(getattr(config, FIRST_POSITION, 0))
     return None
 
 

@@ -33,11 +33,12 @@ from kvscope_engine.model.loading.hf_config import (
     position_limit,
     read_config,
 )
+from kvscope_engine.model.loading.image_layers import image_layers
 from kvscope_engine.model.loading.interface_use import uses_interface
 from kvscope_engine.model.loading.quantization import choose_quantization, filed_bits, shown
 from kvscope_engine.model.loading.stored_tensor import StoredTensor, stored_tensors
 from kvscope_engine.model.loading.support import Blueprint, blueprint, check_options_with_states
-from kvscope_engine.model.loading.text_part import has_other_parts, make_model, text_config
+from kvscope_engine.model.loading.text_part import make_model, reads_more, text_config
 from kvscope_engine.model.memory.device_memory import CudaMemory, DeviceMemory
 from kvscope_engine.model.memory.memory_plan import check_weights_fit
 from kvscope_engine.model.memory.shortage_report import start_remedy
@@ -181,7 +182,7 @@ def _load(
         info=_info(
             name,
             plan,
-            hf_config,
+            text_config(module.config),
             dtype,
             max_model_len,
             (shown(quantization, device, filed_bits(recipe, file)), sampling),
@@ -215,17 +216,19 @@ def _module(
         widened = f"weights come as {recipe} and are widened to {dtype_name(dtype)}"
         notes = [line for line in (note, widened if quantization == "none" else "") if line]
     else:
-        module = load_weights(*given, stored if has_other_parts(whole) else None)
-    return module, [*notes, *([_left_out(whole, stored)] if has_other_parts(whole) else [])]
+        module = load_weights(*given, stored if reads_more(whole) else None)
+    return module, [*notes, *([_left_out(whole, stored)] if reads_more(whole) else [])]
 
 
 def _left_out(config: Any, stored: dict[str, StoredTensor]) -> str:
     """About what was not read of a model that reads more than text."""
     left = sum(tensor.num_bytes for tensor in stored.values() if not tensor.was_read)
     total = sum(tensor.num_bytes for tensor in stored.values())
+    text, passed_over = text_config(config), len(image_layers(text_config(config)))
+    layers = f"; {passed_over} of its {text.num_hidden_layers} layers read images and are not run" * bool(passed_over)
     return (
         f"{config.model_type} reads more than text: its text part is served, and {left / 1e9:.2f} of its"
-        f" {total / 1e9:.2f} GB of weights, which see or hear, are not read"
+        f" {total / 1e9:.2f} GB of weights, which see or hear, are not read{layers}"
     )
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kvscope_engine.model.loading.hf_config import FIRST_POSITION
 from kvscope_engine.model.loading.interface_use import uses_interface
-from kvscope_engine.model.loading.text_part import has_other_parts, is_causal, make_model, text_config
+from kvscope_engine.model.loading.text_part import make_model, text_config, why_not_causal
 from kvscope_engine.model.quantized.recipe import METHODS
 from kvscope_telemetry.errors import BadInput
 
@@ -38,14 +39,17 @@ def blueprint(config: PretrainedConfig, name: str) -> Blueprint:
 
     Raises BadInput, naming model and architecture, for what cannot be served.
     """
+    from kvscope_engine.model.running.first_position import first_position
     from kvscope_engine.model.running.recurrent import keeps_state
 
     _check_config(config, name)
     skeleton = _skeleton(config, name)
     architecture = type(skeleton).__name__
-    num_layers = getattr(text_config(config), "num_hidden_layers", None)
+    num_layers = getattr(text_config(skeleton.config), "num_hidden_layers", None)  # those that read text
     if not isinstance(num_layers, int):
         raise BadInput(f"model {name!r} is not supported: {config.model_type} does not say how many layers it has")
+    if first := first_position(skeleton):  # rows of its table before that are no positions of a text
+        setattr(text_config(config), FIRST_POSITION, first)
     kinds = Counter(type(module) for module in skeleton.modules())
     num_attention = sum(count for kind, count in kinds.items() if uses_interface(kind))
     has_states = any(keeps_state(kind) for kind in kinds)  # how each layer is run is found out when it runs
@@ -85,9 +89,9 @@ def _check_config(config: PretrainedConfig, name: str) -> None:
     kind = config.model_type
     if getattr(config, "is_encoder_decoder", False):
         raise BadInput(f"model {name!r} is not supported: {kind} is an encoder-decoder, only decoders are")
-    if not is_causal(config):
-        more = " reads more than text, and its text part" if has_other_parts(config) else ""
-        raise BadInput(f"model {name!r} is not supported: {kind}{more} is not a causal language model")
+    why = why_not_causal(config)
+    if why:
+        raise BadInput(f"model {name!r} is not supported: {kind} {why}")
     told = (getattr(part, "quantization_config", None) for part in (config, text_config(config)))
     quantization = next((settings for settings in told if settings is not None), None)
     if quantization is not None:

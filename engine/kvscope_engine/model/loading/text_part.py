@@ -17,11 +17,23 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
+from kvscope_engine.model.loading.image_layers import empty_image_layers, without_image_layers
 from kvscope_telemetry.errors import BadInput
 
-_NOT_TEXT_ALONE: Final = frozenset({"paligemma", "shieldgemma2", "voxtral_realtime"})
-"""One attends to its prompts in both directions, one says whether a picture is fit to be seen, and the layers of the
-last are told the time in a sound."""
+_NOT_TEXT_ALONE: Final = {
+    "blip": "writes about pictures: each layer of its text part attends to one",
+    "diffusion_gemma": "writes blocks of text by diffusion, and not token by token",
+    "gemma4_assistant": "drafts for a Gemma 4, whose keys and values it reads",
+    "gemma4_unified_assistant": "drafts for a Gemma 4, whose keys and values it reads",
+    "idefics": "writes about pictures: transformers does not run it without one",
+    "kosmos-2": "writes about pictures: transformers does not run it without one",
+    "kyutai_speech_to_text": "writes beside a sound as it goes on",
+    "paligemma": "attends to its whole prompt in both directions",
+    "pi0": "tells a robot how to move, and writes no text",
+    "shieldgemma2": "says whether a picture is fit to be seen, and writes no text",
+    "voxtral_realtime": "writes beside a sound as it goes on: its layers are told the time in it",
+}
+"""Types whose text part says nothing to text alone, or not token by token, and why."""
 _LOGITS: Final = re.compile(r"^ *logits = (.*)", re.MULTILINE)
 _HEAD: Final = {
     r"self\.lm_head\(hidden_states.*": "",
@@ -46,11 +58,20 @@ def has_other_parts(config: Any) -> bool:
     return text_config(config) is not config
 
 
-def is_causal(config: Any) -> bool:
-    """Whether transformers has a class for the text part that reads and writes text token by token."""
+def reads_more(config: Any) -> bool:
+    """Whether the model of `config` reads more than text, be its text in a part of its own or not."""
+    return has_other_parts(config) or _flat_class(config) is not None
+
+
+def why_not_causal(config: Any) -> str:
+    """Why the text part does not read and write text token by token; nothing where transformers has a class for it."""
     if config.model_type in _NOT_TEXT_ALONE:
-        return False
-    return (_whole_class(config) if has_other_parts(config) else _causal_class(config)) is not None
+        return _NOT_TEXT_ALONE[config.model_type]
+    if has_other_parts(config):
+        found, whose = _whole_class(config), "reads more than text, and its text part "
+    else:
+        found, whose = _causal_class(config), ""
+    return "" if found is not None else f"{whose}is not a causal language model"
 
 
 def make_model(config: Any, dtype: torch.dtype | None = None, attention: str = "eager") -> nn.Module:
@@ -62,9 +83,18 @@ def make_model(config: Any, dtype: torch.dtype | None = None, attention: str = "
     text = text_config(config)
     kind = _causal_class(text)
     if kind is not None and not (has_other_parts(config) and _has_own_head(kind, config)):
-        made: nn.Module = kind._from_config(text, **options)
-        return made
-    return take_text_part(loading_class(config)._from_config(reading_config(config), **options), config)
+        made = _widened(kind._from_config(text, **options))
+        return without_image_layers(made if _flat_class(text) is None else _without_own_parts(made))
+    return take_text_part(_widened(loading_class(config)._from_config(reading_config(config), **options)), config)
+
+
+def _widened(model: Any) -> Any:
+    """`model`, what transformers reads in 32 bits from any file in 32 bits: without that some do not run."""
+    names = "|".join(model._get_dtype_plan(model.dtype))
+    for name, parameter in model.named_parameters() if names else ():
+        if re.search(names, name):
+            parameter.data = parameter.data.float()
+    return model
 
 
 def reading_config(config: Any) -> Any:
@@ -78,7 +108,7 @@ def loading_class(config: Any) -> Any:
     The names of weights in files of several parts have changed over the years: transformers knows them by this class.
     """
     if not has_other_parts(config):
-        return _causal_class(config)
+        return _pruned_class(config)
     config, kind = reading_config(config), _whole_class(config)
     if kind is None:
         raise BadInput(f"{config.model_type} has no text part that writes text token by token")
@@ -97,7 +127,7 @@ def loading_class(config: Any) -> Any:
 def take_text_part(whole: Any, config: Any) -> nn.Module:
     """The causal language model of what a `loading_class` made. Its weights are not copied."""
     if not has_other_parts(config):
-        return whole  # type: ignore[no-any-return]
+        return without_image_layers(whole)
     decoder, head = _decoder(whole, config), whole.get_output_embeddings()
     kind = _causal_class(decoder.config)
     if kind is not None and isinstance(decoder, kind):
@@ -105,15 +135,15 @@ def take_text_part(whole: Any, config: Any) -> nn.Module:
     if kind is None or _has_own_head(kind, config):
         from kvscope_engine.model.loading.decoder_and_head import DecoderAndHead
 
-        made: nn.Module = _named(DecoderAndHead, type(whole).__name__)(decoder, head, _head_words(_whole_class(config)))
-        return made
+        kind = _named(DecoderAndHead, type(whole).__name__)
+        return without_image_layers(kind(decoder, head, _head_words(_whole_class(config))))
     with torch.device("meta"):
         causal = kind._from_config(decoder.config, attn_implementation="eager", dtype=decoder.dtype)
     setattr(causal, causal.base_model_prefix, decoder)
     causal.set_output_embeddings(head)
     if any(parameter.is_meta != head.weight.is_meta for parameter in causal.parameters()):
         raise BadInput(f"{config.model_type} does not hold all of {kind.__name__}")
-    return causal  # type: ignore[no-any-return]
+    return without_image_layers(causal)
 
 
 def _named(kind: type, name: str, **members: Any) -> Any:
@@ -128,8 +158,39 @@ def _causal_class(text: Any) -> Any:
     kind = _first(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None))
     if kind is None:  # a few are listed beside the whole that they are for
         kind = _first(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(text), None))
-        return kind if kind is not None and kind.__name__.endswith("ForCausalLM") else None
+        return kind if kind is not None and kind.__name__.endswith("ForCausalLM") else _flat_class(text)
     return kind
+
+
+def _flat_class(config: Any) -> Any:
+    """Of a configuration in which text has no part of its own, but other things have: Chameleon. None for others."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    kind = _first(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None))
+    is_flat = kind is not None and not has_other_parts(config) and hasattr(kind, "generate")
+    return kind if is_flat and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING else None
+
+
+def _pruned_class(config: Any) -> Any:
+    """Without what reads other things, where the configuration is one of all."""
+    kind = _flat_class(config)
+    if kind is None:
+        return _causal_class(config)
+
+    def begin(self: Any, *args: Any, **kwargs: Any) -> None:
+        kind.__init__(self, *args, **kwargs)
+        _without_own_parts(self)
+
+    return _named(kind, kind.__name__, __init__=begin, __module__=kind.__module__)
+
+
+def _without_own_parts(model: Any) -> nn.Module:
+    """`model` without modules that are configured on their own: no text passes them."""
+    for part in list(model.modules()):
+        for name, child in list(part.named_children()):
+            if type(getattr(child, "config", model.config)) is not type(model.config):
+                delattr(part, name)
+    return model  # type: ignore[no-any-return]
 
 
 def _whole_class(config: Any) -> Any:
@@ -173,6 +234,7 @@ def _decoder(whole: Any, config: Any) -> Any:
 def _prune(whole: Any, config: Any) -> None:
     """Let go of all modules that are neither the text part nor around it."""
     decoder, head = _decoder(whole, config), whole.get_output_embeddings()
+    empty_image_layers(decoder)
     kept = {id(part) for root in (decoder, head) if root is not None for part in root.modules()}
     around = {id(part) for part in whole.modules() if any(id(below) in kept for below in part.modules())} - kept
     for part in [part for part in whole.modules() if id(part) in around]:

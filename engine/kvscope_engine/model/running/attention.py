@@ -6,7 +6,9 @@ Whatever a model asks for that is not handled here is refused at load by `hook_c
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final, NamedTuple, Protocol
 
 import torch
@@ -18,6 +20,7 @@ from kvscope_engine.model.latent.latents import Latents, held_latents
 from kvscope_engine.model.latent.runs import RunGroup, attend_runs, run_groups
 from kvscope_engine.model.running.attention_scores import AttentionScores
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerKV
+from kvscope_engine.model.running.query_bias import QueryBias, attend_with_bias, bias_of
 from kvscope_engine.model.running.recurrent import StateStep
 from kvscope_engine.model.sparse.page_choice import Chosen, PageChoice, heads_apart
 from kvscope_engine.model.sparse.skips import BlockSkips
@@ -33,7 +36,7 @@ ATTENTION_NAME: Final = "kvscope_paged"
 
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """What a layer's attention asks for; constant through a model's life."""
+    """What a layer's attention asks for; constant through a model's life but for `bias`."""
 
     scale: float
     sliding_window: int | None = None
@@ -43,6 +46,8 @@ class AttentionOptions:
     """Of a layer whose cache holds latents: its keys and values are these and rotary keys, each of one head."""
     is_chunked: bool = False
     """`sliding_window` is the length of the chunks that the text is cut into: none before a query's own is read."""
+    bias: QueryBias | None = None
+    """Of this call's queries."""
 
     def value_dim(self, value: torch.Tensor) -> int:
         """Numbers that attention gives a head."""
@@ -99,6 +104,17 @@ class PrefillBatch:
     """What the host knows of them; None where no request is behind them."""
 
 
+class OneRequest(NamedTuple):
+    """Which queries of the flattened batch are a request's, and how many tokens it has with them."""
+
+    batch: DecodeBatch | PrefillBatch
+    row: int
+    """In `batch`."""
+    start: int
+    end: int
+    num_tokens: int
+
+
 class KeptDecode(NamedTuple):
     """A layer's decodes as a graph leaves them: who measures needs no more than this once the graph was replayed."""
 
@@ -136,6 +152,8 @@ class PagedContext(AttentionContext):
     """How runs over latents are put together, the same for all layers."""
     states: StateStep | None = None
     """What recurrent layers go on from; None where there are no such layers."""
+    requests: list[OneRequest] | None = None
+    """Where layers run one after the other; read once, for all layers."""
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
@@ -177,6 +195,8 @@ class PagedContext(AttentionContext):
 
     def attend_written(self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions) -> torch.Tensor:
         """(T, Hq, D) over keys and values that are stored, those of the step among them -> (T, Hq, D)."""
+        if options.bias is not None:
+            return self._attend_with_bias(query, kv, options, options.bias)
         if self.prefill is None:
             return self._decode(query, kv, options, None)
         if self.decode is None:
@@ -193,6 +213,31 @@ class PagedContext(AttentionContext):
         if self.prefill is not None:
             self._prefill(query[count:], kv, options, out[count:])
         return out
+
+    def _attend_with_bias(
+        self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions, bias: QueryBias
+    ) -> torch.Tensor:
+        """One request after the other."""
+        out = query.new_empty(*query.shape[:2], kv.v.shape[-1])
+        if self.requests is None:
+            self.requests = list(self._requests())
+        for batch, row, start, end, num_tokens in self.requests:
+            table = batch.block_tables[kv.group][row : row + 1]
+            args = _args(query[start:end], kv, batch, options, None, table)
+            out[start:end] = attend_with_bias(args, bias.of(start, end), num_tokens)
+        return out
+
+    def _requests(self) -> Iterator[OneRequest]:
+        """Waits for the device."""
+        if self.decode is not None:
+            lengths = self.decode.seq_lens.tolist()
+            yield from (OneRequest(self.decode, row, row, row + 1, length) for row, length in enumerate(lengths))
+        if self.prefill is not None:
+            starts = [self.num_single_token + start for start in self.prefill.query_start.tolist()]
+            for row, ((start, end), length) in enumerate(
+                zip(pairwise(starts), self.prefill.seq_lens.tolist(), strict=True)
+            ):
+                yield OneRequest(self.prefill, row, start, end, length)
 
     def _decode(
         self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions, out: torch.Tensor | None
@@ -283,9 +328,14 @@ def paged_attention(
     `hook_check` has seen every keyword and refused what `options_of` does not read.
     """
     context = kwargs["paged"]
-    tokens_first = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    tokens_first = (_rows(tensor[0].transpose(0, 1)) for tensor in (query, key, value))
     options = options_of(query, kwargs, held_latents(module), chunk_of(module))
     return context.attend(layer_of(module), *tokens_first, options)[None], None
+
+
+def _rows(heads: torch.Tensor) -> torch.Tensor:
+    """Each head's numbers beside each other, which a convolution before attention leaves apart."""
+    return heads if heads.stride(-1) == 1 else heads.contiguous()
 
 
 def layer_of(module: Any) -> int:
@@ -317,6 +367,7 @@ def options_of(
         sinks=kwargs.get("s_aux"),
         latents=latents,
         is_chunked=chunk is not None,
+        bias=bias_of(kwargs),
     )
 
 

@@ -30,6 +30,21 @@ class GivenPositions:
         self.attention: nn.Module | None = None
         """That which runs."""
 
+    def get_query_offset(self, _: int = 0) -> torch.Tensor:
+        """The same, as Inkling's attention asks."""
+        return self.get_seq_length()
+
+    def get_mask_sizes(self, query_length: int, _: int = 0) -> tuple[int, torch.Tensor]:
+        """How many keys there are, and what makes the place of each its position."""
+        return query_length, self.get_seq_length()
+
+    def get_conv_state(self, *_: Any, **__: Any) -> None:
+        """There is none: what a convolution inside of attention keeps is not kept here."""
+
+    def update_conv_state(self, states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        """What was given."""
+        return states
+
     def get_seq_length(self, _: int = 0) -> torch.Tensor:
         """(T,): what makes a token's place its position."""
         assert self.positions is not None, "given with positions only"

@@ -492,6 +492,6 @@ def _caller_of(kind: Any) -> StateCaller | None:
         names = inspect.signature(kind.forward).parameters
     except (OSError, TypeError, AttributeError, ValueError):
         return None
-    if "get_conv_state(" not in source and "get_recurrent_state(" not in source:
+    if not any(f"{verb}_{kind}_state(" in source for verb in ("get", "update") for kind in ("conv", "recurrent")):
         return None
     return next((_InCache(name) for name in ("cache_params", "past_key_values") if name in names), None)

@@ -33,11 +33,15 @@ def layer_shapes(loaded: LoadedModel, sparse_decode: float | None) -> list[Layer
     if all(shape.bounds_dtype is None for shape in shapes):
         raise BadInput(
             f"sparse_decode={sparse_decode!r} is not accepted with {loaded.info.name}: behind its first"
-            f" {NUM_FULL_LAYERS} layers, which attend in full, none is without a sliding window and attention sinks"
+            f" {NUM_FULL_LAYERS} layers, which attend in full, none is without a sliding window, attention sinks and"
+            " numbers by distance"
         )
     return shapes
 
 
 def may_choose(index: int, call: LayerCall) -> bool:
-    """A window reads little as it is. Sinks are a number a query head, and what is chosen runs a KV head at a time."""
-    return index >= NUM_FULL_LAYERS and call.options.sliding_window is None and call.options.sinks is None
+    """A window reads little as it is. Sinks are a number a query head, and what is chosen runs a KV head at a time.
+    What is added by distance is in no block's bounds."""
+    options = call.options
+    has_more = options.sinks is not None or options.bias is not None
+    return index >= NUM_FULL_LAYERS and options.sliding_window is None and not has_more

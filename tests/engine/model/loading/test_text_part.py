@@ -94,6 +94,11 @@ MODELS: dict[str, dict[str, Any]] = {
         "vision_config": VISION | {"model_type": "clip_vision_model", "projection_dim": 32},
     },
     "mistral3": {"text_config": TEXT | {"model_type": "mistral"}, "vision_config": VISION | {"model_type": "pixtral"}},
+    "mllama": {
+        "text_config": TEXT | {"num_hidden_layers": 4, "cross_attention_layers": [1, 3]},
+        "vision_config": {"hidden_size": 32, "num_hidden_layers": 1, "num_global_layers": 1, "attention_heads": 2}
+        | {"intermediate_size": 32, "image_size": 28, "vision_output_dim": 32, "intermediate_layers_indices": [0]},
+    },
     "muse_glimmer": {
         "text_config": TEXT | {"output_multiplier": 0.5, "final_logit_softcapping": 3.0},
         "vision_config": VISION | {"layer_types": ["full_attention"]},
@@ -165,6 +170,19 @@ def test_other_parts_are_neither_built_nor_read(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(module.parameters(), again.parameters(), strict=True))
 
 
+def test_layers_that_read_images_alone_are_left_out(tmp_path: Path) -> None:
+    """Llama 3.2 Vision passes them over where there is no image."""
+    whole = whole_model("mllama")
+    whole.save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    assert loaded.num_layers == len(check_hook(loaded.module)) == read_skeleton(str(tmp_path)).num_layers == 2
+    assert loaded.notes[-1].endswith("; 2 of its 4 layers read images and are not run")
+    named = dict(whole.model.language_model.named_parameters())
+    found = {name: tensor for name, tensor in loaded.module.model.named_parameters() if name.startswith("layers.")}
+    assert {name.split(".")[1] for name in found} == {"0", "2"}
+    assert all(torch.equal(tensor, named[name]) for name, tensor in found.items())
+
+
 @pytest.mark.parametrize(
     ("kind", "older"),
     [("gemma3", "language_model.model."), ("llava_next", "language_model.model."), ("qwen2_5_vl", "model.")],
@@ -216,7 +234,7 @@ def test_random_weights_of_the_text_part(tmp_path: Path) -> None:
     ("kind", "reason"),
     [
         ("clip", "clip reads more than text, and its text part is not a causal language model"),
-        ("paligemma", "paligemma reads more than text, and its text part is not a causal language model"),
+        ("paligemma", "paligemma attends to its whole prompt in both directions"),
     ],
 )
 def test_refused_by_name(kind: str, reason: str) -> None:
