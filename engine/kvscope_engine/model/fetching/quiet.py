@@ -46,6 +46,11 @@ def quiet_gguf(callback: ProgressCallback, detail: str) -> Iterator[None]:
         yield
 
 
+def quiet_kernel_advice() -> None:
+    """From now on transformers does not advise, once for each, to install GPU kernels that a CPU cannot run."""
+    logging.get_logger("transformers.integrations.hub_kernels").setLevel(ERROR)
+
+
 class _Bar:
     """As much of tqdm's interface as transformers uses."""
 

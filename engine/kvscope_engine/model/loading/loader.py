@@ -18,6 +18,7 @@ from kvscope_engine.model.fetching.default_model import DEFAULT_GGUF_SHA256, def
 from kvscope_engine.model.fetching.hub import hub_folder
 from kvscope_engine.model.fetching.names import ModelName, parse_model_name
 from kvscope_engine.model.fetching.progress import Meter, ProgressCallback
+from kvscope_engine.model.fetching.quiet import quiet_kernel_advice
 from kvscope_engine.model.gguf.cache import converted_gguf, entry_folder
 from kvscope_engine.model.gguf.entries import is_intact
 from kvscope_engine.model.gguf.file import gguf_file
@@ -120,6 +121,7 @@ def load_model(config: EngineConfig, progress: ProgressCallback, rank: Rank = AL
     if config.cpu_offload_gb:
         check_streaming(config.cpu_offload_gb, device, free_host_bytes())
     if device.type == "cpu":
+        quiet_kernel_advice()
         bound_compiled_products()
         _compile_operations(progress)
     dtype = choose_dtype(config.dtype, device)
