@@ -524,13 +524,6 @@ class EngineConfig:
             ),
             ("page_heat", self.page_heat, 0, "attention is measured on all heads of one device"),
             ("allocator", self.allocator if self.allocator == "virtual" else "", "", "it maps pages of one device"),
-            ("lora_modules", [module.name for module in self.lora_modules], [], "adapters are not shared out"),
-            (
-                "allow_runtime_lora_updating",
-                self.allow_runtime_lora_updating,
-                False,
-                "adapters are not shared out",
-            ),
         )
         for name, value, accepted, why in refused:
             if value != accepted:
