@@ -104,6 +104,10 @@ def _id_text(columns: RequestColumns, row: int) -> str:
     return columns.request_ids[row]
 
 
+def _adapter_text(columns: RequestColumns, row: int) -> str:
+    return columns.adapters[row] or NOTHING
+
+
 def _column(
     title: str,
     sort_by: str,
@@ -135,10 +139,20 @@ COLUMNS: Final = (
     _column("Time", "time_s", _timed("time_s"), "00:00 min", "From arrival to end"),
     _column("TTFT", "ttft_s", _timed("ttft_s"), "000.0 ms", "Time from arrival to first token"),
     _column("Queued", "queue_s", _timed("queue_s"), "000.0 ms", "From arrival until it first ran"),
+    _column(
+        "Adapter",
+        "adapters",
+        _adapter_text,
+        "Adapter 0000",
+        "The LoRA adapter that it is computed with",
+        is_number=False,
+    ),
     _column("Id", "request_ids", _id_text, "chat-00000000", "The client's id for it", is_number=False),
 )
 _SIDES: Final = tuple(RIGHT if column.is_number else LEFT for column in COLUMNS)
 OUTPUT_COLUMN: Final = next(index for index, column in enumerate(COLUMNS) if column.title == "Output")
+ADAPTER_COLUMN: Final = next(index for index, column in enumerate(COLUMNS) if column.title == "Adapter")
+"""Hidden where no request has one."""
 _STATE: Final = next(index for index, column in enumerate(COLUMNS) if column.title == "State")
 
 
@@ -248,6 +262,11 @@ class RequestModel(TableModel):
             return None
         found = np.flatnonzero(self._columns.number[self._rows] == number)
         return int(found[0]) if found.size else None
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether any request, shown or not, is computed with one."""
+        return self._columns is not None and any(self._columns.adapters)
 
     @property
     def num_requests(self) -> int:

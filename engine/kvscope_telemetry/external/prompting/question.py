@@ -39,6 +39,8 @@ class Question:
     path: str
     fields: Fields
     num_completions: int
+    adapter: str = ""
+    """In place of the model."""
 
 
 def question_of(submit: Submit, engine: ExternalEngine) -> Question:
@@ -52,7 +54,7 @@ def question_of(submit: Submit, engine: ExternalEngine) -> Question:
     if submit.cache_salt:
         fields["cache_salt"] = submit.cache_salt
     fields |= {"stream": True, "stream_options": {"include_usage": True}}
-    return Question(submit.request_id, path, fields, submit.sampling.n)
+    return Question(submit.request_id, path, fields, submit.sampling.n, submit.adapter)
 
 
 def _prompt(submit: Submit) -> tuple[str, Fields]:
