@@ -452,10 +452,6 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.has_lora and self.cpu_offload_gb:
-            raise BadInput(
-                f"cpu_offload_gb={self.cpu_offload_gb!r} is not accepted with LoRA adapters: streamed layers have none"
-            )
         self._check_allocator()
         self._check_tiers()
         if self.sparse_decode is not None:
