@@ -53,6 +53,7 @@ class AdaptersSheet(Sheet):
         self.column.addWidget(self.answer)
         self.column.addStretch(1)
         self.add_close()
+        self.load.setDefault(True)  # Enter in a field
         self._session.status_changed.connect(self._show)
         self._session.ask_status()
         self._show()
@@ -108,6 +109,7 @@ class AdaptersSheet(Sheet):
         path.setText(adapter.path)
         unload.setAccessibleName(f"Unload {adapter.name}")
         unload.clicked.connect(partial(self._ask, UnloadAdapter, name=adapter.name))
+        unload.setAutoDefault(False)
         unload.setEnabled(not why)
         unload.setToolTip(why)
         row = (label(adapter.name), path, unload)
@@ -132,12 +134,9 @@ class AdaptersSheet(Sheet):
         self.name.setToolTip("What requests call it; empty: the folder's name")
         self.load.setProperty("look", "primary")
         self.path.textChanged.connect(self._enable_load)
-        self.path.returnPressed.connect(self.load_now)
-        self.name.returnPressed.connect(self.load_now)
         self.load.clicked.connect(self.load_now)
         self.browse.clicked.connect(lambda: ask_folder(self, "Folder of the adapter", self.path.setText))
-        for button in (self.load, self.browse):
-            button.setAutoDefault(False)
+        self.browse.setAutoDefault(False)
 
     def _new_line(self) -> QHBoxLayout:
         row = QHBoxLayout()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication
 
 from kvscope_app.debugger.adapters_sheet import AdaptersSheet
@@ -47,13 +48,14 @@ def told(engine, session, make_window, poll):
     return Told(engine, session, window)
 
 
-def test_one_is_loaded_under_the_folder_s_name_or_another(told):
+def test_one_is_loaded_under_the_folder_s_name_or_another(told, qtbot):
     told.be("sql")
     sheet = told.open()
     assert not sheet.load.isEnabled()
     sheet.path.setText("/srv/java/")
     assert sheet.name.placeholderText() == "java"
-    sheet.load.click()
+    qtbot.keyClick(sheet.path, Qt.Key.Key_Return)
+    assert sheet.isVisible()
     sheet.name.setText("mine")
     sheet.load.click()
     assert [(each.name, each.path) for each in told.asked] == [("java", "/srv/java/"), ("mine", "/srv/java/")]

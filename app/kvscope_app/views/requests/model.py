@@ -130,6 +130,14 @@ COLUMNS: Final = (
         "Waiting, prefill, running, preempted; finished, aborted or refused; ended (cause not seen)",
         is_number=False,
     ),
+    _column(
+        "Adapter",
+        "adapters",
+        _adapter_text,
+        "Adapter 0000",
+        "The LoRA adapter that it is computed with",
+        is_number=False,
+    ),
     _column("Prompt", "num_prompt_tokens", _counted("num_prompt_tokens"), "00 000", "Tokens of the prompt"),
     _column("Cached", "num_cached_tokens", _cached_text, "00 000", "Prompt tokens taken from the prefix cache"),
     _column("Output", "num_output_tokens", _output_text, "0 000 / 0 000", "Tokens generated, of the maximum"),
@@ -139,14 +147,6 @@ COLUMNS: Final = (
     _column("Time", "time_s", _timed("time_s"), "00:00 min", "From arrival to end"),
     _column("TTFT", "ttft_s", _timed("ttft_s"), "000.0 ms", "Time from arrival to first token"),
     _column("Queued", "queue_s", _timed("queue_s"), "000.0 ms", "From arrival until it first ran"),
-    _column(
-        "Adapter",
-        "adapters",
-        _adapter_text,
-        "Adapter 0000",
-        "The LoRA adapter that it is computed with",
-        is_number=False,
-    ),
     _column("Id", "request_ids", _id_text, "chat-00000000", "The client's id for it", is_number=False),
 )
 _SIDES: Final = tuple(RIGHT if column.is_number else LEFT for column in COLUMNS)
