@@ -107,7 +107,7 @@ class Exchange:
 
     def _body(self) -> bytes:
         model = self._model.get()
-        fields = {"model": self._question.adapter or model.name, **self._question.fields}
+        fields = {"model": model.name, **self._question.fields}
         fields = self._address.engine.fit_version(fields, self._model.version)
         if model.tells_token_ids:
             fields["return_token_ids"] = True

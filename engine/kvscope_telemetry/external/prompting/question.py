@@ -33,14 +33,12 @@ _DEFAULTS: Final = SamplingParams()
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A POST, but for the model."""
+    """A POST, but for the model where `fields` has none."""
 
     request_id: str
     path: str
     fields: Fields
     num_completions: int
-    adapter: str = ""
-    """In place of the model."""
 
 
 def question_of(submit: Submit, engine: ExternalEngine) -> Question:
@@ -51,10 +49,12 @@ def question_of(submit: Submit, engine: ExternalEngine) -> Question:
     fields |= _sampling(submit.sampling, engine, path)
     if submit.priority:
         fields["priority"] = submit.priority
+    if submit.adapter:
+        fields |= engine.adapter_fields(submit.adapter)
     if submit.cache_salt:
         fields["cache_salt"] = submit.cache_salt
     fields |= {"stream": True, "stream_options": {"include_usage": True}}
-    return Question(submit.request_id, path, fields, submit.sampling.n, submit.adapter)
+    return Question(submit.request_id, path, fields, submit.sampling.n)
 
 
 def _prompt(submit: Submit) -> tuple[str, Fields]:
