@@ -9,7 +9,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -24,7 +24,8 @@ from kvscope_engine.model.fused.fuse import Fused
 from kvscope_engine.model.loading.device import free_bytes, gpu_uuids
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
-from kvscope_engine.model.lora.adapters import LoraAdapters, read_given
+from kvscope_engine.model.lora.adapters import LoraAdapters, layers_of, read_given
+from kvscope_engine.model.lora.slots import in_full
 from kvscope_engine.model.memory.allocator import AllocatorUse, allocator_use
 from kvscope_engine.model.memory.memory_plan import MemoryPlan
 from kvscope_engine.model.memory.shortage_report import Shortage, shortage_report
@@ -347,12 +348,12 @@ def _ready_model(
     loaded = load_model(config, progress, rank_of(leader))
     undo.callback(close_streaming, loaded.module)
     if leader is not None:
-        leader.load(config)
+        leader.load(config, layers_of(adapters))
     _device_info(loaded.device, loaded.dtype)  # measures it, while there is memory for that
     fingerprint = _fingerprint(config, loaded)  # of the weights by their names, which fusing gives up
     progress(Progress(stage="warm up"))
     fused = make_ready_to_run(loaded.module, loaded.quantization)
-    lora = LoraAdapters(config, loaded, adapters) if config.has_lora else None  # before memory is measured
+    lora = LoraAdapters(config, loaded, adapters, leader) if config.has_lora else None  # before memory is measured
     attention = attention_choice(config, loaded, lambda tried: progress(Progress(stage="warm up", detail=tried)))
     check_fused(fused.layers, loaded.num_layers, loaded.rank, loaded.info.name)
     return _ReadyModel(loaded, fused, attention, fingerprint, lora)
@@ -362,7 +363,7 @@ def _agreed_size(
     config: EngineConfig, model: _ReadyModel, leader: Leader | None, progress: Callable[[Progress], None]
 ) -> PoolSize:
     """The pool's, which is that of all ranks."""
-    with model.lora.in_full() if model.lora is not None else nullcontext():  # a step is run to see what it takes
+    with in_full(None if model.lora is None else model.lora.slots):
         size = pool_size(config, model.loaded)
     if leader is not None:
         size = size._replace(num_blocks=leader.agree(size.num_blocks, model.fused))

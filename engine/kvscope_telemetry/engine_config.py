@@ -452,10 +452,6 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.has_lora and self.cpu_offload_gb:
-            raise BadInput(
-                f"cpu_offload_gb={self.cpu_offload_gb!r} is not accepted with LoRA adapters: streamed layers have none"
-            )
         self._check_allocator()
         self._check_tiers()
         if self.sparse_decode is not None:
@@ -524,13 +520,6 @@ class EngineConfig:
             ),
             ("page_heat", self.page_heat, 0, "attention is measured on all heads of one device"),
             ("allocator", self.allocator if self.allocator == "virtual" else "", "", "it maps pages of one device"),
-            ("lora_modules", [module.name for module in self.lora_modules], [], "adapters are not shared out"),
-            (
-                "allow_runtime_lora_updating",
-                self.allow_runtime_lora_updating,
-                False,
-                "adapters are not shared out",
-            ),
         )
         for name, value, accepted, why in refused:
             if value != accepted:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_telemetry.ledger import Column
+from kvscope_telemetry.messages.commands import LoadedAdapter
 from kvscope_telemetry.messages.devices import Devices
 from kvscope_telemetry.messages.telemetry import (
     Counters,
@@ -75,6 +76,10 @@ class SourceStatus:
     """What we may do at the engine: "viewer" or "operator"; empty before it has said so."""
     intervenes: bool = False
     """Whether the engine knows how to step, preempt, pin, evict and change its limits."""
+    adapters: tuple[LoadedAdapter, ...] | None = None
+    """LoRA adapters that prompts may ask for; None: it has not been said."""
+    takes_adapters: bool = False
+    """Whether the engine loads and unloads them when asked."""
 
 
 SERIES_FIELDS = (

@@ -260,6 +260,8 @@ def test_what_keeps_like_texts_apart_is_told(more: dict[str, str], missed: str, 
     (content,) = told.replay.contents([page])
     assert content.token_ids[:4] == ((4, 5, 6, 7) if more else (5, 6, 7, 8))
     assert content.notes == notes
+    (told_of,) = [info for frame in told.frames for info in frame.new_requests if info.request_id == "second"]
+    assert told_of.adapter == dict(notes).get("LoRA", "")
 
 
 def test_images_are_told_of_the_blocks_that_their_tokens_are_in() -> None:

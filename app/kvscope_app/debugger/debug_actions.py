@@ -13,6 +13,7 @@ from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QPushButton, QSpinBox, Q
 from shiboken6 import isValid
 
 from kvscope_app.debugger import permission
+from kvscope_app.debugger.adapters_sheet import AdaptersSheet
 from kvscope_app.debugger.debugger import Debugger
 from kvscope_app.look.makers import inset, label, set_look
 from kvscope_app.look.number_text import count
@@ -137,7 +138,7 @@ def _of_block(window: WindowBody, acts: _Acts) -> list[ActionSpec]:
 
 
 def _of_pool(window: WindowBody, acts: _Acts) -> list[ActionSpec]:
-    """All pins, and the limits of a batch."""
+    """All pins, the limits of a batch, and LoRA adapters."""
     unpin = partial(permission.why_not_unpin_all, window.session)
     ours, anyones = partial(acts.unpin_all, anyones=False), partial(acts.unpin_all, anyones=True)
     return [
@@ -149,6 +150,13 @@ def _of_pool(window: WindowBody, acts: _Acts) -> list[ActionSpec]:
             DEBUG,
             lambda: LimitsSheet(window, window.debugger).show(),
             why_not=lambda: permission.why_not_intervene(window.session),
+        ),
+        ActionSpec(
+            "adapters",
+            "LoRA adapters…",
+            DEBUG,
+            lambda: AdaptersSheet(window, window.debugger).show(),
+            why_not=lambda: permission.why_not_adapters(window.session),
         ),
     ]
 

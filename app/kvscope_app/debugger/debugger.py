@@ -12,9 +12,8 @@ from PySide6.QtCore import QObject, Signal
 
 from kvscope_app.session.session import Session
 from kvscope_telemetry.errors import KvscopeError
-from kvscope_telemetry.messages.commands import Abort, Control, Done, Failed, GetStatus, Intervention, Reply
+from kvscope_telemetry.messages.commands import Abort, Control, Done, Failed, Intervention, Reply
 from kvscope_telemetry.source import SourceState
-from kvscope_telemetry.state.sync import FIRST_TAG
 
 LEASE_S: Final = 5.0
 """A paused engine goes on when this window was not heard of for so long."""
@@ -82,7 +81,7 @@ class Debugger(QObject):
 
         def heard(_: str, was_done: bool) -> None:
             self.is_ours = was_done and action == "pause"
-            self.session.send(GetStatus(tag=FIRST_TAG))  # its answer is not waited for: the next heartbeat says it too
+            self.session.ask_status()  # its answer is not waited for: the next heartbeat says it too
 
         return heard
 

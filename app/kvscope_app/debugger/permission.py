@@ -45,6 +45,22 @@ def why_not_intervene(session: Session) -> str:
     return "The engine has not reported support for this"
 
 
+def why_not_adapters(session: Session) -> str:
+    """Why there is nothing to say of LoRA adapters."""
+    if session.timeline.is_file:
+        return "This is a recording: there is no engine to control"
+    has_any = session.status.adapters or session.status.takes_adapters
+    return "" if has_any else why_not_load(session)
+
+
+def why_not_load(session: Session) -> str:
+    """Why no LoRA adapter can be loaded or unloaded."""
+    reason = why_not_control(session)
+    if reason or session.status.takes_adapters:
+        return reason
+    return "The engine was started without --allow-runtime-lora-updating"
+
+
 def why_not_step(session: Session) -> str:
     """Why no single step can be run."""
     return why_not_intervene(session) or ("" if session.status.state is SourceState.PAUSED else _NOT_HELD)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
+from PySide6.QtCore import QSignalBlocker
 from PySide6.QtWidgets import (
     QComboBox,
     QDoubleSpinBox,
@@ -36,6 +37,8 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.source import SourceState
 
 _COUNTS = ("Sent", "Unfinished", "Finished", "Aborted", "Refused", "Lost", "Tokens")
+NO_ADAPTER: Final = "None"
+ALL_ADAPTERS: Final = "None and all, mixed"
 _FEWEST_LETTERS = 4
 _MIN_FIELD_WIDTH = 72
 _FOR_OPERATORS = "Operators only: you are a viewer at this engine"
@@ -54,6 +57,10 @@ class LoadView(View):
         self.generator = LoadGenerator(session, self)
         self.pace, self.mix = _choice([p.value for p in Pace], "Pace"), _choice([m.value for m in Mix], "Prompts")
         self.mix.setCurrentText(LoadSettings().mix.value)
+        self.adapter = _choice([NO_ADAPTER], "LoRA adapter")
+        """Seen where the engine has any."""
+        self._adapter_name = label("Adapter", "muted")
+        self._adapters: tuple[str, ...] = ()
         self.concurrency = _whole(1, MAX_CONCURRENCY, LoadSettings().concurrency, "", "Concurrent requests")
         self.rate = QDoubleSpinBox()
         self.rate.setRange(0.1, MAX_RATE)
@@ -82,9 +89,35 @@ class LoadView(View):
             mix=Mix(self.mix.currentText()),
             min_output_tokens=self.shortest.value(),
             max_output_tokens=self.longest.value(),
+            adapters=self._chosen_adapters(),
         )
 
+    def _chosen_adapters(self) -> tuple[str, ...]:
+        chosen = self.adapter.currentData()
+        if self.adapter.currentIndex() == 1:
+            return ("", *self._adapters)
+        return (chosen or "",)
+
+    def _offer_adapters(self) -> None:
+        """Those that the engine has now."""
+        names = tuple(each.name for each in self.session.status.adapters or ())
+        for part in (self.adapter, self._adapter_name):
+            part.setVisible(bool(names))
+        if names == self._adapters:
+            return
+        before, self._adapters = self.adapter.currentText(), names
+        with QSignalBlocker(self.adapter):
+            self.adapter.clear()
+            self.adapter.addItem(NO_ADAPTER, "")
+            if names:
+                self.adapter.addItem(ALL_ADAPTERS, "")
+            for name in names:
+                self.adapter.addItem(name, name)
+            self.adapter.setCurrentIndex(max(0, self.adapter.findText(before)))
+        self._on_changed()
+
     def refresh(self) -> None:
+        self._offer_adapters()
         generator, counts = self.generator, self.generator.counts
         values = (
             counts.sent,
@@ -166,7 +199,7 @@ class LoadView(View):
         self.generator.changed.connect(self.refresh)
         self.session.status_changed.connect(self.refresh)
         self.pace.currentIndexChanged.connect(self._on_pace)
-        for box in (self.pace, self.mix):
+        for box in (self.pace, self.mix, self.adapter):
             box.currentIndexChanged.connect(self._on_changed)
         for field in (self.concurrency, self.rate, self.shortest, self.longest):
             field.valueChanged.connect(self._on_changed)
@@ -207,6 +240,8 @@ class LoadView(View):
         pace.addWidget(self.rate, 1)
         for row, text in enumerate(("Pace", "Prompts", "Output")):
             form.addWidget(label(text, "muted"), row, 0)
+        form.addWidget(self._adapter_name, 3, 0)
+        form.addWidget(self.adapter, 3, 1)
         form.addLayout(pace, 0, 1)
         form.addWidget(self.mix, 1, 1)
         form.addLayout(lengths, 2, 1)

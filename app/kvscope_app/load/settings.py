@@ -47,6 +47,8 @@ class LoadSettings:
     mix: Mix = Mix.MIXED
     min_output_tokens: int = 32
     max_output_tokens: int = 256
+    adapters: tuple[str, ...] = ("",)
+    """LoRA adapters by name, one of which each request asks for by chance; empty: the model alone."""
 
     def __post_init__(self) -> None:
         _within("concurrent requests", self.concurrency, 1, MAX_CONCURRENCY)
@@ -60,7 +62,8 @@ def make_request(settings: LoadSettings, prompts: tuple[str, ...], request_id: s
     num_tokens = chance.randint(settings.min_output_tokens, settings.max_output_tokens)
     # ignore_eos: the length asked for is the length that comes, whatever the model says.
     sampling = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=num_tokens, ignore_eos=True)
-    return Submit(request_id=request_id, prompt=_prompt(settings.mix, prompts, chance), sampling=sampling)
+    prompt, adapter = _prompt(settings.mix, prompts, chance), chance.choice(settings.adapters)
+    return Submit(request_id=request_id, prompt=prompt, sampling=sampling, adapter=adapter)
 
 
 def _prompt(mix: Mix, prompts: tuple[str, ...], chance: random.Random) -> str:

@@ -26,10 +26,11 @@ from kvscope_app.session.state_text import KEPT_AGAIN, not_kept_text
 from kvscope_app.session.texts.known_contents import KnownContents
 from kvscope_telemetry.errors import EngineDead
 from kvscope_telemetry.messages.capabilities import Capabilities
-from kvscope_telemetry.messages.commands import Abort, Command, GetAllocatorMap, GetBlockText, Submit
+from kvscope_telemetry.messages.commands import Abort, Command, GetAllocatorMap, GetBlockText, GetStatus, Submit
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.source import Source, SourceState, SourceStatus, Update
 from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.state.sync import FIRST_TAG
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import TimedEvent
 
@@ -232,6 +233,10 @@ class Session(QObject):
         """Whether the other end does what it is told."""
         return self.takes_commands and not self.is_viewer
 
+    def ask_status(self) -> None:
+        """How the engine is, now: `status` has it soon."""
+        self.send(GetStatus(tag=FIRST_TAG))
+
     def send(self, command: Command) -> bool:
         """Send to the engine; False when there is none that could take it. Never blocks.
 
@@ -253,6 +258,8 @@ class Session(QObject):
         """Whether the other end knows what to do with it."""
         if isinstance(command, Submit | Abort):
             return self.takes_prompts
+        if isinstance(command, GetStatus):
+            return self.takes_prompts or self.takes_commands
         if isinstance(command, GetAllocatorMap):
             return self.tells_allocator
         return self.tells_texts if isinstance(command, GetBlockText) else self.takes_commands
@@ -340,7 +347,7 @@ class Session(QObject):
 
     def _is_status_due(self, status: SourceStatus, now_ns: int) -> bool:
         before, told_ns = self.status, self._status_told_ns
-        if (status.state, status.role) != (before.state, before.role):
+        if _told_at_once(status) != _told_at_once(before):
             return True
         if now_ns - told_ns < STATUS_EVERY_NS:
             return False
@@ -392,3 +399,7 @@ class Session(QObject):
 
         self._reading = OverviewReading(player.recording)
         self.bookmarks.keep = self._reading.keep_bookmarks
+
+
+def _told_at_once(status: SourceStatus) -> tuple[object, ...]:
+    return status.state, status.role, status.adapters, status.takes_adapters

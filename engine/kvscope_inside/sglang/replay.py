@@ -207,14 +207,16 @@ class Replay:
                 self._retracted(step, known, num_free, self._number(for_whom))
                 known.num_retractions = num_retractions
             return
+        key = key_of(request, self._name_of)
         told = self.state.add_request(
             str(request.rid),
             num_prompt_tokens=len(request.origin_input_ids),
             arrival_ns=at_ns,
             max_tokens=int(getattr(request.sampling_params, "max_new_tokens", 0) or 0),
             priority=_as_priority(request.priority),
+            adapter=key.adapter,
         )
-        self._by_object[id(request)] = _Known(request, told, told.info.arrival_ns, key_of(request, self._name_of))
+        self._by_object[id(request)] = _Known(request, told, told.info.arrival_ns, key)
 
     def _scheduled(self, step: _Step, request: Any, num_cached: int, num_loaded: int = 0) -> None:
         known = self._of(request)

@@ -28,6 +28,10 @@ def _as_it_is(fields: Fields, version: Callable[[], Version]) -> Fields:
     return fields
 
 
+def _as_model(adapter: str) -> Fields:
+    return {"model": adapter}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalEngine:
     """An engine that kvscope watches by its HTTP server and, where it publishes them, its KV events."""
@@ -71,6 +75,8 @@ class ExternalEngine:
     form_fields: Callable[[Structured], Fields]
     """A form of the answer in the words of its API, but for JSON, which OpenAI's API has words for. Raises BadInput for
     one that it has no word for."""
+    adapter_fields: Callable[[str], Fields] = _as_model
+    """A LoRA adapter, of those that its server lists as models, in the words of its API."""
     fit_version: Callable[[Fields, Callable[[], Version]], Fields] = _as_it_is
     """The body of a request as a server of that version takes it. To ask for the version may wait for the server."""
 

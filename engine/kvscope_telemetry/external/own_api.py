@@ -13,7 +13,7 @@ from typing import Final
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.external.address import EVERYWHERE, ExternalAddress
 from kvscope_telemetry.external.prompting.prompter import Prompter
-from kvscope_telemetry.messages.commands import Abort, Reply, Submit, refuse
+from kvscope_telemetry.messages.commands import Abort, GetStatus, LoadedAdapter, Reply, Submit, refuse
 
 _SSH: Final = "ssh://"
 _LOCAL: Final = ("localhost", "127.", "::1")
@@ -29,16 +29,22 @@ class OwnApi:
         self._prompter: Prompter | None = None
         self._refused: list[Reply] = []
 
-    def submit(self, submit: Submit, told: str, *, is_same_machine: bool) -> None:
-        """To the API at `told`, as the engine's hello has it; answers come from `take_replies`. Raises BadInput for a
-        prompt that is too large."""
+    @property
+    def adapters(self) -> tuple[LoadedAdapter, ...] | None:
+        """As `Prompter.adapters`."""
+        return None if self._prompter is None else self._prompter.adapters
+
+    def ask(self, command: Submit | GetStatus, told: str, *, is_same_machine: bool) -> None:
+        """A prompt, or how it is, of the API at `told`, as the engine's hello has it; answers to prompts come from
+        `take_replies`. Raises BadInput for a prompt that is too large."""
         with self._lock:
             try:
                 prompter = self._prompter_of(told, is_same_machine)
             except BadInput as error:
-                self._refused.append(refuse(submit, str(error)))
+                if isinstance(command, Submit):
+                    self._refused.append(refuse(command, str(error)))
                 return
-        prompter.send(submit)
+        prompter.send(command)
 
     def abort(self, abort: Abort) -> bool:
         """Hang up on a prompt; False where it is none of those on their way."""

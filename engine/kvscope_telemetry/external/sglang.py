@@ -143,4 +143,5 @@ SGLANG: Final = ExternalEngine(
     ask_facts=_ask_facts,
     capabilities=watched_capabilities(_SCHEME),
     form_fields=_form_fields,
+    adapter_fields=lambda adapter: {"lora_path": adapter},  # it looks at no model's name, but for what follows a colon
 )

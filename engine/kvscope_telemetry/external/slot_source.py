@@ -340,6 +340,7 @@ class SlotSource(PromptedSource):
             messages_rejected=0,
             num_skipped=0,
             last_message_ns=self._heard_ns,
+            adapters=self._prompter.adapters,
         )
 
     def contents(self, rows: Iterable[int]) -> tuple[BlockContent, ...]:

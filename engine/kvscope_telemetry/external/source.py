@@ -88,6 +88,7 @@ class ExternalSource(PromptedSource):
             messages_rejected=stream.num_unreadable + stream.num_of_other_ranks,
             num_skipped=stream.num_unknown_events,
             last_message_ns=self._heard_ns,
+            adapters=self._prompter.adapters,
         )
 
     def contents(self, rows: Iterable[int]) -> tuple[BlockContent, ...]:

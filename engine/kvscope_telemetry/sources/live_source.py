@@ -12,12 +12,23 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
 from kvscope_telemetry.errors import EngineDead, ProtocolError, UnknownMessage
 from kvscope_telemetry.keys.connections import key_for
-from kvscope_telemetry.messages.commands import Abort, Command, Failed, GetSnapshot, GetStatus, Reply, Status, Submit
+from kvscope_telemetry.messages.commands import (
+    Abort,
+    Command,
+    Failed,
+    GetSnapshot,
+    GetStatus,
+    LoadedAdapter,
+    Reply,
+    Status,
+    Submit,
+)
 from kvscope_telemetry.messages.devices import Devices
 from kvscope_telemetry.messages.telemetry import (
     DeviceSample,
@@ -102,6 +113,8 @@ class LiveReader:
         self._session = secrets.token_hex(16)
         self._num_introduced = 0  # connections on which the engine was told who we are
         self._role, self._intervenes = "", False
+        self._adapters: tuple[LoadedAdapter, ...] | None = None
+        self._takes_adapters = False
         self.is_same_machine = sockets.is_ipc
         self._liveness = Liveness(is_local=sockets.is_ipc)
         self._closing = False
@@ -152,6 +165,8 @@ class LiveReader:
             last_message_ns=self._liveness.last_message_ns,
             role=self._role,
             intervenes=self._intervenes,
+            adapters=self._adapters,
+            takes_adapters=self._takes_adapters,
         )
 
     @property
@@ -278,6 +293,7 @@ class LiveReader:
         elif isinstance(reply, Status) and reply.tag >= FIRST_TAG:
             self._liveness.answered(reply)
             self._role, self._intervenes = reply.role, reply.intervenes
+            self._adapters, self._takes_adapters = reply.adapters, reply.takes_adapters
             self._extras.progress = reply.progress or self._extras.progress
         elif isinstance(reply, Failed) and reply.tag >= FIRST_TAG:
             self._sync.refused(reply.tag)
@@ -429,8 +445,13 @@ class ReplyQueue:
 class OwnApi(Protocol):
     """Where prompts go that an engine's command socket does not take. From any thread; never waits."""
 
-    def submit(self, submit: Submit, told: str, *, is_same_machine: bool) -> None:
-        """To the API at `told`, as the engine's hello has it. Raises BadInput for a prompt that is too large."""
+    @property
+    def adapters(self) -> tuple[LoadedAdapter, ...] | None:
+        """LoRA adapters that prompts may ask for, as it last said when it was asked how it is; None: it has not."""
+
+    def ask(self, command: Submit | GetStatus, told: str, *, is_same_machine: bool) -> None:
+        """A prompt, or how it is, of the API at `told`, as the engine's hello has it. Raises BadInput for a prompt that
+        is too large."""
 
     def abort(self, abort: Abort) -> bool:
         """End a prompt; False where it is none of those on their way."""
@@ -481,8 +502,9 @@ class LiveSource(MirroredSource):
 
     @property
     def status(self) -> SourceStatus:
-        """How it is now."""
-        return self._reader.status()
+        """How it is now. Who takes prompts at an API of its own says there which adapters it has."""
+        status, api = self._reader.status(), self._api
+        return replace(status, adapters=None if api is None else api.adapters) if self._reader.api else status
 
     @property
     def position(self) -> tuple[int | None, int]:
@@ -537,10 +559,10 @@ class LiveSource(MirroredSource):
         self._thread.join()
 
     def _sends_to_api(self, command: Command) -> bool:
-        """Whether it goes there, a prompt or the end of one that did."""
-        if isinstance(command, Submit) and self._reader.api and self._make_api is not None:
+        """Whether it goes there, a prompt or the end of one that did; how it is, both are asked."""
+        if isinstance(command, Submit | GetStatus) and self._reader.api and self._make_api is not None:
             with self._api_lock:
                 self._api = self._api or self._make_api()
-            self._api.submit(command, self._reader.api, is_same_machine=self._reader.is_same_machine)
-            return True
+            self._api.ask(command, self._reader.api, is_same_machine=self._reader.is_same_machine)
+            return isinstance(command, Submit)
         return isinstance(command, Abort) and self._api is not None and self._api.abort(command)

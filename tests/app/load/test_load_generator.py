@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,17 @@ from kvscope_app.load.load_view import LoadView
 from kvscope_app.load.sample_prompts import long_prompts, sample_prompts, short_prompts
 from kvscope_app.load.settings import LoadSettings, Mix, Pace, make_request
 from kvscope_telemetry.errors import BadInput, EngineDead
-from kvscope_telemetry.messages.commands import Abort, Accepted, Finished, Refused, RequestTiming, Submit, Tokens, Usage
+from kvscope_telemetry.messages.commands import (
+    Abort,
+    Accepted,
+    Finished,
+    LoadedAdapter,
+    Refused,
+    RequestTiming,
+    Submit,
+    Tokens,
+    Usage,
+)
 from kvscope_telemetry.source import SourceState
 
 
@@ -226,3 +237,31 @@ def test_a_page_behind_another_tab_has_the_width_of_the_fields_that_are_seen(ses
     edge = load.mapToGlobal(load.rect().topRight()).x()
     for field in (load.concurrency, load.mix, load.longest, load.button):
         assert field.mapToGlobal(field.rect().topRight()).x() < edge
+
+
+def test_adapters_are_asked_for_where_there_are_any(engine, session, qtbot):
+    view = LoadView(session)
+    qtbot.addWidget(view)
+    view.show()
+    assert not view.adapter.isVisible()
+    loaded = tuple(LoadedAdapter(name=name, path="") for name in ("sql", "python"))
+    engine.source.status = replace(engine.source.status, adapters=loaded)
+    session.poll()
+    assert view.adapter.isVisible()
+    assert [view.adapter.itemText(index) for index in range(view.adapter.count())] == [
+        "None",
+        "None and all, mixed",
+        "sql",
+        "python",
+    ]
+    asked = {}
+    for text in ("None", "sql", "None and all, mixed"):
+        view.adapter.setCurrentText(text)
+        settings = view.settings()
+        chance, prompts = random.Random(2), sample_prompts()
+        asked[text] = {make_request(settings, prompts, f"r{n}", chance).adapter for n in range(40)}
+    assert asked == {"None": {""}, "sql": {"sql"}, "None and all, mixed": {"", "sql", "python"}}
+    view.adapter.setCurrentText("sql")
+    engine.source.status = replace(engine.source.status, adapters=loaded[1:])
+    session.poll()
+    assert view.settings().adapters == ("",), "it is gone"

@@ -9,6 +9,7 @@ from PySide6.QtCore import QObject, Signal
 from kvscope_app.session.kept.bookmarks import Bookmarks
 from kvscope_app.session.timeline import Loop
 from kvscope_telemetry.messages.telemetry import Event, EventData
+from kvscope_telemetry.state.request_mirror import RequestMirror
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary, TimedEvent
 
@@ -45,7 +46,7 @@ class FakeTimedSession(QObject):
         self.timeline = FakeTimeline()
         self.timeline.show_event = self._show_event
         self.bookmarks = Bookmarks(self)
-        self.mirror = self.live_mirror = SimpleNamespace(epoch=EPOCH, seq=0)
+        self.mirror = self.live_mirror = SimpleNamespace(epoch=EPOCH, seq=0, requests=RequestMirror(10))
         self.selected_request = None
         self.selected_batch = ()
 

@@ -40,12 +40,12 @@ def test_a_table_is_copied_with_its_titles(window, qtbot):
     assert (title[0], rows[0][0], len(rows)) == ("#", "3", 1)
     assert "running" in rows[0][title.index("State")].lower()
     view.table.setColumnHidden(0, True)
-    view.table.horizontalHeader().moveSection(view.table.horizontalHeader().visualIndex(2), 0)
+    view.table.horizontalHeader().moveSection(view.table.horizontalHeader().visualIndex(3), 0)
     window.actions_by_name["copy_table"].trigger()
     title, *rows = [line.split("\t") for line in clipboard().splitlines()]
-    assert title[0] == view.model.headerData(2, Qt.Orientation.Horizontal)
+    assert title[0] == view.model.headerData(3, Qt.Orientation.Horizontal)
     assert "#" not in title
-    assert [row[0] for row in rows] == [view.model.index(row, 2).data() for row in range(3)]
+    assert [row[0] for row in rows] == [view.model.index(row, 3).data() for row in range(3)]
 
 
 def test_cards_are_copied_with_all_they_say(qtbot):

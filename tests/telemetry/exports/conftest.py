@@ -69,6 +69,7 @@ def story(name: str = "slow") -> list[TelemetryMessage]:
             arrival_ns=at(ms),
             num_prompt_tokens=20,
             max_tokens=8,
+            adapter="sql" if number == 1 else "",
         )
 
     def event(kind: str, ms: int, number: int, **more: object) -> Event:

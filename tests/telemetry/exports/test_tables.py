@@ -84,6 +84,7 @@ def test_what_happened_to_a_request_is_in_its_row(tell: Callable[..., Recording]
     )
     assert (first["state"], first["end_reason"], first["total_ns"]) == ("finished", "reached its limit", "1400000000")
     assert (second["state"], second["total_ns"]) == ("running", "")
+    assert (first["adapter"], second["adapter"]) == ("sql", "")
     export(recording, Wanted.of(tmp_path / "requests.parquet"))
     assert parquet.read_table(tmp_path / "requests.parquet").column("request_id")[0].as_py() == HOSTILE
 

@@ -23,7 +23,7 @@ from kvscope_telemetry.kv_events.batches import BlockStored
 from kvscope_telemetry.kv_events.config import KvEventsConfig
 from kvscope_telemetry.kv_events.publisher import KvEventPublisher
 from kvscope_telemetry.ledger import BlockState
-from kvscope_telemetry.messages.commands import GetStatus, Submit
+from kvscope_telemetry.messages.commands import Control, Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.structured import Structured
 
@@ -56,7 +56,7 @@ def test_one_that_is_added_is_watched(made_up: str, server: FakeServer, make_end
         assert (hello.engine_version, hello.capabilities.engine) == ("Made-up 2.5", "madeup")
         assert mirror.num_blocks == 32
         until(source, lambda: mirror.counters.num_running == 3 and mirror.used_share == 0.5)
-        source.send(GetStatus(tag=1))
+        source.send(Control(action="pause", tag=1))
         (reply,) = source.take_replies()
         assert "Made-up can be watched but not controlled" in str(reply)
 

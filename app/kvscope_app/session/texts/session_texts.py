@@ -132,9 +132,10 @@ class SessionTexts(QObject):
         return NOT_KEPT if session.mirror.epoch != session.live_mirror.epoch else ""
 
     def containing(self, words: str) -> set[tuple[int, int]]:
-        """Epochs and hashes of the full blocks with `words` in them, whatever their case, as far as texts are known."""
+        """Epochs and hashes of the full blocks with `words` in them, or in what is noted of them (`LoRA sql`), whatever
+        their case, as far as texts are known."""
         needle = words.casefold()
-        return {(key[0], key[3]) for key, content in self._kept.items() if key[3] and needle in content.text.casefold()}
+        return {(key[0], key[3]) for key, content in self._kept.items() if key[3] and _has(content, needle)}
 
     def look(self) -> None:
         """Ask for what is wanted; the timer calls it."""
@@ -266,3 +267,8 @@ class TextSession(Protocol):
     @property
     def tells_texts(self) -> bool: ...
     def send(self, command: Command) -> bool: ...
+
+
+def _has(content: BlockContent, needle: str) -> bool:
+    notes = (f"{name} {value}" for name, value in content.notes)
+    return any(needle in words.casefold() for words in (content.text, *notes))

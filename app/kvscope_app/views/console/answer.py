@@ -40,7 +40,7 @@ class ChatAnswer:
         self._sent_s = time.monotonic()
         self._first_s = 0.0
         self._last_s = 0.0
-        message.stats = AnswerStats(epoch=epoch)
+        message.stats = AnswerStats(epoch=epoch, adapter=conversation.adapter)
 
     @property
     def is_ended(self) -> bool:

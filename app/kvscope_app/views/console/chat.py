@@ -188,7 +188,8 @@ class Chat(QObject):
         self._answers[answer.request_id] = answer
         hello = self._session.live_mirror.hello
         sampling = sampling_to_send(conversation, hello.model.sampling if hello else ModelSampling())
-        self._send(answer, Submit(request_id=answer.request_id, messages=turns, sampling=sampling))
+        asked = Submit(request_id=answer.request_id, messages=turns, sampling=sampling, adapter=conversation.adapter)
+        self._send(answer, asked)
         self._flush_timer.start()
         self._keeper.touch(conversation)
         self._keeper.save()  # now: other windows see that one is being written here

@@ -117,6 +117,7 @@ class ChatPage(QWidget):
 
     def show_status(self) -> None:
         """What can be sent depends on the engine; the context's limit on its model."""
+        self.options.show_adapters(self.session.status.adapters)
         answer = self.chat.answer_of(self.current.key)
         self.composer.show_state(
             is_writing=answer is not None,
@@ -137,7 +138,7 @@ class ChatPage(QWidget):
         if self.chat.is_written_elsewhere(self.current):
             return _WRITTEN_ELSEWHERE
         if self.options.problem:
-            return "Check the sampling options"
+            return "Check the options"
         return _NOT_READY.get(self.session.status.state, "")
 
     def _on_send(self, text: str) -> None:

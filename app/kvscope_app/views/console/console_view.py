@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -18,6 +19,8 @@ from kvscope_app.views.console.chat import Chat
 from kvscope_app.views.console.chat_page import ChatPage
 from kvscope_app.views.console.store import ConversationStore
 
+ASK_STATUS_S: Final = 5.0
+"""How often the engine is asked while the console is seen."""
 NO_ENGINE_TO_TALK_TO: Final = "This is a recording: there is no engine to prompt."
 
 
@@ -33,6 +36,7 @@ class ConsoleView(View):
 
     def __init__(self, session: Session, parent: QWidget | None = None, folder: Path | None = None) -> None:
         super().__init__(session, parent)
+        self._asked_status_s = -ASK_STATUS_S
         self.chat = Chat(session, ConversationStore(folder or _data_folder()), self)
         self.page = ChatPage(session, self.chat)
         self.page.done.connect(self.done)
@@ -68,11 +72,19 @@ class ConsoleView(View):
 
     def refresh(self) -> None:
         """Streaming paints itself; here only what follows from the engine's state."""
+        self._ask_status()
         self.page.show_status()
         answer = self.chat.answer_of(self.page.current.key)
         if answer is not None:
             self.page.transcript.show_state(answer)
         self.load.refresh()
+
+    def _ask_status(self) -> None:
+        """Which adapters there are is said when it is asked."""
+        now_s = time.monotonic()
+        if self.session.takes_prompts and now_s - self._asked_status_s >= ASK_STATUS_S:
+            self._asked_status_s = now_s
+            self.session.ask_status()
 
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)

@@ -39,6 +39,8 @@ class AnswerStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     total_s: float | None = None
     queue_s: float | None = None
     """Before the engine began with it."""
+    adapter: str = ""
+    """The LoRA adapter that was asked for; empty: none."""
 
     @property
     def context_tokens(self) -> int:
@@ -65,6 +67,8 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Whether a person gave the title."""
     system: str = ""
     sampling: SamplingParams = DEFAULT_SAMPLING
+    adapter: str = ""
+    """The LoRA adapter that prompts ask for, by name; empty: the model alone."""
     messages: list[Message] = []
     changed_s: float = 0.0
     """Seconds since 1970."""
@@ -80,7 +84,7 @@ def new_conversation(like: Conversation | None = None) -> Conversation:
     """An empty one, with the options of another."""
     fresh = Conversation(key=secrets.token_hex(8), changed_s=time.time())
     if like is not None:
-        fresh.system, fresh.sampling = like.system, like.sampling
+        fresh.system, fresh.sampling, fresh.adapter = like.system, like.sampling, like.adapter
     return fresh
 
 

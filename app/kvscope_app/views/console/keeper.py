@@ -187,7 +187,7 @@ def take_over(ours: Conversation, theirs: Conversation) -> None:
         same += 1
     ours.messages[same:] = theirs.messages[same:]
     ours.title, ours.named = theirs.title, theirs.named
-    ours.system, ours.sampling = theirs.system, theirs.sampling
+    ours.system, ours.sampling, ours.adapter = theirs.system, theirs.sampling, theirs.adapter
     ours.changed_s = theirs.changed_s
 
 

@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QToolButton, QVBoxLayout
 from kvscope_app.look.makers import label, set_icon, tool_button
 from kvscope_app.look.number_text import count, plural, seconds, short
 from kvscope_app.look.theme import Theme, mix
+from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.views.console.answer import AnswerPhase, ChatAnswer
 from kvscope_app.views.console.conversation import AnswerStats, Message
 from kvscope_app.views.console.text_body import TextBody
@@ -38,7 +39,8 @@ class MessageCard(QFrame):
         self.message = message
         self._is_answer = message.role == "assistant"
         self.setObjectName("answer" if self._is_answer else "prompt")
-        self.who = label("Answer" if self._is_answer else "You", "muted")
+        self.who = ElidedLabel("Answer" if self._is_answer else "You")
+        self.who.setProperty("look", "muted")
         self.body = TextBody(self.who.text())
         self.notice = label(wraps=True)
         self.notice.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
@@ -73,6 +75,8 @@ class MessageCard(QFrame):
         number = self.message.stats.number
         self.link.setText(f"Request #{count(number)}")
         self.link.setVisible(number > 0)
+        if self._is_answer and (adapter := self.message.stats.adapter):
+            self.who.setText(f"Answer  ·  {adapter}")
         self.redo.setEnabled(answer is None)
         self.copy.setVisible(bool(self.message.content))
 
@@ -99,8 +103,7 @@ class MessageCard(QFrame):
     def _lay_out(self) -> None:
         head = QHBoxLayout()
         head.setSpacing(2)
-        head.addWidget(self.who)
-        head.addStretch(1)
+        head.addWidget(self.who, 1)
         for button in (self.link, self.copy, self.redo):
             head.addWidget(button)
         column = QVBoxLayout(self)

@@ -1,4 +1,4 @@
-"""System prompt and sampling options of a conversation. What is not accepted is said below the fields.
+"""System prompt, LoRA adapter and sampling options of a conversation. What is not accepted is said below the fields.
 
 Values are checked by `SamplingParams` alone, so that the limits are the engine's.
 """
@@ -9,13 +9,24 @@ import codecs
 from dataclasses import dataclass
 from typing import Final
 
-from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLineEdit, QPlainTextEdit, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import (
+    QComboBox,
+    QGridLayout,
+    QHBoxLayout,
+    QLineEdit,
+    QPlainTextEdit,
+    QPushButton,
+    QVBoxLayout,
+    QWidget,
+)
 
 from kvscope_app.look.makers import label
+from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import Theme
 from kvscope_app.views.console.conversation import DEFAULT_SAMPLING, Conversation, sampling_of
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import LoadedAdapter
 from kvscope_telemetry.messages.sampling_params import LEFT_TO_THE_MODEL, ModelSampling, SamplingParams
 
 
@@ -57,6 +68,9 @@ FIELDS: Final = (
 )
 
 
+_ADAPTER_TIP: Final = "The LoRA adapter that answers are computed with"
+
+
 class OptionsPanel(QWidget):
     """Fields of one conversation; changes are written into it when they are accepted."""
 
@@ -71,16 +85,25 @@ class OptionsPanel(QWidget):
         self.system.setTabChangesFocus(True)
         self.system.setFixedHeight(3 * self.system.fontMetrics().lineSpacing() + 18)
         self.fields = {field.name: _line(field) for field in FIELDS}
+        self.adapter = QComboBox()
+        """Seen where the engine has adapters, or the conversation asks for one."""
+        self.adapter.setAccessibleName("LoRA adapter")
+        self.adapter.setToolTip(_ADAPTER_TIP)
+        self.adapter.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
+        self.adapter.setMinimumContentsLength(8)
         self.stop = QLineEdit()
         self.stop.setPlaceholderText("Stop strings: one | two")
         self.stop.setToolTip("Strings that end the answer, separated by |; \\n is a new line")
         self.stop.setAccessibleName("Stop strings")
+        self._adapter_name = label("LoRA adapter", "muted")
+        self._adapter_name.setToolTip(_ADAPTER_TIP)
         self.reset = QPushButton("Reset")
         self.error = label(wraps=True)
         """Placed by whoever shows the panel, so that it is read even while the options are folded away."""
         self.error.hide()
         self._conversation: Conversation | None = None
         self._model: ModelSampling | None = None
+        self._adapters: tuple[LoadedAdapter, ...] | None = None
         self.show_model(ModelSampling())
         self.reset.setToolTip("Reset sampling options")
         self._lay_out()
@@ -98,7 +121,15 @@ class OptionsPanel(QWidget):
             self.system.setPlainText(conversation.system)
         self._fill(conversation.sampling)
         self._conversation = conversation
+        self._offer_adapters()
         self._check()
+
+    def show_adapters(self, adapters: tuple[LoadedAdapter, ...] | None) -> None:
+        """Those that the engine has; None: it has not said."""
+        if adapters != self._adapters:
+            self._adapters = adapters
+            self._offer_adapters()
+            self._check()
 
     def show_model(self, model: ModelSampling) -> None:
         """Empty fields show what is sent for them: what the model's makers say, where they say anything."""
@@ -129,6 +160,36 @@ class OptionsPanel(QWidget):
             self.fields[field.name].setText(text)
         self.stop.setText("|".join(text.encode("unicode_escape").decode() for text in sampling.stop))
 
+    def _offer_adapters(self) -> None:
+        """The model alone, what is loaded, and what the conversation asks for."""
+        chosen, loaded = self._chosen_adapter, self._adapters or ()
+        self.adapter.clear()
+        self.adapter.addItem("None", "")
+        for each in loaded:
+            self.adapter.addItem(each.name, each.name)
+            self.adapter.setItemData(self.adapter.count() - 1, plain_tip(each.path), Qt.ItemDataRole.ToolTipRole)
+        if chosen and all(each.name != chosen for each in loaded):
+            self.adapter.addItem(chosen if self._adapters is None else f"{chosen} (not loaded)", chosen)
+        self.adapter.setCurrentIndex(self.adapter.findData(chosen))
+        for part in (self.adapter, self._adapter_name):
+            part.setVisible(self.adapter.count() > 1)
+
+    @property
+    def _chosen_adapter(self) -> str:
+        return "" if self._conversation is None else self._conversation.adapter
+
+    def _on_adapter(self) -> None:
+        if self._conversation is not None:
+            self._conversation.adapter = self.adapter.currentData()
+            self._check()
+            self.changed.emit()
+
+    def _adapter_problem(self) -> str:
+        chosen = self._chosen_adapter
+        if not chosen or self._adapters is None or any(each.name == chosen for each in self._adapters):
+            return ""
+        return f"LoRA adapter {chosen!r:.140} is not loaded at this engine: choose another in the options"
+
     def _on_edited(self) -> None:
         if self._conversation is None:
             return
@@ -139,14 +200,14 @@ class OptionsPanel(QWidget):
         self.changed.emit()
 
     def _check(self) -> SamplingParams | None:
+        sampling, problem = None, ""
         try:
             sampling = self.read()
         except BadInput as error:
-            self.error.setText(str(error))
-            self.error.show()
-            return None
-        self.error.clear()
-        self.error.hide()
+            problem = str(error)
+        problem = problem or self._adapter_problem()
+        self.error.setText(problem)
+        self.error.setVisible(bool(problem))
         return sampling
 
     def _on_reset(self) -> None:
@@ -156,6 +217,7 @@ class OptionsPanel(QWidget):
     def _connect(self) -> None:
         self.system.textChanged.connect(self._on_edited)
         self.stop.textEdited.connect(self._on_edited)
+        self.adapter.activated.connect(self._on_adapter)
         for line in self.fields.values():
             line.textEdited.connect(self._on_edited)
         self.reset.clicked.connect(self._on_reset)
@@ -170,6 +232,9 @@ class OptionsPanel(QWidget):
             row, column = divmod(index, 2)
             grid.addWidget(name, row, 2 * column)
             grid.addWidget(self.fields[field.name], row, 2 * column + 1)
+        whose = QHBoxLayout()
+        whose.addWidget(self._adapter_name)
+        whose.addWidget(self.adapter, 1)
         last = QHBoxLayout()
         last.addWidget(self.stop, 1)
         last.addWidget(self.reset)
@@ -177,6 +242,7 @@ class OptionsPanel(QWidget):
         column_layout.setContentsMargins(10, 6, 10, 8)
         column_layout.setSpacing(6)
         column_layout.addWidget(self.system)
+        column_layout.addLayout(whose)
         column_layout.addLayout(grid)
         column_layout.addLayout(last)
 

@@ -101,13 +101,18 @@ def _shown_request(mirror: Mirror, row: int) -> Finding:
     requests = mirror.requests
     number, state = int(requests.number[row]), RequestState(int(requests.state[row])).name.lower()
     blocks = plural(int(requests.num_held[row]), "block")
-    return Finding(f"Request #{count(number)}", f"{state}, {blocks}  ·  {requests.request_ids[row]}", request=number)
+    words = (f"{state}, {blocks}", requests.request_ids[row], requests.adapters[row])
+    return Finding(f"Request #{count(number)}", "  ·  ".join(filter(None, words)), request=number)
 
 
 def _by_id(mirror: Mirror, wanted: str) -> Iterator[Finding]:
-    """The newest whose id has it."""
-    ids = mirror.requests.request_ids
-    matching = (row for row in range(len(ids) - 1, -1, -1) if wanted in ids[row].casefold())
+    """The newest whose id or LoRA adapter has it."""
+    ids, adapters = mirror.requests.request_ids, mirror.requests.adapters
+    matching = (
+        row
+        for row in range(len(ids) - 1, -1, -1)
+        if wanted in ids[row].casefold() or wanted in adapters[row].casefold()
+    )
     return (_shown_request(mirror, row) for row in islice(matching, MAX_IDS))
 
 

@@ -63,7 +63,7 @@ def wall_offset_ns(hello: Hello) -> int:
 
 def _columns(mirror: Mirror, history: History, row: int) -> Iterator[Fact]:
     columns = read_columns(mirror, history.request_times, slice(row, row + 1))
-    for column in COLUMNS[1:]:
+    for column in (each for each in COLUMNS[1:] if each.title != "Adapter"):
         yield Fact(column.title, column.text(columns, 0), tip=column.tip)
     requests = mirror.requests
     yield Fact("Computed", f"{count(int(requests.num_computed_tokens[row]))} tokens", tip="Tokens with KV in blocks")

@@ -20,6 +20,8 @@ from kvscope_telemetry.messages.commands import BlockContent
 _GAP: Final = 14
 _WIDTH: Final = 284
 _MAX_TEXT: Final = 240
+_MAX_NOTES: Final = 3
+"""Of what is told beside the text, such as an adapter."""
 
 
 class BlockCard(QFrame):
@@ -58,7 +60,7 @@ class BlockCard(QFrame):
             f"background: {color}; color: {_ink_on(color)}; border-radius: 7px; padding: 1px 8px; font-weight: 600;"
             f" border: 1px solid {self._theme.border};"
         )
-        self._fill_rows(facts)
+        self._fill_rows(facts, content.notes[:_MAX_NOTES] if content is not None else ())
         self._fill_text(content, instead)
         self._take_height()
 
@@ -95,14 +97,14 @@ class BlockCard(QFrame):
         layout.activate()
         self.resize(_WIDTH, layout.totalHeightForWidth(_WIDTH))
 
-    def _fill_rows(self, facts: BlockFacts) -> None:
+    def _fill_rows(self, facts: BlockFacts, notes: tuple[tuple[str, str], ...]) -> None:
         if not facts.rows:
             self._rows.setText(facts.empty)
             return
         muted = self._theme.muted
         lines = (
             f"<tr><td style='color:{muted}; padding-right:12px'>{escape(label)}</td><td>{escape(value)}</td></tr>"
-            for label, value in facts.rows
+            for label, value in (*facts.rows, *notes)
         )
         self._rows.setText(f"<table cellspacing='0' cellpadding='1'>{''.join(lines)}</table>")
 

@@ -98,7 +98,7 @@ class PrefixesView(View):
         self.group.hide()
         self.search = QLineEdit()
         self.search.setAccessibleName("Find in prefixes")
-        self.search.setPlaceholderText("Search text, a block, or #12 for a request")
+        self.search.setPlaceholderText("Search text, an adapter, a block, or #12 for a request")
         self.search.setClearButtonEnabled(True)
         self.count = ElidedLabel()
         self.empty_label = empty_state(NOTHING_YET)

@@ -104,6 +104,10 @@ def _id_text(columns: RequestColumns, row: int) -> str:
     return columns.request_ids[row]
 
 
+def _adapter_text(columns: RequestColumns, row: int) -> str:
+    return columns.adapters[row] or NOTHING
+
+
 def _column(
     title: str,
     sort_by: str,
@@ -126,6 +130,14 @@ COLUMNS: Final = (
         "Waiting, prefill, running, preempted; finished, aborted or refused; ended (cause not seen)",
         is_number=False,
     ),
+    _column(
+        "Adapter",
+        "adapters",
+        _adapter_text,
+        "Adapter 0000",
+        "The LoRA adapter that it is computed with",
+        is_number=False,
+    ),
     _column("Prompt", "num_prompt_tokens", _counted("num_prompt_tokens"), "00 000", "Tokens of the prompt"),
     _column("Cached", "num_cached_tokens", _cached_text, "00 000", "Prompt tokens taken from the prefix cache"),
     _column("Output", "num_output_tokens", _output_text, "0 000 / 0 000", "Tokens generated, of the maximum"),
@@ -139,6 +151,8 @@ COLUMNS: Final = (
 )
 _SIDES: Final = tuple(RIGHT if column.is_number else LEFT for column in COLUMNS)
 OUTPUT_COLUMN: Final = next(index for index, column in enumerate(COLUMNS) if column.title == "Output")
+ADAPTER_COLUMN: Final = next(index for index, column in enumerate(COLUMNS) if column.title == "Adapter")
+"""Hidden where no request has one."""
 _STATE: Final = next(index for index, column in enumerate(COLUMNS) if column.title == "State")
 
 
@@ -248,6 +262,11 @@ class RequestModel(TableModel):
             return None
         found = np.flatnonzero(self._columns.number[self._rows] == number)
         return int(found[0]) if found.size else None
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether any request, shown or not, is computed with one."""
+        return self._columns is not None and any(self._columns.adapters)
 
     @property
     def num_requests(self) -> int:

@@ -45,6 +45,8 @@ class RequestColumns:
     """Copies, so that a paused table stands still. Each array has shape (num_requests,)."""
 
     request_ids: list[str]
+    adapters: list[str]
+    """LoRA adapters by name; empty: none."""
     number: IntArray
     state: IntArray
     num_prompt_tokens: IntArray
@@ -86,6 +88,7 @@ def read_columns(mirror: Mirror, times: RequestTimes, part: slice = slice(None))
     others = ("state", "max_tokens", "num_preemptions", "num_draft_tokens", "num_accepted_tokens")
     return RequestColumns(
         request_ids=requests.request_ids[part],
+        adapters=requests.adapters[part],
         number=number,
         tokens_per_s=tokens_per_s(
             requests.num_output_tokens[part], first, np.where(last >= 0, last, newest), mirror.stops
@@ -125,8 +128,9 @@ def order_rows(
     if text:
         matching &= _matches_text(columns, text)
     rows = np.flatnonzero(matching)[::-1]
-    if sort_by == "request_ids":
-        keys: npt.NDArray[np.generic] = np.array([columns.request_ids[row] for row in rows.tolist()], np.str_)
+    if sort_by in ("request_ids", "adapters"):
+        words = getattr(columns, sort_by)
+        keys: npt.NDArray[np.generic] = np.array([words[row] for row in rows.tolist()], np.str_)
         order = np.argsort(keys, kind="stable")
         return rows[order[::-1] if descending else order]
     values = getattr(columns, sort_by)[rows].astype(np.float64)
@@ -135,8 +139,11 @@ def order_rows(
 
 
 def _matches_text(columns: RequestColumns, text: str) -> npt.NDArray[np.bool_]:
-    """Part of the id, or the number with or without #."""
+    """Part of the id or of the adapter's name, or the number with or without #."""
     wanted = text.strip().lower()
     number = wanted.removeprefix("#")
-    by_id = np.fromiter((wanted in name.lower() for name in columns.request_ids), bool, len(columns))
+    names = zip(columns.request_ids, columns.adapters, strict=True)
+    by_id = np.fromiter(
+        (wanted in name.lower() or wanted in whose.lower() for name, whose in names), bool, len(columns)
+    )
     return by_id | (columns.number == int(number)) if number.isdecimal() else by_id

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import (
 
 from kvscope_app.look.table_text import as_tsv, chosen_rows
 from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.views.requests.model import COLUMNS, OUTPUT_COLUMN, PROGRESS_ROLE, RequestModel
+from kvscope_app.views.requests.model import ADAPTER_COLUMN, COLUMNS, OUTPUT_COLUMN, PROGRESS_ROLE, RequestModel
 from kvscope_app.views.table import Table
 
 _BAR_HEIGHT = 2
@@ -40,6 +40,11 @@ class RequestTable(Table):
         self._delegate.theme = theme
         self.viewport().update()
 
+    def show_adapters(self, has_any: bool) -> None:
+        """Their column, where there are any."""
+        if self.isColumnHidden(ADAPTER_COLUMN) == has_any:
+            self.setColumnHidden(ADAPTER_COLUMN, not has_any)
+
     def height_of(self, num_rows: int) -> int:
         """With the header, and the bar below that scrolls sideways."""
         bars = self.horizontalHeader().sizeHint().height() + self.horizontalScrollBar().sizeHint().height()
@@ -51,6 +56,7 @@ class RequestTable(Table):
         self.sortByColumn(0, Qt.SortOrder.DescendingOrder)
         self.setIconSize(QSize(10, 10))
         self.fit_samples(COLUMNS)
+        self.setColumnHidden(ADAPTER_COLUMN, True)
 
     def _set_up_actions(self) -> None:
         self.abort = QAction("Abort request", self)

@@ -79,7 +79,7 @@ class RequestsView(View):
         self.goals.hide()
         self._goals_error = ""
         self.search = QLineEdit()
-        self.search.setPlaceholderText("Find by id or number")
+        self.search.setPlaceholderText("Find by id, number or adapter")
         self.search.setClearButtonEnabled(True)
         self.count = label(look="muted")
         self.note = ElidedLabel()
@@ -114,6 +114,7 @@ class RequestsView(View):
             self.stack.setCurrentIndex(2)
             return
         self.model.show_columns(read_columns(mirror, history.request_times))
+        self.table.show_adapters(self.model.has_adapters)
         self._show_note()
         self.stack.setCurrentIndex(1 if self.model.num_requests or len(history.events) else 0)
         self._show_count()

@@ -119,7 +119,9 @@ def _span_found(place: int, shown: ShownLanes, time_ns: int) -> Found:
     if stopped_ns := shown.overview.stops.stopped_ns(begin, min(end, shown.until_ns)):
         lasted += f" (without {seconds(stopped_ns / 1e9)} paused)"
     going_on = " so far" if end == OPEN_NS else ""
-    words = f"#{count(number)} {PHASE_WORDS[phase]}{lasted}{going_on}"
+    adapter = shown.adapter_of(epoch, number)
+    whose = f"#{count(number)} ({adapter})" if adapter else f"#{count(number)}"
+    words = f"{whose} {PHASE_WORDS[phase]}{lasted}{going_on}"
     at_ns = end if phase is LanePhase.QUEUED and end != OPEN_NS else begin  # its cause is told when it ends
     causes = shown.overview.events.find(at_ns, at_ns, request=(epoch, number))
     reasons = [

@@ -5,6 +5,7 @@ Owns the rows that requests are shown in. Knows no widget; the text over it is i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -61,6 +62,8 @@ class ShownLanes:
     marks: Marks = field(default_factory=Marks)
     steps: Steps | None = None
     """Those that were read, where they are seen each for itself."""
+    adapter_of: Callable[[int, int], str] = lambda epoch, number: ""
+    """The LoRA adapter of a request, as far as it is known."""
 
     def place_rows(self) -> None:
         """Packed rows, or one for each request that is in the span, the newest at the bottom."""

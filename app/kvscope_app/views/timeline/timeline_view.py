@@ -65,6 +65,7 @@ class TimelineView(View):
         self._shown_state: tuple[object, ...] = ()
         self._wanted_batch: tuple[int, tuple[int, ...]] | None = None
         self.canvas = LanesCanvas()
+        self.canvas.shown.adapter_of = self._adapter_of
         self.card = RangeCard(self.canvas)
         self._measured_of: tuple[object, ...] = ()
         """What the card was made of."""
@@ -107,6 +108,11 @@ class TimelineView(View):
         self._show_measured()
         if has_more:
             self._later.start()
+
+    def _adapter_of(self, epoch: int, number: int) -> str:
+        mirror = self.session.mirror
+        row = mirror.requests.row_of(number) if epoch == mirror.epoch else None
+        return "" if row is None else mirror.requests.adapters[row]
 
     def draw_all(self) -> None:
         self.refresh()

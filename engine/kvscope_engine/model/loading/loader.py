@@ -5,7 +5,8 @@ Knows nothing of blocks: how attention is computed is for `attention`, who runs 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -49,7 +50,7 @@ from kvscope_engine.model.quantized.gguf_blocks import attach_gguf, name_gguf
 from kvscope_engine.model.quantized.recipe import UNNAMED, Recipe, take_recipe
 from kvscope_engine.model.quantized.scaled import is_scaled
 from kvscope_engine.model.ranks.rank import ALONE, Rank
-from kvscope_engine.model.ranks.shard import check_divides, shard_model
+from kvscope_engine.model.ranks.shard import Cut, check_divides, shard_model
 from kvscope_engine.model.running.host_memory import bound_compiled_products
 from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_engine.model.text.tokenizer_files import load_tokenizer
@@ -88,6 +89,8 @@ class LoadedModel:
     """Of configuration and weights as they came; only taken for KV that is kept."""
     rank: Rank = ALONE
     """Whose share it is, of how many ranks."""
+    cuts: Mapping[str, Cut] = field(default_factory=dict)
+    """How its linear layers are shared out, by name; nothing where this rank is alone."""
 
     @property
     def num_layers(self) -> int:
@@ -169,8 +172,8 @@ def _load(
     else:
         given = folder, whole, dtype, source, name.text, progress
         module, notes = _module(check_weights(folder), recipe, quantization, given)
+    cuts = shard_model(module, rank, name.text)
     if not rank.is_alone:
-        shard_model(module, rank, name.text)
         module.to(device)
     if config.cpu_offload_gb:
         _keep_on_host(module, config.cpu_offload_gb, device)
@@ -197,6 +200,7 @@ def _load(
         notes=(*(device_notes(config.device, device) if rank.index == 0 else ()), *notes),
         fingerprint=model_fingerprint(module) if config.keep_disk_kv else "",
         rank=rank,
+        cuts=cuts,
     )
 
 

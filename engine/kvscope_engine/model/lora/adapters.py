@@ -1,26 +1,24 @@
 """The LoRA adapters of an engine: which are loaded, under which names, and which of them have a slot on the device.
 
-Owns names, weights in host memory and slots. An adapter that a step asks for gets a slot when it has none, from the one
-that was not asked for the longest; the copy runs in the order of the steps. What is unloaded stays for the requests
+Owns names, weights in host memory and who has which slot. An adapter that a step asks for gets a slot when it has none,
+from the one that was not asked for the longest; the copy runs in the order of the steps. Where several ranks compute a
+step each gets its share of the weights then, so that they know slots alone. What is unloaded stays for the requests
 that have it. Knows no scheduler, whose it is that no more adapters run together than there are slots.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
 from kvscope_engine.model.loading.device import choose_device, choose_dtype
-from kvscope_engine.model.lora.install import Place, install, layer_names
-from kvscope_engine.model.lora.linear import LoraStack, StepSlots
-from kvscope_engine.model.lora.peft_folder import AdapterWeights, read_adapter
+from kvscope_engine.model.lora.peft_folder import AdapterWeights, Delta, read_adapter
+from kvscope_engine.model.lora.slots import StepRows, lora_slots
+from kvscope_engine.model.ranks.rank import Rank
 from kvscope_engine.policy.adapter import Adapter
 from kvscope_engine.policy.plan import Scheduled
 from kvscope_telemetry.engine_config import EngineConfig, LoraModule
@@ -36,19 +34,11 @@ NO_UPDATING: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class StepRows:
-    """Which adapters the rows of a step ask for, by slot."""
+class OtherRanks(Protocol):
+    """Those that compute each step with this one; see `ranks.leader`."""
 
-    slots: NDArray[np.int64]
-    """(T,), -1: none."""
-    first: int
-    stop: int
-
-    @property
-    def is_of_one(self) -> bool:
-        """Whether all rows ask for the same."""
-        return self.stop - self.first == 1 and bool((self.slots == self.first).all())
+    def fill(self, stack: str, slot: int, deltas: Callable[[Rank], Sequence[Delta | None]]) -> None:
+        """What is in a slot of a stack from the next step on."""
 
 
 class LoraAdapters:
@@ -59,8 +49,18 @@ class LoraAdapters:
     """
 
     def __init__(
-        self, config: EngineConfig, loaded: LoadedModel, given: Sequence[tuple[LoraModule, AdapterWeights]]
+        self,
+        config: EngineConfig,
+        loaded: LoadedModel,
+        given: Sequence[tuple[LoraModule, AdapterWeights]],
+        others: OtherRanks | None = None,
     ) -> None:
+        slots = lora_slots(config, loaded, layers_of(given))
+        assert slots is not None, "adapters are asked for"
+        self.slots = slots
+        """Where they are on the device."""
+        self._others = others
+        self._rank, self._cuts = loaded.rank, loaded.cuts
         self._model_name = loaded.info.name
         self._dtype, self._max_rank = loaded.dtype, config.max_lora_rank
         self._takes_more = config.allow_runtime_lora_updating
@@ -69,12 +69,6 @@ class LoraAdapters:
         self._slot_of: dict[Adapter, int] = {}
         """The one longest not asked for first."""
         self._num_slots = config.num_lora_slots
-        self._kinds = sorted({name.rpartition(".")[2] for name in layer_names(loaded.module)})
-        asked = {name for _, weights in given for name in weights.deltas}
-        like = torch.empty(0, dtype=loaded.dtype, device=loaded.device)
-        self._in_step, self._places = install(
-            loaded.module, lambda name: self._takes_more or name in asked, self._num_slots, self._max_rank, like
-        )
         for module, weights in given:
             self._add(module.name, module.path, weights)
 
@@ -123,35 +117,7 @@ class LoraAdapters:
             return None
         self._make_resident(wanted)
         each = [NO_SLOT if adapter is None else self._slot_of[adapter] for adapter in adapters]
-        used = [self._slot_of[adapter] for adapter in wanted]
-        slots = np.repeat(np.array(each, np.int64), [item.num_tokens for item in scheduled])
-        return StepRows(slots, min(used), max(used) + 1)
-
-    @contextmanager
-    def applied(self, rows: StepRows, slots: torch.Tensor) -> Iterator[None]:
-        """Inside, the model computes a step of these rows; `slots` are theirs, on the device."""
-        others = None
-        if not rows.is_of_one:
-            others = slots[:, None] != torch.arange(rows.first, rows.stop, device=slots.device)
-        self._in_step.slots = StepSlots(rows.first, rows.stop, others)
-        try:
-            yield
-        finally:
-            self._in_step.slots = None
-
-    @contextmanager
-    def in_full(self) -> Iterator[None]:
-        """Inside, before anything has a slot, each row takes all of them: as much memory as any step."""
-        stacks = list(self._stacks())
-        for stack in stacks:
-            stack.filled = [True] * self._num_slots
-        self._in_step.slots = StepSlots(0, self._num_slots, None)
-        try:
-            yield
-        finally:
-            self._in_step.slots = None
-            for stack in stacks:
-                stack.filled = [False] * self._num_slots
+        return StepRows(np.repeat(np.array(each, np.int64), [item.num_tokens for item in scheduled]))
 
     def _make_resident(self, wanted: dict[Adapter, None]) -> None:
         assert len(wanted) <= self._num_slots, f"{len(wanted)} adapters in a step, {self._num_slots} slots"
@@ -170,11 +136,24 @@ class LoraAdapters:
         return self._slot_of.pop(next(adapter for adapter in self._slot_of if adapter not in wanted))
 
     def _fill(self, slot: int, weights: AdapterWeights) -> None:
-        for stack in self._stacks():
-            stack.fill(slot, [weights.deltas.get(part.name) for part in stack.parts])
+        for stack, names in self.slots.stacks.items():
+            if not (self.slots.is_filled(stack, slot) or any(name in weights.deltas for name in names)):
+                continue
+            share = partial(self._share, names, weights)
+            self.slots.fill(stack, slot, share(self._rank))
+            if self._others is not None:
+                self._others.fill(stack, slot, share)
 
-    def _stacks(self) -> Iterable[LoraStack]:
-        return {id(place.stack): place.stack for place in self._places.values()}.values()
+    def _share(self, names: Sequence[str], weights: AdapterWeights, rank: Rank) -> list[Delta | None]:
+        """A rank's, of the layers `names`: of B the rows, or of A the columns, that it has of W."""
+        deltas: list[Delta | None] = []
+        for name in names:
+            delta, cut = weights.deltas.get(name), self._cuts.get(name)
+            if delta is not None and cut is not None:
+                part = cut.part(rank)
+                delta = Delta(delta.a, delta.b[part]) if cut.dim == 0 else Delta(delta.a[:, part], delta.b)
+            deltas.append(delta)
+        return deltas
 
     def _add(self, name: str, path: str, weights: AdapterWeights) -> None:
         try:
@@ -187,15 +166,18 @@ class LoraAdapters:
         self._weights[adapter] = weights
 
     def _check_layer(self, layer: str, shape: tuple[int, int]) -> None:
-        place: Place | None = self._places.get(layer)
-        if place is None:
+        found = self.slots.shape(layer)
+        if found is None:
             raise BadInput(
-                f"{layer!r:.160} is no linear layer of this model that adapters are for: {', '.join(self._kinds):.300}"
+                f"{layer!r:.160} is no linear layer of this model that adapters are for: {self.slots.kinds:.300}"
             )
-        if place.shape != shape:
+        whole = list(found)
+        if (cut := self._cuts.get(layer)) is not None:
+            whole[cut.dim] = cut.size
+        if tuple(whole) != shape:
             raise BadInput(
                 f"{layer!r:.160} is for {shape[1]} inputs and {shape[0]} outputs,"
-                f" this model's has {place.shape[1]} and {place.shape[0]}"
+                f" this model's has {whole[1]} and {whole[0]}"
             )
 
     def _check_takes_more(self) -> None:
@@ -207,6 +189,11 @@ class LoraAdapters:
             raise BadInput(f"LoRA adapter {name!r:.140} is loaded already: unload it first")
         if name == self._model_name:
             raise BadInput(f"LoRA adapter {name!r:.140} is not accepted: the model is called so")
+
+
+def layers_of(given: Sequence[tuple[LoraModule, AdapterWeights]]) -> frozenset[str]:
+    """All that they are for."""
+    return frozenset(name for _, weights in given for name in weights.deltas)
 
 
 def read_given(config: EngineConfig) -> list[tuple[LoraModule, AdapterWeights]]:

@@ -21,18 +21,21 @@ import torch
 from kvscope_engine.model.fused.fuse import weights_bytes
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
+from kvscope_engine.model.lora.slots import LoraSlots, in_full, lora_slots
 from kvscope_engine.model.memory.step_memory import max_batched_tokens
 from kvscope_engine.model.ranks.channel import Channel, ChannelClosed, connect
 from kvscope_engine.model.ranks.group import GroupBroken, RankGroup
 from kvscope_engine.model.ranks.messages import (
     Begin,
     Failed,
+    Fill,
     Here,
     Load,
     RankJoined,
     Ready,
     Step,
     decode_to_rank,
+    deltas_of,
     encode,
     inputs_of,
 )
@@ -86,11 +89,13 @@ def _serve(channel: Channel, folder: Path, rank: Rank) -> None:
     threads = CpuThreads(config.num_threads)
     loaded = load_model(config, lambda progress: None, rank)
     fused = make_ready_to_run(loaded.module, loaded.quantization)
-    ready = Ready(num_blocks=pool_size(config, loaded).num_blocks, float32_residual=fused.float32_residual)
-    channel.send(encode(ready))
+    lora = lora_slots(config, loaded, load.lora_layers)
+    with in_full(lora):
+        num_blocks = pool_size(config, loaded).num_blocks
+    channel.send(encode(Ready(num_blocks=num_blocks, float32_residual=fused.float32_residual)))
     begin = decode_to_rank(_next(channel))
     if isinstance(begin, Begin):
-        _run(channel, folder, rank, config, loaded, begin, threads)
+        _run(channel, folder, rank, config, loaded, lora, begin, threads)
 
 
 def _run(
@@ -99,6 +104,7 @@ def _run(
     rank: Rank,
     config: EngineConfig,
     loaded: LoadedModel,
+    lora: LoraSlots | None,
     begin: Begin,
     threads: CpuThreads,
 ) -> None:
@@ -114,6 +120,7 @@ def _run(
         max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
         enforce_eager=True,
         sparse_decode=config.sparse_decode,
+        lora_slots=lora,
     )
     runner.warm_up(lambda progress: None)
     keep_residual_in_float32(loaded.module, begin.float32_residual)
@@ -121,9 +128,12 @@ def _run(
     reduce_behind_layers(loaded.module, group.all_reduce)
     num_bytes = weights_bytes(loaded.module)
     channel.send(encode(RankJoined(weights_bytes=num_bytes, kv_bytes=storage.num_bytes, device=_name(loaded.device))))
-    while isinstance(step := decode_to_rank(_next(channel)), Step):
-        threads.look()
-        runner.follow(*inputs_of(step))
+    while isinstance(told := decode_to_rank(_next(channel)), Step | Fill):
+        if isinstance(told, Step):
+            threads.look()
+            runner.follow(*inputs_of(told))
+        elif lora is not None:
+            lora.fill(told.stack, told.slot, deltas_of(told, loaded.dtype))
     group.close()
 
 

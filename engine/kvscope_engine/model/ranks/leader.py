@@ -15,16 +15,19 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import msgspec
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from kvscope_engine.model.fused.fuse import Fused
 from kvscope_engine.model.loading.device import choose_device
+from kvscope_engine.model.lora.peft_folder import Delta
 from kvscope_engine.model.ranks.channel import Channel, ChannelClosed, listen
 from kvscope_engine.model.ranks.group import GroupBroken, RankGroup
 from kvscope_engine.model.ranks.messages import (
@@ -38,6 +41,7 @@ from kvscope_engine.model.ranks.messages import (
     Stop,
     decode_from_rank,
     encode,
+    fill_of,
     step_of,
 )
 from kvscope_engine.model.ranks.processes import RankProcesses
@@ -111,10 +115,11 @@ class Leader:
 
     # Before the first step, in this order.
 
-    def load(self, config: EngineConfig) -> None:
+    def load(self, config: EngineConfig, lora_layers: Iterable[str]) -> None:
         """Rank 0 has loaded: the others find every file where it was put."""
         self._meet()
-        message = encode(Load(config=msgspec.json.encode(replace(config, kv_events_config=None))))
+        told = msgspec.json.encode(replace(config, kv_events_config=None))
+        message = encode(Load(config=told, lora_layers=tuple(lora_layers)))
         for rank, channel in self._channels.items():
             self._send(rank, channel, message)
 
@@ -152,7 +157,17 @@ class Leader:
         except GroupBroken as error:
             raise self._lost(error) from error
 
-    def tell(self, inputs: StepInputs, copies: Sequence[tuple[int, int]]) -> None:
+    def fill(self, stack: str, slot: int, deltas: Callable[[Rank], Sequence[Delta | None]]) -> None:
+        """What is in an adapter's slot from the next step on; each rank is sent its share alone."""
+        for index, channel in self._channels.items():
+            self._send(index, channel, encode(fill_of(stack, slot, deltas(Rank(index, self.rank.count)))))
+
+    def tell(
+        self,
+        inputs: StepInputs,
+        copies: Sequence[tuple[int, int]],
+        lora_slots: NDArray[np.int64] | None = None,
+    ) -> None:
         """The next step. Until `done` no other can be told: ranks would add up layers of different steps."""
         if self._failed.is_set():
             raise self._lost(None)
@@ -162,7 +177,7 @@ class Leader:
                 " if it was for want of memory, give a smaller --max-num-batched-tokens or --kv-memory"
             )
         self._is_in_step = True
-        message = encode(step_of(inputs, copies))
+        message = encode(step_of(inputs, copies, lora_slots))
         for rank, channel in self._channels.items():
             self._send(rank, channel, message)
 

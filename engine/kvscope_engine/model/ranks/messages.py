@@ -11,8 +11,10 @@ from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from kvscope_engine.model.lora.peft_folder import Delta
 from kvscope_engine.model.running.step_inputs import StepInputs
 
 
@@ -24,6 +26,8 @@ class Load(_Message, frozen=True, kw_only=True):
     """Rank 0 has loaded its share: every file is there. `config` is an EngineConfig as JSON."""
 
     config: bytes
+    lora_layers: tuple[str, ...] = ()
+    """Layers that the LoRA adapters of `config` are for."""
 
 
 class Begin(_Message, frozen=True, kw_only=True):
@@ -45,6 +49,26 @@ class Step(_Message, frozen=True, kw_only=True):
     num_single_token: int
     num_groups: int = 1
     copies: bytes = b""
+    lora_slots: bytes = b""
+    """The slot of each row's adapter, -1 for none; empty: no row has one."""
+
+
+class DeltaBytes(msgspec.Struct, frozen=True, array_like=True):
+    """A rank's share of what an adapter adds to a linear layer, in the model's type."""
+
+    rank: int
+    a: bytes
+    """(rank, inputs)."""
+    b: bytes
+    """(outputs, rank)."""
+
+
+class Fill(_Message, frozen=True, kw_only=True):
+    """What is in a slot of an adapter from the next step on, of one stack: a delta or nothing for each of its parts."""
+
+    stack: str
+    slot: int
+    deltas: tuple[DeltaBytes | None, ...]
 
 
 class Stop(_Message, frozen=True, kw_only=True):
@@ -80,7 +104,7 @@ class Failed(_Message, frozen=True, kw_only=True):
     is_consequence: bool = False
 
 
-ToRank: TypeAlias = Load | Begin | Step | Stop
+ToRank: TypeAlias = Load | Begin | Step | Fill | Stop
 FromRank: TypeAlias = Here | Ready | RankJoined | Failed
 
 encode = msgspec.msgpack.Encoder().encode
@@ -88,7 +112,7 @@ decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode
 decode_from_rank = msgspec.msgpack.Decoder(FromRank).decode
 
 
-def step_of(inputs: StepInputs, copies: Sequence[tuple[int, int]]) -> Step:
+def step_of(inputs: StepInputs, copies: Sequence[tuple[int, int]], lora_slots: NDArray[np.int64] | None = None) -> Step:
     """A step as a message."""
     return Step(
         input_ids=inputs.input_ids.tobytes(),
@@ -100,11 +124,12 @@ def step_of(inputs: StepInputs, copies: Sequence[tuple[int, int]]) -> Step:
         num_single_token=inputs.num_single_token,
         num_groups=len(inputs.slot_mapping),
         copies=np.array(copies, np.int64).tobytes() if copies else b"",
+        lora_slots=lora_slots.tobytes() if lora_slots is not None else b"",
     )
 
 
-def inputs_of(step: Step) -> tuple[StepInputs, list[tuple[int, int]]]:
-    """And back: arrays that may be written to, and the copies. No row is sampled."""
+def inputs_of(step: Step) -> tuple[StepInputs, list[tuple[int, int]], NDArray[np.int64] | None]:
+    """And back: arrays that may be written to, the copies, and the slots. No row is sampled."""
     seq_lens = _array(step.seq_lens, np.int32)
     inputs = StepInputs(
         input_ids=_array(step.input_ids, np.int64),
@@ -117,7 +142,31 @@ def inputs_of(step: Step) -> tuple[StepInputs, list[tuple[int, int]]]:
         sample_rows=np.empty(0, np.int64),
     )
     copies = [(int(source), int(target)) for source, target in _array(step.copies, np.int64).reshape(-1, 2)]
-    return inputs, copies
+    return inputs, copies, _array(step.lora_slots, np.int64) if step.lora_slots else None
+
+
+def fill_of(stack: str, slot: int, deltas: Sequence[Delta | None]) -> Fill:
+    """What comes into a slot, as a message."""
+    told = tuple(
+        None if delta is None else DeltaBytes(len(delta.a), _bytes(delta.a), _bytes(delta.b)) for delta in deltas
+    )
+    return Fill(stack=stack, slot=slot, deltas=told)
+
+
+def deltas_of(fill: Fill, dtype: torch.dtype) -> list[Delta | None]:
+    """And back."""
+    return [
+        None if told is None else Delta(_matrix(told.a, dtype, told.rank), _matrix(told.b, dtype, -1, told.rank))
+        for told in fill.deltas
+    ]
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def _matrix(data: bytes, dtype: torch.dtype, rows: int, columns: int = -1) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=dtype).view(rows, columns)
 
 
 def _array(data: bytes, dtype: Any) -> NDArray[Any]:

@@ -7,6 +7,8 @@ rank. The output projections keep their share of columns, so what they give is o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -18,6 +20,25 @@ from kvscope_telemetry.errors import BadInput
 MAX_TOLD: Final = 64
 _ATTENTION: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP: Final = ("gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a linear layer's weight is shared out."""
+
+    dim: int
+    """Of the weight: 0 for rows (outputs), 1 for columns (inputs)."""
+    size: int
+    """Of that dimension, whole."""
+    num_kv_heads: int = 0
+    """For a layer of KV heads, which several ranks may have."""
+
+    def part(self, rank: Rank) -> slice:
+        """What is of a rank."""
+        if not self.num_kv_heads:
+            return rank.part(self.size)
+        width, heads = self.size // self.num_kv_heads, rank.kv_heads(self.num_kv_heads)
+        return slice(heads.start * width, heads.stop * width)
 
 
 def check_divides(count: int, num_query_heads: int, num_kv_heads: int, intermediate: int, name: str) -> None:
@@ -33,23 +54,31 @@ def check_divides(count: int, num_query_heads: int, num_kv_heads: int, intermedi
     )
 
 
-def shard_model(module: nn.Module, rank: Rank, name: str) -> None:
-    """Cut every layer, in place; what is not of this rank is let go.
+def shard_model(module: nn.Module, rank: Rank, name: str) -> Mapping[str, Cut]:
+    """Cut every layer, in place; what is not of this rank is let go. Returns how, by the layers' names.
 
     Raises BadInput for layers of another kind than Llama's, and for sizes that the number of ranks does not divide.
     """
     if rank.is_alone:
-        return
-    attentions = [part for part in module.modules() if _has(part, _ATTENTION)]
-    mlps = [part for part in module.modules() if _has(part, _MLP)]
+        return {}
+    parts = dict(module.named_modules())
+    attentions = {key: part for key, part in parts.items() if _has(part, _ATTENTION)}
+    mlps = {key: part for key, part in parts.items() if _has(part, _MLP)}
     num_layers = int(module.config.num_hidden_layers)  # type: ignore[union-attr, arg-type]
-    strange = [part for part in attentions if _own_tensors(part)]
+    strange = [part for part in attentions.values() if _own_tensors(part)]
     if strange or not len(attentions) == len(mlps) == num_layers:
         raise _not_this_kind(rank, name)
+    cuts: dict[str, Cut] = {}
     with torch.no_grad():
-        for attention, mlp in zip(attentions, mlps, strict=True):
-            _shard_attention(attention, mlp, rank, name)
-            _shard_mlp(mlp, rank)
+        for (key, attention), (mlp_key, mlp) in zip(attentions.items(), mlps.items(), strict=True):
+            of_attention = _attention_cuts(attention, mlp, rank, name)
+            _shard(attention, of_attention, rank)
+            of_mlp = _mlp_cuts(mlp)
+            _shard(mlp, of_mlp, rank)
+            attention.num_key_value_groups = attention.q_proj.out_features // attention.k_proj.out_features
+            cuts |= {f"{key}.{part}": cut for part, cut in of_attention.items()}
+            cuts |= {f"{mlp_key}.{part}": cut for part, cut in of_mlp.items()}
+    return cuts
 
 
 def check_fused(num_joined: int, num_layers: int, rank: Rank, name: str) -> None:
@@ -65,33 +94,28 @@ def _not_this_kind(rank: Rank, name: str) -> BadInput:
     )
 
 
-def _shard_attention(attention: Any, mlp: Any, rank: Rank, name: str) -> None:
+def _attention_cuts(attention: Any, mlp: Any, rank: Rank, name: str) -> dict[str, Cut]:
     head_dim = int(attention.head_dim)
     num_query, num_kv = (getattr(attention, key).out_features // head_dim for key in ("q_proj", "k_proj"))
     check_divides(rank.count, num_query, num_kv, mlp.gate_proj.out_features, name)
-    kv = rank.kv_heads(num_kv)
-    query_rows, kv_rows = rank.part(num_query * head_dim), slice(kv.start * head_dim, kv.stop * head_dim)
-    attention.q_proj = _rows(attention.q_proj, query_rows)
-    attention.k_proj = _rows(attention.k_proj, kv_rows)
-    attention.v_proj = _rows(attention.v_proj, kv_rows)
-    attention.o_proj = _columns(attention.o_proj, query_rows, rank)
-    attention.num_key_value_groups = (num_query // rank.count) // (kv.stop - kv.start)
+    kv = Cut(0, num_kv * head_dim, num_kv)
+    query_rows = num_query * head_dim
+    return {"q_proj": Cut(0, query_rows), "k_proj": kv, "v_proj": kv, "o_proj": Cut(1, query_rows)}
 
 
-def _shard_mlp(mlp: Any, rank: Rank) -> None:
-    rows = rank.part(mlp.gate_proj.out_features)
-    mlp.gate_proj = _rows(mlp.gate_proj, rows)
-    mlp.up_proj = _rows(mlp.up_proj, rows)
-    mlp.down_proj = _columns(mlp.down_proj, rows, rank)
+def _mlp_cuts(mlp: Any) -> dict[str, Cut]:
+    rows = mlp.gate_proj.out_features
+    return {"gate_proj": Cut(0, rows), "up_proj": Cut(0, rows), "down_proj": Cut(1, rows)}
 
 
-def _rows(linear: nn.Linear, rows: slice) -> nn.Linear:
-    return _linear(linear.weight[rows], None if linear.bias is None else linear.bias[rows])
-
-
-def _columns(linear: nn.Linear, columns: slice, rank: Rank) -> nn.Linear:
-    """The bias is added once: by rank 0."""
-    return _linear(linear.weight[:, columns], linear.bias if rank.index == 0 else None)
+def _shard(parent: nn.Module, cuts: dict[str, Cut], rank: Rank) -> None:
+    for name, cut in cuts.items():
+        linear, part = getattr(parent, name), cut.part(rank)
+        if cut.dim == 0:
+            made = _linear(linear.weight[part], None if linear.bias is None else linear.bias[part])
+        else:
+            made = _linear(linear.weight[:, part], linear.bias if rank.index == 0 else None)  # added once
+        setattr(parent, name, made)
 
 
 def _linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:

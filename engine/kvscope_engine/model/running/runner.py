@@ -14,15 +14,18 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, islice, takewhile
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from kvscope_engine.model.fused.fuse import weights_bytes
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
 from kvscope_engine.model.lora.adapters import LoraAdapters
+from kvscope_engine.model.lora.slots import LoraSlots, StepRows
 from kvscope_engine.model.memory.step_memory import StepLimits, logits_width, step_buffer_bytes
 from kvscope_engine.model.roofline.launches import Kind, Launches
 from kvscope_engine.model.running import step_buffer
@@ -61,8 +64,10 @@ _BYTES_A_NUMBER: Final = 8
 class OtherRanks(Protocol):
     """Those that run each step with this one; see `ranks.leader`."""
 
-    def tell(self, inputs: StepInputs, copies: Sequence[tuple[int, int]]) -> None:
-        """The step that is run next."""
+    def tell(
+        self, inputs: StepInputs, copies: Sequence[tuple[int, int]], lora_slots: NDArray[np.int64] | None = None
+    ) -> None:
+        """The step that is run next; `lora_slots` as in `StepRows`."""
 
     def done(self) -> None:
         """Its layers were run here."""
@@ -100,9 +105,11 @@ class ModelRunner:
         notes: list[str] | None = None,
         states: StateStorage | None = None,
         lora: LoraAdapters | None = None,
+        lora_slots: LoraSlots | None = None,
     ) -> None:
         self._others = others
         self._lora = lora
+        self._lora_slots = lora_slots if lora is None else lora.slots
         self._storage = storage
         self._states = states
         assert (states is not None) == bool(recurrent_layers(loaded.module).layers), "recurrent layers need states"
@@ -189,11 +196,11 @@ class ModelRunner:
         `after` is the last step launched, where tokens that it samples are inputs of this one.
         """
         inputs = build_inputs(plan, self._rows, self._storage.block_size, after.rows() if after is not None else None)
+        adapted = self._lora.rows_of(plan.scheduled) if self._lora is not None else None
         if self._others is not None:
-            self._others.tell(inputs, plan.copies)
+            self._others.tell(inputs, plan.copies, adapted.slots if adapted is not None else None)
         sampling, num_output_tokens = sampled_places(plan.scheduled)
         measures = self._measures(self._measured.is_due(inputs.num_single_token))
-        adapted = self._lora.rows_of(plan.scheduled) if self._lora is not None else None
         graphs, size = self._graphs_for(inputs) if measures.skips is None and adapted is None else (None, 0)
         buffer = self._buffer
         buffer.begin()
@@ -212,11 +219,9 @@ class ModelRunner:
         count = len(sampling)
         kind = self._kind(inputs, count, graphs, size, is_measured=measures != NOTHING)
         with self._launches.counted(kind):
-            if self._lora is not None and adapted is not None and slots is not None:
-                with self._lora.applied(adapted, slots):
+            if graphs is None:
+                with self._adapted(adapted, slots):
                     logits = self._forward(tensors, count, measures, states)
-            elif graphs is None:
-                logits = self._forward(tensors, count, measures, states)
             elif isinstance(graphs, MixedGraphs):
                 logits = graphs.replay(size, count, measures.shares)
             else:
@@ -235,15 +240,19 @@ class ModelRunner:
         return InFlight(plan, timer, sampled, landing, measures, **given)
 
     @torch.inference_mode()
-    def follow(self, inputs: StepInputs, copies: Sequence[tuple[int, int]]) -> None:
+    def follow(
+        self, inputs: StepInputs, copies: Sequence[tuple[int, int]], lora_slots: NDArray[np.int64] | None = None
+    ) -> None:
         """This rank's part of a step that rank 0 runs: all but the head and sampling."""
         self._buffer.begin()
         tensors = put_inputs(inputs, self._buffer)
         pairs = self._buffer.put(np.array(copies, np.int64)) if copies else None
+        slots = self._buffer.put(lora_slots) if lora_slots is not None else None
         self._buffer.send()
         if pairs is not None:
             self._ops.copy_rows(self._storage.rows, pairs)
-        self._model.fill(tensors.input_ids, tensors.positions, self._context(tensors))
+        with self._adapted(StepRows(lora_slots) if lora_slots is not None else None, slots):
+            self._model.fill(tensors.input_ids, tensors.positions, self._context(tensors))
 
     def recover(self) -> None:
         """After a step that ran out of memory: what it left is over, and memory that is only kept is given back."""
@@ -255,6 +264,12 @@ class ModelRunner:
         """Drop every tensor."""
         self._graphs = self._mixed = None
         del self._model
+
+    def _adapted(self, rows: StepRows | None, slots: torch.Tensor | None) -> AbstractContextManager[None]:
+        """Inside, the model computes a step of rows with adapters; None of them: as the model is."""
+        if self._lora_slots is None or rows is None or slots is None:
+            return nullcontext()
+        return self._lora_slots.applied(rows, slots)
 
     def _kind(
         self,

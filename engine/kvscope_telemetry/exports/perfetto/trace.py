@@ -174,6 +174,8 @@ def _request(history: RequestHistory, uuids: Mapping[tuple[int, int], int], span
         "output tokens": history.num_output_tokens,
         "preemptions": history.num_preemptions,
     }
+    if info.adapter:
+        facts = {**facts, "LoRA adapter": info.adapter}
     for place, phase in enumerate(history.phases):
         end_ns = span.until_ns if phase.end_ns is None else phase.end_ns
         begin_ns, end_ns = max(phase.start_ns, span.from_ns), min(end_ns, span.until_ns)

@@ -88,6 +88,7 @@ def requests_table(content: Content) -> Table:
         ints("epoch", lambda history: history.epoch, "", "start of the engine"),
         ints("index", lambda history: history.info.index, "", "which of the n completions of a prompt"),
         ints("priority", lambda history: history.info.priority, "", "as asked for"),
+        texts("adapter", lambda history: history.info.adapter, "the LoRA adapter that it is computed with"),
         Column("arrival_time_ns", "time", [history.arrival_ns for history in there], "ns", "since 1970"),
         Column(
             "arrival_s",

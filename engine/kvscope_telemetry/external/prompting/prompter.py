@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from typing import Final
 
 from kvscope_telemetry.errors import BadInput, EngineDead
@@ -17,7 +18,17 @@ from kvscope_telemetry.external.prompting.question import question_of
 from kvscope_telemetry.external.prompting.reply_box import ReplyBox
 from kvscope_telemetry.external.prompting.served_model import ServedModel
 from kvscope_telemetry.messages.command_size import command_bytes
-from kvscope_telemetry.messages.commands import MAX_COMMAND_BYTES, Abort, Command, Done, Reply, Submit, refuse
+from kvscope_telemetry.messages.commands import (
+    MAX_COMMAND_BYTES,
+    Abort,
+    Command,
+    Done,
+    GetStatus,
+    LoadedAdapter,
+    Reply,
+    Submit,
+    refuse,
+)
 
 MAX_ON_THEIR_WAY: Final = 576
 """Requests at once: a load's, and a person's own."""
@@ -36,9 +47,16 @@ class Prompter:
         self._lock = threading.Lock()
         self._open: dict[str, tuple[Exchange, threading.Thread]] = {}
         self._is_closed = False
+        self._looking: threading.Thread | None = None
+
+    @property
+    def adapters(self) -> tuple[LoadedAdapter, ...] | None:
+        """LoRA adapters that the server lists as models, as it was last asked; None: it has not said."""
+        return self._model.adapters
 
     def send(self, command: Command) -> None:
-        """From any thread; never waits; answers come from `take_replies`. What is not possible is refused there.
+        """From any thread; never waits; answers come from `take_replies`. What is not possible is refused there. How it
+        is (GetStatus) is not answered: `adapters` are asked for anew.
 
         Raises BadInput for one that is too large, EngineDead after `close`.
         """
@@ -48,6 +66,8 @@ class Prompter:
             self._submit(command)
         elif isinstance(command, Abort):
             self._abort(command)
+        elif isinstance(command, GetStatus):
+            self._look()
         else:
             self._box.put([refuse(command, f"{self._address.engine.name} can be watched but not controlled")])
 
@@ -66,6 +86,8 @@ class Prompter:
             still = list(self._open.values())
         self._box.close()
         self._model.close()
+        if self._looking is not None:
+            self._looking.join(_END_S)
         for exchange, _ in still:
             exchange.cut()
         deadline = time.monotonic() + _END_S
@@ -85,6 +107,15 @@ class Prompter:
         why = self._begin(exchange, thread)
         if why:
             self._box.put([refuse(submit, why)])
+
+    def _look(self) -> None:
+        with self._lock:
+            if self._is_closed or (self._looking is not None and self._looking.is_alive()):
+                return
+            looking = threading.Thread(target=self._model.look, name="kvscope-adapters", daemon=True)
+            with suppress(RuntimeError):  # no thread can be started: the next time perhaps
+                looking.start()
+                self._looking = looking
 
     def _begin(self, exchange: Exchange, thread: threading.Thread) -> str:
         """Why it cannot begin; empty once it has."""

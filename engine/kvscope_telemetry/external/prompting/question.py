@@ -33,7 +33,7 @@ _DEFAULTS: Final = SamplingParams()
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A POST, but for the model."""
+    """A POST, but for the model where `fields` has none."""
 
     request_id: str
     path: str
@@ -49,6 +49,8 @@ def question_of(submit: Submit, engine: ExternalEngine) -> Question:
     fields |= _sampling(submit.sampling, engine, path)
     if submit.priority:
         fields["priority"] = submit.priority
+    if submit.adapter:
+        fields |= engine.adapter_fields(submit.adapter)
     if submit.cache_salt:
         fields["cache_salt"] = submit.cache_salt
     fields |= {"stream": True, "stream_options": {"include_usage": True}}

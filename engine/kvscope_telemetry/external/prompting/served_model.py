@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,6 +13,7 @@ from kvscope_telemetry.external.address import ExternalAddress
 from kvscope_telemetry.external.engine import Version
 from kvscope_telemetry.external.engines import find_engine
 from kvscope_telemetry.external.http_client import HttpClient, NoAnswer
+from kvscope_telemetry.messages.commands import MAX_ADAPTER_CHARACTERS, LoadedAdapter
 
 MODELS: Final = "/v1/models"
 VERSION: Final = "/version"
@@ -26,6 +28,9 @@ class _Version(msgspec.Struct):
 class _Card(msgspec.Struct):
     id: str
     owned_by: str | None = None
+    parent: str | None = None
+    """The model that it is an adapter of, in vLLM, SGLang and kvscope."""
+    root: str | None = None
 
 
 class _Cards(msgspec.Struct):
@@ -53,6 +58,17 @@ class ServedModel:
         self._num_asked = 0
         self._failure = ""
         self._status = 0
+        self._adapters: tuple[LoadedAdapter, ...] | None = None
+
+    @property
+    def adapters(self) -> tuple[LoadedAdapter, ...] | None:
+        """LoRA adapters among the models, as they were last asked for; None: the server has not said."""
+        return self._adapters
+
+    def look(self) -> None:
+        """Ask for them anew; waits for the server. One that gives no answer has said nothing new."""
+        with self._lock, suppress(NoAnswer):
+            self._cards()
 
     def get(self) -> Model:
         """From any thread; may wait for the server. Raises NoAnswer; those who waited meanwhile share it."""
@@ -100,14 +116,20 @@ class ServedModel:
             self._num_asked += 1
 
     def _ask(self) -> Model:
-        url = self._address.url(MODELS)
+        cards = self._cards()
+        if not cards:
+            raise NoAnswer(f"{self._address.url(MODELS)} lists no model to send prompts to")
+        wanted = self._address.model
+        card = next((one for one in cards if one.id == wanted), cards[0])
+        return Model(wanted or card.id, find_engine(card.owned_by or "") is not None)
+
+    def _cards(self) -> list[_Card]:
         _, body = self._http.get(MODELS)
         try:
             cards = msgspec.json.decode(body, type=_Cards).data
         except (msgspec.DecodeError, UnicodeError, RecursionError):
+            url = self._address.url(MODELS)
             raise NoAnswer(f"{url} is not a list of models: is it another program's port?") from None
-        if not cards:
-            raise NoAnswer(f"{url} lists no model to send prompts to")
-        wanted = self._address.model
-        card = next((one for one in cards if one.id == wanted), cards[0])
-        return Model(wanted or card.id, find_engine(card.owned_by or "") is not None)
+        adapters = (card for card in cards if card.parent and 0 < len(card.id) <= MAX_ADAPTER_CHARACTERS)
+        self._adapters = tuple(LoadedAdapter(name=card.id, path=card.root or "") for card in adapters)
+        return cards

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace as replace_fields
+
 import pytest
 from msgspec.structs import replace
 from PySide6.QtCore import Qt
@@ -14,7 +16,18 @@ from kvscope_app.views.console.composer import Composer
 from kvscope_app.views.console.console_view import ConsoleView
 from kvscope_app.views.console.conversation import Conversation, sampling_to_send
 from kvscope_app.views.console.store import ConversationStore
-from kvscope_telemetry.messages.commands import Abort, Accepted, Finished, Refused, RequestTiming, Submit, Tokens, Usage
+from kvscope_telemetry.messages.commands import (
+    Abort,
+    Accepted,
+    Finished,
+    GetStatus,
+    LoadedAdapter,
+    Refused,
+    RequestTiming,
+    Submit,
+    Tokens,
+    Usage,
+)
 from kvscope_telemetry.messages.sampling_params import ModelSampling, SamplingParams
 from kvscope_telemetry.source import SourceState, Update
 
@@ -519,3 +532,73 @@ def test_an_answer_finds_its_request_where_the_engine_tells_no_number(talk, engi
     poll(talk.session)
     talk.token("Hi")
     assert talk.chat.answer_of(talk.page.current.key).message.stats.number == 6
+
+
+def have_adapters(talk, *names):
+    """The engine has said so, or not (no `names` at all: None)."""
+    adapters = None if names == (None,) else tuple(LoadedAdapter(name=name, path=f"/adapters/{name}") for name in names)
+    talk.engine.source.status = replace_fields(talk.engine.source.status, adapters=adapters)
+    talk.session.poll()
+
+
+def choose_adapter(talk, qtbot, text):
+    box = talk.page.options.adapter
+    talk.page.head.settings.setChecked(True)
+    box.setFocus()
+    box.setCurrentText(text)
+    box.activated.emit(box.currentIndex())  # as a click in the list does
+
+
+def adapters_offered(talk):
+    box = talk.page.options.adapter
+    return [box.itemText(index) for index in range(box.count())]
+
+
+def test_an_adapter_is_chosen_where_there_are_any_and_sent(talk, qtbot):
+    talk.page.head.settings.setChecked(True)
+    have_adapters(talk)
+    assert not talk.page.options.adapter.isVisible()
+    have_adapters(talk, "sql", "python")
+    assert talk.page.options.adapter.isVisible()
+    assert adapters_offered(talk) == ["None", "sql", "python"]
+    type_and_send(talk, qtbot, "One")
+    talk.finish()
+    choose_adapter(talk, qtbot, "sql")
+    type_and_send(talk, qtbot, "Two")
+    assert [submit.adapter for submit in talk.submits] == ["", "sql"]
+    assert [card.who.text() for card in talk.page.transcript.cards[1::2]] == ["Answer", "Answer  ·  sql"]
+    talk.finish()
+    talk.page.new_conversation()
+    assert talk.page.options.adapter.currentText() == "sql", "as the other options"
+
+
+def test_an_adapter_that_is_gone_is_said_and_no_prompt_is_sent(talk, qtbot):
+    have_adapters(talk, "sql", "python")
+    choose_adapter(talk, qtbot, "sql")
+    have_adapters(talk, "python")
+    assert adapters_offered(talk) == ["None", "python", "sql (not loaded)"]
+    assert talk.page.options.problem.startswith("LoRA adapter 'sql' is not loaded at this engine")
+    type_and_send(talk, qtbot, "One")
+    assert talk.submits == []
+    have_adapters(talk, None)
+    assert talk.page.options.problem == "", "nobody knows"
+    have_adapters(talk, "sql")
+    type_and_send(talk, qtbot, "")
+    assert [submit.adapter for submit in talk.submits] == ["sql"]
+
+
+def test_the_chosen_adapter_is_there_again(talk, make_talk, qtbot):
+    have_adapters(talk, "sql")
+    choose_adapter(talk, qtbot, "sql")
+    type_and_send(talk, qtbot, "One")
+    talk.finish()
+    talk.view.shut_down()
+    again = make_talk()
+    assert again.page.options.adapter.currentData() == "sql"
+    assert again.page.transcript.cards[1].who.text() == "Answer  ·  sql"
+
+
+def test_the_engine_is_asked_how_it_is_while_the_console_is_seen(talk):
+    talk.view.refresh()
+    talk.view.refresh()
+    assert sum(isinstance(command, GetStatus) for command in talk.engine.source.sent) == 1

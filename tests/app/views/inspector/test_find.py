@@ -56,6 +56,13 @@ def test_a_number_is_a_block_or_a_request(busy):
     assert findings("  ", busy.mirror, SessionOverview()) == []
 
 
+def test_a_part_of_an_adapter_s_name_is_its_requests(busy, engine, poll):
+    engine.request(13, adapter="sql")
+    poll(busy)
+    (found,) = findings("sql", busy.mirror, SessionOverview())
+    assert (found.request, found.detail) == (13, "running, 0 blocks  ·  chat-13  ·  sql")
+
+
 def test_a_part_of_an_id_is_a_request(busy):
     assert [f.request for f in findings("CHAT-1", busy.mirror, SessionOverview())] == [12]
 

@@ -93,10 +93,12 @@ def test_pointing_at_a_block_shows_its_card_and_asks_for_its_text(engine, sessio
     (question,) = engine.source.sent
     assert isinstance(question, GetBlockText)
     assert question.blocks == (7,)
-    content = BlockContent(block=7, number=2, start=0, token_ids=(1, 2), text="Once upon\na time")
+    notes = (("LoRA", "sql"),)
+    content = BlockContent(block=7, number=2, start=0, token_ids=(1, 2), text="Once upon\na time", notes=notes)
     engine.source.replies.append(BlockText(contents=(content,), tag=question.tag))
     poll(session)
     assert "Once upon" in driver.text(view.card)
+    assert "sql" in driver.text(view.card)
 
 
 def test_text_is_asked_for_once_and_kept(engine, session, show, poll, qtbot, monkeypatch):

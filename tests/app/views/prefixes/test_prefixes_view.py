@@ -130,6 +130,8 @@ def test_what_else_a_prompt_is_cached_for_stands_before_its_text(view, engine, s
     first, second = column(view, "Prefix")
     assert first.startswith("You are a helpful assistant")
     assert second == "LoRA sql, Cache salt tenant b · You are a helpful assistant who answers questions"
+    view.search.setText("lora sql")
+    assert column(view, "Prefix") == [second]
 
 
 def test_the_last_column_is_seen_whole_beside_the_bar(view, engine, session, poll, qtbot):

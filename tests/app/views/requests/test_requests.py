@@ -281,3 +281,19 @@ def test_tabs_of_the_detail_keep_their_height_as_text_grows(session, qtbot):
     font.setPointSizeF(3 * font.pointSizeF())
     view.detail.tabBar().setFont(font)
     assert view.detail.minimumSizeHint().height() >= view.detail.tabBar().fontMetrics().height()
+
+
+def test_adapters_have_a_column_once_there_are_any_and_are_found_by_name(engine, session, poll, view):
+    index = next(i for i, each in enumerate(COLUMNS) if each.title == "Adapter")
+    assert view.table.isColumnHidden(index)
+    engine.request(5, adapter="sql")
+    engine.request(6, adapter="python")
+    poll(session)
+    view.refresh()
+    assert not view.table.isColumnHidden(index)
+    assert column(view, "Adapter") == ["python", "sql", "–", "–", "–", "–"]
+    view.table.sortByColumn(index, Qt.SortOrder.DescendingOrder)
+    assert column(view, "Adapter")[:3] == ["sql", "python", "–"]
+    view.search.setText("SQL")
+    assert column(view, "#") == ["5"]
+    assert json.loads(view.model.json_at(0))["adapters"] == "sql"

@@ -20,6 +20,7 @@ from kvscope_app.views.timeline.lane_colors import softened
 from kvscope_app.views.timeline.lane_layout import GUTTER, ROW_HEIGHT
 from kvscope_app.views.timeline.time_span import TimeSpan
 from kvscope_app.views.timeline.timeline_view import EMPTY_TEXT, TimelineView
+from kvscope_telemetry.messages.telemetry import RequestInfo, RequestRows
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 
@@ -135,6 +136,13 @@ def test_what_is_under_the_pointer_is_told_with_its_cause(view):
     assert "3 copied blocks" in view.canvas.found_at(point(view, 20.5, lane="copied")).words
     assert "#3 refused" in view.canvas.found_at(point(view, 70, row=2)).words
     assert view.canvas.found_at(QPoint(5, 100)) is None
+
+
+def test_whose_adapter_a_request_has_is_told_where_it_is_known(view, timed_session):
+    told = RequestInfo(number=1, request_id="r", arrival_ns=1, num_prompt_tokens=2, max_tokens=3, adapter="sql")
+    timed_session.mirror.requests.apply([told], RequestRows(), time_ns=1)
+    assert "#1 (sql) preempted, swapped" in view.canvas.found_at(point(view, 35, row=0)).words
+    assert "#3 refused" in view.canvas.found_at(point(view, 70, row=2)).words
 
 
 def turn_wheel(view, at, phases):

@@ -114,12 +114,6 @@ def test_what_names_no_adapter_is_refused(given: str, says: str) -> None:
     assert says in str(refusal.value)
 
 
-@pytest.mark.parametrize(("option", "value"), [("--tensor-parallel-size", "2"), ("--cpu-offload-gb", "1")])
-def test_what_does_not_go_with_adapters_is_refused(option: str, value: str) -> None:
-    with pytest.raises(BadInput, match="is not accepted with"):
-        config("--lora-modules", "sql=x", option, value)
-
-
 def test_ranks_by_both_names() -> None:
     assert config("--tensor-parallel-size", "4") == config("-tp", "4") == EngineConfig(tensor_parallel_size=4)
 

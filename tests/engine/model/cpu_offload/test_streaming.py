@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engine.lora_folder import write_adapter
 
 from kvscope_engine import Engine, EngineConfig, components
 from kvscope_engine.model.cpu_offload import streaming
@@ -19,6 +20,7 @@ from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
 from kvscope_engine.model.memory.weights_by_part import weights_by_part
 from kvscope_engine.model.roofline.model_costs import model_work
 from kvscope_engine.model.tiers.host_slab import HostSlab
+from kvscope_telemetry.engine_config import LoraModule
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
@@ -157,6 +159,35 @@ def test_a_start_that_breaks_off_gives_all_back(
     with pytest.raises(BadInput, match="--kv-memory 1 is not accepted"):
         Engine(config)
     assert len(slabs) == 3
+
+
+def test_adapters_go_with_streamed_layers(load_on_host: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What they add is on the device, beside weights that come and go."""
+    whole, split = load_on_host("llama", 3, num_hidden_layers=4)
+    for seed, name in enumerate(("sql", "python")):
+        write_adapter(tmp_path / name, whole.module, seed=seed)
+    found = []
+    for loaded, options in ((whole, {}), (split, {"cpu_offload_gb": 1.0})):
+        monkeypatch.setattr(components, "load_model", lambda *_, given=loaded: given)
+        adapters = tuple(LoraModule(name=name, path=str(tmp_path / name)) for name in ("sql", "python"))
+        config = EngineConfig(
+            dtype="float32",
+            num_gpu_blocks_override=64,
+            lora_modules=adapters,
+            max_loras=1,
+            quantization="none",
+            **options,
+        )
+        engine = Engine(config)
+        sampling = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+        submits = [
+            Submit(request_id=f"{number}", prompt_token_ids=PROMPTS[0], sampling=sampling, adapter=name)
+            for number, name in enumerate(("sql", "", "python", "sql"))
+        ]
+        found.append([tuple(one.token_ids) for one in engine.generate(submits)])
+        engine.close()
+    assert found[1] == found[0]
+    assert len(set(found[0])) == 3
 
 
 def test_an_engine_tells_what_it_streams(load_on_host: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

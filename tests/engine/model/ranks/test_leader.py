@@ -6,10 +6,13 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.engine.lora_folder import write_adapter
 
 from kvscope_engine import Engine, EngineConfig
+from kvscope_telemetry.engine_config import LoraModule
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
@@ -39,6 +42,36 @@ def submits(**sampling: float) -> list[Submit]:
         Submit(request_id=f"r{index}", prompt_token_ids=tuple(prompt), sampling=params)
         for index, prompt in enumerate(PROMPTS)
     ]
+
+
+def tokens_with(engine: Engine, *adapters: str) -> list[tuple[int, ...]]:
+    """Of one prompt with each of these, in one batch."""
+    params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    asked = [
+        Submit(request_id=f"r{index}", prompt_token_ids=tuple(range(3, 40)), sampling=params, adapter=adapter)
+        for index, adapter in enumerate(adapters)
+    ]
+    return [tuple(one.token_ids) for one in engine.generate(asked)]
+
+
+@pytest.fixture
+def adapters(tmp_path: Path) -> Callable[[str], Path]:
+    """Three of a model in a folder, and one of another."""
+
+    def write(model: str) -> Path:
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        auto: Any = AutoModelForCausalLM
+        config: Any = AutoConfig.from_pretrained(model.removeprefix("dummy:"))
+        whole = auto.from_config(config)
+        write_adapter(tmp_path / "a", whole, seed=1)
+        write_adapter(tmp_path / "b", whole, seed=2, rank=2, targets=("k_proj", "o_proj", "down_proj"))
+        write_adapter(tmp_path / "c", whole, seed=3, targets=("q_proj", "v_proj", "up_proj"))
+        config.hidden_size = 32
+        write_adapter(tmp_path / "other", auto.from_config(config))
+        return tmp_path
+
+    return write
 
 
 def finish(engine: Engine) -> None:
@@ -82,6 +115,44 @@ def test_two_processes_say_what_one_says_and_end_with_a_reason(model: str, make_
     engine.close()
     assert child.returncode == -signal.SIGKILL
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("num_kv_heads", [4, 1])
+def test_adapters_say_on_two_ranks_what_they_say_on_one(
+    num_kv_heads: int, tiny_model: Callable[..., str], make_engine: Make, adapters: Callable[[str], Path]
+) -> None:
+    """Named at the start, loaded, taken away and loaded anew while it serves, and more of them than slots; also where
+    both ranks have the one KV head."""
+    model = tiny_model(**HEADS | {"num_key_value_heads": num_kv_heads})
+    folder = adapters(model)
+    options = {
+        "model": model,
+        "quantization": "none",
+        "lora_modules": (LoraModule(name="a", path=str(folder / "a")),),
+        "allow_runtime_lora_updating": True,
+        "max_loras": 2,
+    }
+
+    def said_by_all(engine: Engine) -> list[list[tuple[int, ...]]]:
+        does, found = engine.interventions, []
+        for name, path in (("b", "b"), ("c", "c")):
+            does.load_adapter(name, str(folder / path), "me")
+        found.append(tokens_with(engine, "a", "b", "", "c", "a", "b"))
+        does.unload_adapter("a", "me")
+        does.load_adapter("a", str(folder / "c"), "me")
+        found.append(tokens_with(engine, "a", "c", "b", "", "a"))
+        return found
+
+    expected = said_by_all(make_engine(**options))
+    assert len(set(expected[0])) == 4, "each says something else"
+    assert expected[0][:4] != expected[1][:4]
+    engine = make_engine(**options, tensor_parallel_size=2)
+    assert said_by_all(engine) == expected
+    parts = {part.name: part.num_bytes for part in engine.memory().modules}
+    assert parts["LoRA adapters"] > 0
+    with pytest.raises(BadInput, match=r"'other' .* this model's has 128 and 64"):
+        engine.interventions.load_adapter("other", str(folder / "other"), "me")
+    assert tokens_with(engine, "c") == expected[1][1:2], "nothing is changed by it"
 
 
 @pytest.mark.storm

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
@@ -18,7 +18,6 @@ from kvscope_engine.model.ranks.rank import Rank
 from kvscope_engine.model.ranks.reduce import reduce_behind_layers
 from kvscope_engine.model.ranks.shard import check_fused
 from kvscope_engine.model.running.runner import ModelRunner
-from kvscope_engine.model.running.step_inputs import StepInputs
 from kvscope_engine.model.running.storage_for_model import storage_for_model
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
@@ -65,11 +64,11 @@ class Others:
     """What rank 0 tells goes to the others' queues; None ends them."""
 
     def __init__(self, count: int) -> None:
-        self.queues: list[Queue[tuple[StepInputs, Sequence[tuple[int, int]]] | None]] = [Queue() for _ in range(count)]
+        self.queues: list[Queue[tuple[Any, ...] | None]] = [Queue() for _ in range(count)]
 
-    def tell(self, inputs: StepInputs, copies: Sequence[tuple[int, int]]) -> None:
+    def tell(self, *step: Any) -> None:
         for queue in self.queues:
-            queue.put((inputs, copies))
+            queue.put(step)
 
     def done(self) -> None:
         pass
@@ -94,7 +93,7 @@ def share(tmp_path: Path) -> Callable[..., LoadedModel]:
     return load
 
 
-def follow(runner: ModelRunner, queue: Queue[tuple[StepInputs, Sequence[tuple[int, int]]] | None]) -> None:
+def follow(runner: ModelRunner, queue: Queue[tuple[Any, ...] | None]) -> None:
     while (step := queue.get(timeout=WAIT_S)) is not None:
         runner.follow(*step)
 
@@ -118,8 +117,8 @@ def tokens_of(loaded: list[LoadedModel], planned: Any) -> list[list[int]]:
         finally:
             for queue in others.queues:
                 queue.put(None)
-        for one in running:
-            one.result(WAIT_S)
+        for ran in running:
+            ran.result(WAIT_S)
     return found
 
 

@@ -14,7 +14,18 @@ from kvscope_inside import CacheState, Publisher
 from kvscope_telemetry.addresses import open_source
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.external.own_api import seen_from_here
-from kvscope_telemetry.messages.commands import Abort, Done, Failed, Finished, Refused, Submit, Tokens
+from kvscope_telemetry.messages.commands import (
+    Abort,
+    Done,
+    Failed,
+    Finished,
+    GetStatus,
+    LoadedAdapter,
+    Refused,
+    Submit,
+    Tokens,
+)
+from kvscope_telemetry.state.sync import FIRST_TAG
 
 
 def tell(call: Call) -> None:
@@ -83,6 +94,14 @@ def test_prompts_go_to_its_own_api_and_all_else_to_its_socket(watched: Any, fake
     watched.send(Abort(request_id="theirs"))
     (reply,) = replies_until(watched, bool)
     assert isinstance(reply, Failed), "the engine was asked, which does no such thing here"
+
+
+def test_its_api_says_which_adapters_there_are(watched: Any, fake: FakeOpenAI) -> None:
+    fake.models["data"] += [{"id": "sql", "parent": "m"}]
+    assert watched.status.adapters is None
+    watched.send(GetStatus(tag=FIRST_TAG))
+    wait_for(lambda: watched.status.adapters is not None)
+    assert watched.status.adapters == (LoadedAdapter(name="sql", path=""),)
 
 
 def test_a_prompt_is_ended_by_hanging_up(watched: Any, fake: FakeOpenAI) -> None:

@@ -26,10 +26,12 @@ from kvscope_telemetry.external.prompting.prompter import Prompter
 from kvscope_telemetry.messages.commands import (
     Abort,
     Accepted,
+    Control,
     Done,
     Failed,
     Finished,
     GetStatus,
+    LoadedAdapter,
     Refused,
     Submit,
     Tokens,
@@ -300,7 +302,7 @@ def test_what_is_refused_here(fake: FakeOpenAI, prompt: Prompt, monkeypatch: pyt
     fake.script = Call.wait_hung_up
     prompter = prompt(fake.address)
     prompter.send(Submit(request_id="l", prompt="x", sampling=SamplingParams(logprobs=1)))
-    prompter.send(GetStatus(tag=5))
+    prompter.send(Control(action="pause", tag=5))
     prompter.send(HELLO)
     prompter.send(HELLO)
     monkeypatch.setattr("kvscope_telemetry.external.prompting.prompter.MAX_ON_THEIR_WAY", 1)
@@ -313,6 +315,24 @@ def test_what_is_refused_here(fake: FakeOpenAI, prompt: Prompt, monkeypatch: pyt
     with pytest.raises(BadInput, match="more than 8 MB"):
         prompter.send(Submit(request_id="big", prompt="x" * 9_000_000))
     assert not fake.num_hung_up
+
+
+def test_adapters_are_models_with_a_parent_and_asked_for_by_their_name(fake: FakeOpenAI, prompt: Prompt) -> None:
+    """As vLLM and SGLang list them."""
+    fake.script = tell
+    prompter = prompt(fake.address)
+    assert prompter.adapters is None
+    fake.models["data"] += [{"id": "sql", "owned_by": "vllm", "parent": "m", "root": "/adapters/sql"}]
+    prompter.send(GetStatus())
+    wait_for(lambda: prompter.adapters is not None)
+    assert prompter.adapters == (LoadedAdapter(name="sql", path="/adapters/sql"),)
+    prompter.send(Submit(request_id="a", prompt="hello", adapter="sql"))
+    prompter.send(Submit(request_id="b", prompt="hello"))
+    to_the_end(prompter, 2)
+    assert sorted(call.body["model"] for call in fake.calls) == ["m", "sql"]
+    fake.models["data"].pop()
+    prompter.send(GetStatus())
+    wait_for(lambda: prompter.adapters == ())
 
 
 def test_tls(fake: FakeOpenAI, prompt: Prompt, tmp_path: Path) -> None:

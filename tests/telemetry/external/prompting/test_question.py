@@ -45,6 +45,13 @@ def test_prompts_in_each_form() -> None:
         question_of(Submit(request_id="a"), VLLM)
 
 
+def test_an_adapter_is_a_model_in_vllm_and_a_field_in_sglang() -> None:
+    submit = Submit(request_id="a", prompt="hello", adapter="sql")
+    asked = [question_of(submit, engine).fields for engine in (VLLM, SGLANG)]
+    assert [(fields.get("model"), fields.get("lora_path")) for fields in asked] == [("sql", None), (None, "sql")]
+    assert not {"model", "lora_path"} & fields().keys()
+
+
 @pytest.mark.parametrize("engine", [VLLM, SGLANG])
 def test_what_decides_what_is_drawn_is_said_or_left_to_the_model(engine: str) -> None:
     """Their own defaults are what its makers say."""
