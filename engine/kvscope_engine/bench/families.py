@@ -22,7 +22,7 @@ from kvscope_engine.bench.family_shapes import FAMILIES
 from kvscope_engine.bench.measure import teller
 from kvscope_engine.bench.table import table
 from kvscope_telemetry.engine_config import EngineConfig
-from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.errors import BadInput, KvscopeError
 
 TURN_STEPS: Final = 8
 """A block of tokens has its boundary in each second turn."""
@@ -49,31 +49,37 @@ def run(args: argparse.Namespace) -> int:
     import torch
     import transformers
 
+    from kvscope_engine.model.loading.device import choose_dtype, dtype_name
+
     torch.set_num_threads(args.num_threads)
     tell = teller(args.json)
     report: dict[str, Any] = {
+        "dtype": dtype_name(choose_dtype(args.dtype, torch.device("cpu"))),
         "context": args.context,
         "num_threads": args.num_threads,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "load_average": os.getloadavg()[0],
         "families": {},
+        "left_out": {},
     }
     for family in args.only or FAMILIES:
         tell(family)
-        report["dtype"], report["families"][family] = _measure(family, counts, args)
+        try:
+            report["families"][family] = _measure(family, counts, args)
+        except KvscopeError as error:
+            report["left_out"][family] = str(error)
         gc.collect()
     tell("")
     print(json.dumps(report) if args.json else _text(report))
     return 0
 
 
-def _measure(family: str, counts: Sequence[int], args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
-    """The type of both models, and by number of requests what a step takes."""
+def _measure(family: str, counts: Sequence[int], args: argparse.Namespace) -> dict[str, Any]:
+    """What a step takes, by number of requests."""
     import torch
 
     from kvscope_engine import Engine
-    from kvscope_engine.model.loading.device import dtype_name
     from kvscope_engine.model.loading.hf_config import read_config
     from kvscope_engine.model.loading.loader import random_model
 
@@ -92,8 +98,7 @@ def _measure(family: str, counts: Sequence[int], args: argparse.Namespace) -> tu
         with Engine(config) as engine:
             module = random_model(read_config(file), engine.dtype, torch.device("cpu"), config.seed, lambda _: None)
             module.requires_grad_(False).eval()
-            found = {str(count): _summary(_turns(engine, module, count, args)) for count in counts}
-            return dtype_name(engine.dtype), found
+            return {str(count): _summary(_turns(engine, module, count, args)) for count in counts}
 
 
 def family_config(family: str) -> Any:
@@ -176,7 +181,7 @@ def _summary(turns: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 
 def _text(report: dict[str, Any]) -> str:
-    counts = list(next(iter(report["families"].values())))
+    counts = list(next(iter(report["families"].values()), ()))
     header = ["family"]
     for count in counts:
         header += [f"{count} at once: ours", "transformers", "ours over it"]
@@ -191,4 +196,4 @@ def _text(report: dict[str, Any]) -> str:
         f"CPU time of a decode step behind {report['context']} tokens, {report['dtype']}, {threads}, torch"
         f" {report['torch']}, transformers {report['transformers']}, load average {report['load_average']:.1f}\n\n"
         f"{table(header, rows)}"
-    )
+    ) + "".join(f"\nleft out: {family}: {reason}" for family, reason in report["left_out"].items())
