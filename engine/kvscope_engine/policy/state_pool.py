@@ -152,7 +152,7 @@ class StatePool:
             is_known = self._digest(request, place) in self._checkpoints
             if is_known or not (self._free or self._evictable(sources)):
                 continue
-            save = StateSave(request, place, self._take())
+            save = StateSave(request, place, self._take(of_last=True))
             self._saving[save.slot] = save
             yield save
 
@@ -172,9 +172,13 @@ class StatePool:
     def _evictable(self, sources: set[int]) -> bool:
         return any(slot not in sources for slot in self._checkpoints.values())
 
-    def _take(self) -> int:
+    def _take(self, *, of_last: bool = False) -> int:
+        """The first that is free, or the last: those who run lie side by side, apart from checkpoints, as far as can
+        be, and decode in place then."""
         if self._free:
-            return self._free.pop()
+            slot = max(self._free) if of_last else min(self._free)
+            self._free.remove(slot)
+            return slot
         sources = self._sources
         digest = next(digest for digest, slot in self._checkpoints.items() if slot not in sources)
         self.num_evicted += 1
