@@ -49,13 +49,13 @@ def child_requests(
         asked = max(1, limits.max_pool_tokens - len(prompt_ids))
     if model is not None and model.max_tokens is not None:
         asked = min(asked, model.max_tokens)
-    sampling = submit.sampling.resolved(model)
+    sampling, prompt = submit.sampling.resolved(model), tuple(prompt_ids)
     arrival_ns = time.monotonic_ns()
     return [
         Request(
             number=first_number + index,
             request_id=submit.request_id,
-            prompt_token_ids=prompt_ids,
+            prompt_token_ids=prompt,
             sampling=_seeded(sampling, index, first_number, engine_seed),
             max_tokens=min(asked, room),
             arrival_ns=arrival_ns,

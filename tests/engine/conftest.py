@@ -373,7 +373,7 @@ class Drive:
                     assert item.start < save.num_tokens <= item.start + item.num_tokens, "it is not there in this step"
                     self.states[save.slot] = hashes[save.num_tokens - 1]
 
-    def _tokens(self, item: Scheduled) -> list[int]:
+    def _tokens(self, item: Scheduled) -> Sequence[int]:
         """Up to the last that it computes: what the host knows, and what the device sampled since."""
         stop = item.start + item.num_tokens
         known = item.request.tokens(0, stop)

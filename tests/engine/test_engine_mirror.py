@@ -275,7 +275,7 @@ def test_blocks_of_running_requests_and_those_they_share(make_engine: Make) -> N
     for number in (first, second):
         contents = engine.block_text(tables[number])
         token_ids = [token for content in contents for token in content.token_ids]
-        assert token_ids == requests[number].tokens(0, requests[number].num_computed_tokens)
+        assert token_ids == list(requests[number].tokens(0, requests[number].num_computed_tokens))
         assert [content.start for content in contents] == list(range(0, 4 * len(contents), 4))
         assert [content.block for content in contents] == tables[number]
         assert {content.number for content in contents[:3]} <= {first, second}

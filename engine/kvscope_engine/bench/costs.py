@@ -124,11 +124,11 @@ def _plan(case: Case, block_size: int, vocab_size: int) -> StepPlan:
         request = Request(
             number=place + 1,
             request_id=str(place + 1),
-            prompt_token_ids=[(place + token) % vocab_size for token in range(end)],
+            prompt_token_ids=tuple((place + token) % vocab_size for token in range(end)),
             sampling=SAMPLING,
             max_tokens=1,
             arrival_ns=0,
-            block_tables=[list(range(place * blocks, (place + 1) * blocks))],
+            block_tables=(list(range(place * blocks, (place + 1) * blocks)),),
             num_computed_tokens=case.start,
         )
         scheduled.append(Scheduled(request, case.start, case.num_tokens, True))

@@ -117,7 +117,7 @@ class SteadyLoad:
         return Request(
             number=self._numbers,
             request_id=str(self._numbers),
-            prompt_token_ids=shared + [self._numbers] * (length - len(shared)),
+            prompt_token_ids=(*shared, *[self._numbers] * (length - len(shared))),
             sampling=SAMPLING,
             max_tokens=num_output_tokens,
             arrival_ns=self._numbers,

@@ -25,6 +25,7 @@ BENCHMARKS: Final = (
     "costs",
     "reuse",
     "neighbour",
+    "families",
     "attention",
     "gpu",
 )

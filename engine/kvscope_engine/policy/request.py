@@ -6,8 +6,9 @@ commit appends to `output_token_ids` and ends the request. Nobody else writes he
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,14 +18,20 @@ from kvscope_telemetry.messages.commands import FinishReason
 from kvscope_telemetry.messages.request_state import RequestState, WaitsFor
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
+NOTHING_LET_GO: Final = (0,)
+
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One completion of one prompt. `number` counts from 1 within an engine's life."""
+    """One completion of one prompt. `number` counts from 1 within an engine's life.
+
+    What does not change is in tuples: of very many requests, Python's collector of cycles looks through lists alone.
+    """
 
     number: int
     request_id: str
-    prompt_token_ids: list[int]
+    prompt_token_ids: Sequence[int]
+    """A tuple, but where only its length is known."""
     sampling: ResolvedSampling
     max_tokens: int
     """Resolved: `sampling.max_tokens`, bounded by what the model's limit leaves."""
@@ -33,9 +40,9 @@ class Request:
     priority: int = 0
     output_token_ids: list[int] = field(default_factory=list)
     state: RequestState = RequestState.WAITING
-    block_tables: list[list[int]] = field(default_factory=lambda: [[]])
+    block_tables: tuple[list[int], ...] = field(default_factory=lambda: ([],))
     """One a KV group, all of one length."""
-    num_let_go: list[int] = field(default_factory=lambda: [0])
+    num_let_go: tuple[int, ...] = NOTHING_LET_GO
     """Of each group's table, the places from the first whose blocks were let go of (`NULL_BLOCK`)."""
     num_computed_tokens: int = 0
     """Tokens, from the first, whose KV is in the blocks of the table."""
@@ -48,7 +55,7 @@ class Request:
     """When it last was, 0: never."""
     num_lost_tokens: int = 0
     """The most tokens, from the first, whose KV was in its blocks when it was preempted."""
-    saved_tables: list[list[int]] = field(default_factory=list)
+    saved_tables: tuple[list[int], ...] = ()
     """While it is swapped out: rows of lower tiers that hold its first tokens' KV, place by place, a list a KV group,
     of which `num_let_go` places are not there; else empty."""
     num_saved_tokens: int = 0
@@ -86,13 +93,19 @@ class Request:
     matcher: TokenMatcher | None = None
     """Keeps its output to a form; the stream of its output drives it, the sampler asks it."""
 
+    num_prompt_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Counted once: each step asks each request."""
+        self.num_prompt_tokens = len(self.prompt_token_ids)
+
     @property
     def block_table(self) -> list[int]:
         """That of the first KV group."""
         return self.block_tables[0]
 
     @property
-    def kv_tables(self) -> list[list[int]]:
+    def kv_tables(self) -> tuple[list[int], ...]:
         """Where the KV of its tokens is, a table a KV group: blocks, or rows of lower tiers while it is swapped out."""
         return self.saved_tables or self.block_tables
 
@@ -117,14 +130,9 @@ class Request:
         ]
 
     @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.prompt_token_ids)
-
-    @property
     def num_tokens(self) -> int:
         """Tokens known so far, prompt and output."""
-        return len(self.prompt_token_ids) + len(self.output_token_ids)
+        return self.num_prompt_tokens + len(self.output_token_ids)
 
     @property
     def follows_its_tokens(self) -> bool:
@@ -147,14 +155,14 @@ class Request:
         """Whether it ended, for whatever reason."""
         return self.state is RequestState.FINISHED
 
-    def tokens(self, start: int, stop: int) -> list[int]:
+    def tokens(self, start: int, stop: int) -> Sequence[int]:
         """Token ids of positions `start` to `stop` (exclusive) over prompt and output."""
-        prompt = len(self.prompt_token_ids)
+        prompt = self.num_prompt_tokens
         if stop <= prompt:
             return self.prompt_token_ids[start:stop]
         if start >= prompt:
             return self.output_token_ids[start - prompt : stop - prompt]
-        return self.prompt_token_ids[start:] + self.output_token_ids[: stop - prompt]
+        return [*self.prompt_token_ids[start:], *self.output_token_ids[: stop - prompt]]
 
 
 class TokenMatcher(Protocol):

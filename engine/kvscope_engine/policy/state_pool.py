@@ -208,7 +208,7 @@ class StatePool:
             is_known = self._digest(request, place) in self._checkpoints
             if is_known or not (self._free or self._evictable(sources)):
                 continue
-            save = StateSave(request, place, self._take(request))
+            save = StateSave(request, place, self._take(request, of_last=True))
             self._saving[save.slot] = save
             yield save
 
@@ -240,9 +240,13 @@ class StatePool:
         request.state_slot, request.state_tables = slot, [[self.row(slot)]]
         self._write(slot, BlockState.ACTIVE, request.number, request.num_computed_tokens)
 
-    def _take(self, request: Request) -> int:
+    def _take(self, request: Request, *, of_last: bool = False) -> int:
+        """The first that is free, or the last: those who run lie side by side, apart from checkpoints, as far as can
+        be, and decode in place then."""
         if self._free:
-            return self._free.pop()
+            slot = max(self._free) if of_last else min(self._free)
+            self._free.remove(slot)
+            return slot
         sources = self._sources
         digest = next(digest for digest, slot in self._checkpoints.items() if slot not in sources)
         self.num_evicted += 1

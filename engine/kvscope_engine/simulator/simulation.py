@@ -192,7 +192,7 @@ class Simulation:
         request = Request(
             number=number,
             request_id=str(number),
-            prompt_token_ids=self._workload.prompt_token_ids(coming, -number),
+            prompt_token_ids=tuple(self._workload.prompt_token_ids(coming, -number)),
             sampling=SAMPLING,
             max_tokens=coming.num_output_tokens,
             arrival_ns=coming.arrival_ns,

@@ -90,7 +90,7 @@ def _fuse(module: nn.Module, quantization: str) -> Fused:
         layers = _each(module, lambda part: _fuse_layer(part, trial))
         chain_layers(module)
         if packed:
-            pack_linears(module, trial.calls.keys())
+            pack_linears(module, trial.calls)
     is_whole = layers == len(check_hook(module)) and not recurrent_layers(module).layers
     float32_residual = _keep_residual_in_float32(module, plain) if is_whole else False
     if not float32_residual:
@@ -100,10 +100,10 @@ def _fuse(module: nn.Module, quantization: str) -> Fused:
                 f"model architecture {type(module).__name__} is not supported: its joined layers do not give what they"
                 f" gave before ({fault})"
             )
-    bits = Counter[int]() if quantization == "none" else round_linears(module, trial.calls.keys(), quantization)
+    bits = Counter[int]() if quantization == "none" else round_linears(module, trial.calls, quantization)
     if not packed and can_pack(dtype, device):
         pack_fused(module)
-        pack_linears(module, trial.calls.keys())
+        pack_linears(module, trial.calls)
     compile_layers(module)
     return Fused(attentions, mlps, norms, layers, packed, float32_residual, bits[8], bits[4])
 

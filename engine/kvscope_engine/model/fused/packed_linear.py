@@ -96,8 +96,13 @@ def pack_linears(module: nn.Module, called: Container[nn.Module]) -> None:
     """
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear and child in called:
+            if type(child) is nn.Linear and is_plain(child, called):
                 setattr(parent, name, PackedLinear(child.weight, child.bias))
+
+
+def is_plain(child: nn.Module, called: Container[nn.Module]) -> bool:
+    """Whether a linear layer is a product alone: one with hooks does what a packed one in its place would not."""
+    return child in called and not child._forward_hooks and not child._forward_pre_hooks
 
 
 def pack_fused(module: nn.Module) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from kvscope_engine.model.fused.float32_head import Float32Head
 from kvscope_engine.model.fused.grouped_linear import GroupedLinear
 from kvscope_engine.model.fused.int8_linear import Int8Linear, can_round
-from kvscope_engine.model.fused.packed_linear import FusedLinear
+from kvscope_engine.model.fused.packed_linear import FusedLinear, is_plain
 from kvscope_engine.model.quantized.filed_weight import filed_weight
 from kvscope_kernels.grouped.weight import GroupedWeight, rounded
 from kvscope_kernels.native.weight_buffer import WeightBuffer
@@ -53,8 +53,8 @@ def round_linears(module: nn.Module, called: Container[nn.Module], quantization:
 def _made(
     child: Any, called: Container[nn.Module], quantization: str, buffer: WeightBuffer, *, is_head: bool
 ) -> Rounded | None:
-    is_plain = type(child) is nn.Linear and child in called and child.out_features > _FEW_OUTPUTS
-    if not (is_plain or isinstance(child, FusedLinear | Float32Head)):
+    is_large = type(child) is nn.Linear and child.out_features > _FEW_OUTPUTS
+    if not ((is_large and is_plain(child, called)) or isinstance(child, FusedLinear | Float32Head)):
         return None
     device = child.weight.device.type
     if child.weight.dtype not in _DTYPES.get(device, ()):

@@ -166,10 +166,10 @@ class StateBatch(StateStep):
     """(sequences + 1,): where each one's tokens start in the batch."""
     saves: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
     """Of a sequence: (row of the batch, slot), where the state is before that row goes to a slot of its own."""
-    decode_slots: torch.Tensor | None = None
-    """Slots of the decodes that can be run together, on the device, where there are several."""
     decodes: list[int] = field(default_factory=list)
-    """Which sequences those are."""
+    """Sequences that can be run together, where there are several, in the order of their slots."""
+    decode_slots: torch.Tensor | slice | None = None
+    """Where their states are: side by side, or by their slots on the device."""
 
     def __post_init__(self) -> None:
         singles = [
@@ -178,9 +178,11 @@ class StateBatch(StateStep):
             if end - start == 1 and self.goes_on[number]
         ]
         if len(singles) > 1:
-            self.decodes = singles
-            slots = [self.slots[number] for number in singles]
-            self.decode_slots = torch.tensor(slots, device=self.storage.device)
+            self.decodes = sorted(singles, key=self.slots.__getitem__)
+            slots = [self.slots[number] for number in self.decodes]
+            is_run = slots[-1] - slots[0] == len(slots) - 1
+            device = self.storage.device
+            self.decode_slots = slice(slots[0], slots[-1] + 1) if is_run else torch.tensor(slots, device=device)
 
     def run(self, layer: RecurrentLayer, given: dict[str, Any]) -> Any:
         """Each sequence's tokens on its own state."""
@@ -190,10 +192,11 @@ class StateBatch(StateStep):
         if together:
             assert self.decode_slots is not None, "decodes that run together have slots"
             rows = [self.query_start[number] for number in together]
-            states = [tensor.index_select(0, self.decode_slots) for tensor in tensors]
+            states = [tensor[self.decode_slots] for tensor in tensors]
             output, _ = layer.call(_sequences_first(given, num_tokens, rows), states, goes_on=True)
-            for tensor, state in zip(tensors, states, strict=True):
-                tensor.index_copy_(0, self.decode_slots, state)
+            if isinstance(self.decode_slots, torch.Tensor):  # otherwise they were overwritten where they are
+                for tensor, state in zip(tensors, states, strict=True):
+                    tensor.index_copy_(0, self.decode_slots, state)
             outputs |= {row: _picked(output, index) for index, row in enumerate(rows)}
             for number in together:
                 self._save(number, self.query_start[number + 1], tensors)
@@ -258,10 +261,13 @@ def joined(outputs: Sequence[Any]) -> Any:
 
 
 def _sequences_first(given: dict[str, Any], num_tokens: int, rows: list[int]) -> dict[str, Any]:
-    """Rows of the batch, (1, T, ...), as sequences of one token, (rows, 1, ...)."""
-    if rows == list(range(rows[0], rows[0] + len(rows))):
-        return _mapped(given, num_tokens, lambda values: values[:, rows[0] : rows[-1] + 1].transpose(0, 1))
-    return _mapped(given, num_tokens, lambda values: values[:, rows].transpose(0, 1))
+    """Rows of the batch, (1, T, ...), as sequences of one token, (rows, 1, ...).
+
+    With strides as of a tensor made so: of a transposed one torch's products copy their weights for each sequence.
+    """
+    is_run = rows == list(range(rows[0], rows[0] + len(rows)))
+    chosen = slice(rows[0], rows[-1] + 1) if is_run else rows
+    return _mapped(given, num_tokens, lambda values: values[0, chosen].unsqueeze(1))
 
 
 def _picked(output: Any, index: int) -> Any:

@@ -14,6 +14,7 @@ import hashlib
 import secrets
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -147,4 +148,9 @@ def first_extra(salt: str, adapter_key: bytes) -> bytes:
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
     """Token ids as little-endian int32."""
-    return struct.pack(f"<{len(token_ids)}i", *token_ids)
+    return _layout(len(token_ids)).pack(*token_ids)
+
+
+@lru_cache(maxsize=64)
+def _layout(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}i")

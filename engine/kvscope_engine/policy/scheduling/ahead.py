@@ -31,15 +31,13 @@ class Ahead:
     def __bool__(self) -> bool:
         return bool(self._items)
 
-    def start(self, request: Request) -> int:
-        """The first of its tokens that is neither computed nor in flight."""
+    def span(self, request: Request) -> tuple[int, int]:
+        """Its tokens that are neither computed nor in flight: where they start, and how many are known by then, those
+        that are sampled in flight among them."""
         item = self._items.get(request.number)
-        return request.num_computed_tokens if item is None else item.start + item.num_tokens
-
-    def num_tokens(self, request: Request) -> int:
-        """Tokens that are known, or sampled in flight."""
-        item = self._items.get(request.number)
-        return request.num_tokens + (item is not None and item.samples)
+        if item is None:
+            return request.num_computed_tokens, request.num_prompt_tokens + len(request.output_token_ids)
+        return item.start + item.num_tokens, request.num_tokens + item.samples
 
     def ends(self, request: Request) -> bool:
         """Whether its token in flight is its last, whatever it is: nothing may be scheduled past it."""

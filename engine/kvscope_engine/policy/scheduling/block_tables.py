@@ -9,7 +9,7 @@ from kvscope_engine.policy.allocation.protocol import AllocationPolicy
 from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.fit import num_blocks_for
 from kvscope_engine.policy.kv_groups import NULL_BLOCK
-from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.request import NOTHING_LET_GO, Request
 from kvscope_engine.policy.scheduling.changes import ChangeLog
 from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
 from kvscope_engine.policy.scheduling.request_prefixes import prefix_at
@@ -30,12 +30,13 @@ class BlockTables:
         self._allocation = allocation
         self._changes = changes
         self._reserves = allocation.reserves
+        self._nothing_let_go = NOTHING_LET_GO * len(pool.groups)
         self._windows = [(group, rule) for group, rule in enumerate(pool.groups) if rule.window]
 
     def begin(self, request: Request) -> None:
         """A new request has an empty table in each KV group."""
-        request.block_tables = [[] for _ in self._pool.groups]
-        request.num_let_go = [0] * len(self._pool.groups)
+        request.block_tables = tuple([] for _ in self._pool.groups)
+        request.num_let_go = self._nothing_let_go
 
     @property
     def any_shares_tail(self) -> bool:
@@ -87,7 +88,7 @@ class BlockTables:
             return 0
         if not found.num_to_load:
             self._pool.hit(found.hits, step)
-            tables, num_tokens = [list(table) for table in found.tables], found.num_tokens
+            tables, num_tokens = tuple(list(table) for table in found.tables), found.num_tokens
         else:
             evicted_before = self._pool.evicted_blocks
             tables, num_tokens = self._load(request, found, step, builder)
@@ -95,7 +96,7 @@ class BlockTables:
         if self._tiers is not None and request.saved_tables:
             self._tiers.let_go(request)
         request.block_tables = tables
-        request.num_let_go = list(found.num_let_go) if num_tokens else [0] * len(tables)
+        request.num_let_go = found.num_let_go if num_tokens else self._nothing_let_go
         self._changes.table(request, 0)
         return num_tokens
 
@@ -108,7 +109,8 @@ class BlockTables:
                 table = request.block_tables[group]
                 self._pool.release(table[first:stop], step)
                 table[first:stop] = [NULL_BLOCK] * (stop - first)
-                request.num_let_go[group] = stop
+                counts = request.num_let_go
+                request.num_let_go = (*counts[:group], stop, *counts[group + 1 :])
                 self._changes.table(request, first, group)
 
     @property
@@ -137,7 +139,7 @@ class BlockTables:
         )
         if rows is None:
             return False
-        request.saved_tables = [[NULL_BLOCK] * num_filled for _ in request.block_tables]
+        request.saved_tables = tuple([NULL_BLOCK] * num_filled for _ in request.block_tables)
         for (group, place), row in zip(places, rows, strict=True):
             request.saved_tables[group][place] = row
         request.num_saved_tokens = tokens
@@ -147,8 +149,8 @@ class BlockTables:
     def share(self, parent: Request, child: Request) -> None:
         """The child's tables become those of the parent's first tokens, as many as the child has computed."""
         held = num_blocks_for(child.num_computed_tokens, self._pool.block_size)
-        child.block_tables = [table[:held] for table in parent.block_tables]
-        child.num_let_go = list(parent.num_let_go)
+        child.block_tables = tuple(table[:held] for table in parent.block_tables)
+        child.num_let_go = parent.num_let_go
         self._pool.share(child.held_blocks)
         self._forked |= {parent.number, child.number}
         self._changes.table(child, 0)
@@ -166,7 +168,7 @@ class BlockTables:
             request.num_reserved_tokens = 0
             self._changes.table(request, 0)
         if not keep_saved:
-            request.num_let_go = [0] * len(request.num_let_go)
+            request.num_let_go = self._nothing_let_go
 
     def trim(self, request: Request, step: int) -> None:
         """Let go of blocks behind those of the tokens computed: they were for drafts that were wrong."""
@@ -187,14 +189,16 @@ class BlockTables:
         if self._pool.evicted_blocks > evicted_before:
             builder.evicted_for = builder.evicted_for or request.number
 
-    def _load(self, request: Request, found: Reusable, step: int, builder: PlanBuilder) -> tuple[list[list[int]], int]:
+    def _load(
+        self, request: Request, found: Reusable, step: int, builder: PlanBuilder
+    ) -> tuple[tuple[list[int], ...], int]:
         """Hits as they are, and blocks for what comes from below; the tables and the tokens in them.
 
         What could not be read back ends them there; where a group lets go of blocks, what is before that is of no use.
         """
         assert self._tiers is not None, "rows of a lower tier without one"
         pool, size = self._pool, self._pool.block_size
-        tables = [list(table) for table in found.tables]
+        tables = tuple(list(table) for table in found.tables)
         places = [
             (group, place)
             for group, table in enumerate(tables)

@@ -81,7 +81,7 @@ def _with_saved(pool: BlockPool, request: Request, digests: list[bytes]) -> Reus
                 block = index.get(group_digest(digests[place], group))
                 table[place] = table[place] if block is None else block
         tables.append(table)
-    return _reusable(pool, tuple(tables), tuple(request.num_let_go), request.num_saved_tokens)
+    return _reusable(pool, tuple(tables), request.num_let_go, request.num_saved_tokens)
 
 
 def _worth_loading(

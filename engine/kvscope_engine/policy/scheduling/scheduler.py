@@ -375,12 +375,12 @@ class Scheduler:
 
     def _continue_decodes(self, builder: PlanBuilder, ahead: Ahead) -> list[Request]:
         """Schedule running requests that miss one token; returns the others."""
-        prefills = []
+        prefills, is_beside = [], bool(ahead)
         for request in list(self._running):  # those preempted meanwhile are still in this list
-            if request.state is not RequestState.RUNNING or ahead.ends(request):
+            if request.state is not RequestState.RUNNING or (is_beside and ahead.ends(request)):
                 continue
-            start = ahead.start(request)
-            if start + 1 < ahead.num_tokens(request):
+            start, known = ahead.span(request)
+            if start + 1 < known:
                 prefills.append(request)
             elif builder.budget and not request.awaits_its_form and self._make_room(request, start + 1, builder):
                 builder.add(request, start, 1, True)
@@ -389,7 +389,7 @@ class Scheduler:
     def _continue_prefills(self, prefills: list[Request], builder: PlanBuilder, ahead: Ahead) -> None:
         for request in prefills:
             if builder.budget and request.state is RequestState.RUNNING:
-                self._schedule_chunk(request, ahead.start(request), builder)
+                self._schedule_chunk(request, ahead.span(request)[0], builder)
 
     def _schedule_chunk(self, request: Request, start: int, builder: PlanBuilder) -> None:
         """Schedule as many of the request's tokens, which it knows, as the budget leaves.
@@ -408,7 +408,7 @@ class Scheduler:
         needed = available = 0
         for request in self._running:
             if not ahead.ends(request):
-                needed += self.tables.num_needed(request, ahead.num_tokens(request))
+                needed += self.tables.num_needed(request, ahead.span(request)[1])
                 available = self.tables.num_available(request)
         return needed <= available
 

@@ -110,7 +110,7 @@ class LowerTiers:
     def let_go(self, request: Request) -> None:
         """The request came back, or ended: its rows are no longer held."""
         self.release(request.saved_rows)
-        request.saved_tables.clear()
+        request.saved_tables = ()
         request.num_saved_tokens = 0
         self._swapped.pop(request.number, None)
 
@@ -281,7 +281,7 @@ class LowerTiers:
             for row in moved:
                 self.host.forget(row)
             self.host.release(list(moved))
-            request.saved_tables = [[moved.get(row, row) for row in table] for table in request.saved_tables]
+            request.saved_tables = tuple([moved.get(row, row) for row in table] for table in request.saved_tables)
             count -= len(moved)
             self._on_table(request)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engine.recurrent_models import recurrent_model
 from torch import nn
 
 from kvscope_engine.model.checks.trial import TrialContext, close, run_trial
@@ -136,6 +137,14 @@ def test_joined_layers_equal_their_parts(dtype: torch.dtype, biases: tuple[bool,
             bound = 1e-5 if dtype == torch.float32 else 2e-2
             torch.testing.assert_close(joined(x), expected, rtol=bound, atol=bound)
             torch.testing.assert_close(joined.forward_add(x, other), expected + other, rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize("family", ["rwkv", "granitemoehybrid"])
+def test_linears_that_run_in_another_order_than_they_stand_are_packed(family: str) -> None:
+    module = recurrent_model(family)
+    if not fuse_model(module).packed:
+        pytest.skip("this CPU has no packed layers")
+    assert [name for name, part in module.named_modules() if type(part) is nn.Linear] == []
 
 
 def test_only_plain_linears_are_packed() -> None:

@@ -16,7 +16,7 @@ from kvscope_engine.model.checks.hook_check import check_hook
 from kvscope_engine.model.fused.fuse import fuse_model
 from kvscope_engine.model.running import recurrent
 from kvscope_engine.model.running.kv_storage import KVStorage
-from kvscope_engine.model.running.recurrent import RecurrentLayer, recurrent_layers
+from kvscope_engine.model.running.recurrent import RecurrentLayer, StateBatch, recurrent_layers
 from kvscope_engine.model.running.state_storage import StateStorage, state_bytes
 from kvscope_kernels import ops_for
 from kvscope_telemetry.errors import BadInput
@@ -97,6 +97,33 @@ def test_16_bits_are_served(family: str, dtype: torch.dtype) -> None:
     assert [call.layer for call in calls] == list(range(len(calls)))
     assert bool(calls) is (family not in WITHOUT_ATTENTION)
     assert fuse_model(module) is fuse_model(module)
+
+
+@pytest.mark.parametrize("slots", [(3, 1, 2), (5, 0, 3)], ids=["side by side", "anywhere"])
+@torch.inference_mode()
+def test_decodes_that_run_together_give_what_each_gives_alone(slots: tuple[int, ...]) -> None:
+    module = recurrent_model("mamba2")
+    check_hook(module)
+    layers = recurrent_layers(module)
+    layer, storage = layers.layers[0], StateStorage(6, layers.states, CPU)
+    before = [tensor.normal_().clone() for tensor in storage.slot_tensors]
+    given, strides, forward = torch.randn(1, 3, 32), [], layer.forward
+
+    def watched(**kwargs: Any) -> Any:
+        strides.append(kwargs["hidden_states"].stride())
+        return forward(**kwargs)
+
+    layer.forward = watched
+    together = StateBatch(storage, slots, [True] * 3, [0, 1, 2, 3]).run(layer, {"hidden_states": given})
+    assert strides == [(32, 32, 1)], "of others torch's products copy their weights for each sequence"
+    after = [tensor.clone() for tensor in storage.slot_tensors]
+    for tensor, old in zip(storage.slot_tensors, before, strict=True):
+        tensor.copy_(old)
+    for row, slot in enumerate(slots):
+        alone = StateBatch(storage, [slot], [True], [0, 1]).run(layer, {"hidden_states": given[:, row : row + 1]})
+        torch.testing.assert_close(together[:, row : row + 1], alone)
+    for tensor, found in zip(storage.slot_tensors, after, strict=True):
+        torch.testing.assert_close(found, tensor)
 
 
 def test_what_a_request_keeps_is_measured() -> None:

@@ -1,0 +1,199 @@
+"""`kvscope-engine bench families`: a decode step of each family of models on a CPU, beside transformers' `generate`.
+
+Random weights in shapes that are small and real (`family_shapes`), one thread, contexts of equal length. Both decode
+the same prompts in turns of a few steps: CPU time of a step, medians of the turns, and ratios within pairs of turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from kvscope_engine.bench.family_shapes import FAMILIES
+from kvscope_engine.bench.measure import teller
+from kvscope_engine.bench.table import table
+from kvscope_telemetry.engine_config import EngineConfig
+from kvscope_telemetry.errors import BadInput, KvscopeError
+
+TURN_STEPS: Final = 8
+"""A block of tokens has its boundary in each second turn."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this benchmark."""
+    add = parser.add_argument
+    add("--only", action="append", choices=tuple(FAMILIES), metavar="FAMILY",
+        help=f"a family of {', '.join(FAMILIES)}; repeatable (default: all)")  # fmt: skip
+    add("--requests", type=int, action="append", metavar="N", help="at once; repeatable (default: 1 and 8)")
+    add("--context", type=int, default=512, metavar="TOKENS", help="of each prompt (default: 512)")
+    add("--repeats", type=int, default=9, metavar="N", help=f"turns of {TURN_STEPS} steps (default: 9)")
+    add("--dtype", choices=("auto", "float32", "bfloat16"), default="auto",
+        help="of both ours and transformers (auto: what the engine takes on this CPU)")  # fmt: skip
+    add("--num-threads", type=int, default=1, metavar="N", help="of both (default: 1)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print; 0 when all ran."""
+    counts = args.requests or [1, 8]
+    if min(*counts, args.context, args.repeats, args.num_threads) < 1:
+        raise BadInput("--requests, --context, --repeats and --num-threads are not accepted: each must be 1 or more")
+    import torch
+    import transformers
+
+    from kvscope_engine.model.loading.device import choose_dtype, dtype_name
+
+    torch.set_num_threads(args.num_threads)
+    tell = teller(args.json)
+    report: dict[str, Any] = {
+        "dtype": dtype_name(choose_dtype(args.dtype, torch.device("cpu"))),
+        "context": args.context,
+        "num_threads": args.num_threads,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "load_average": os.getloadavg()[0],
+        "families": {},
+        "left_out": {},
+    }
+    for family in args.only or FAMILIES:
+        tell(family)
+        try:
+            report["families"][family] = _measure(family, counts, args)
+        except KvscopeError as error:
+            report["left_out"][family] = str(error)
+        gc.collect()
+    tell("")
+    print(json.dumps(report) if args.json else _text(report))
+    return 0
+
+
+def _measure(family: str, counts: Sequence[int], args: argparse.Namespace) -> dict[str, Any]:
+    """What a step takes, by number of requests."""
+    import torch
+
+    from kvscope_engine import Engine
+    from kvscope_engine.model.loading.hf_config import read_config
+    from kvscope_engine.model.loading.loader import random_model
+
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        file = Path(folder) / "config.json"
+        family_config(family).to_json_file(file, use_diff=False)
+        config = EngineConfig(
+            model=f"dummy:{file}",
+            device="cpu",
+            dtype=args.dtype,
+            num_threads=args.num_threads,
+            max_num_seqs=max(counts),
+            max_model_len=args.context + (args.repeats + 2) * TURN_STEPS + 1,
+        )
+        with Engine(config) as engine:
+            module = random_model(read_config(file), engine.dtype, torch.device("cpu"), config.seed, lambda _: None)
+            module.requires_grad_(False).eval()
+            return {str(count): _summary(_turns(engine, module, count, args)) for count in counts}
+
+
+def family_config(family: str) -> Any:
+    """As transformers has it."""
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(**FAMILIES[family])
+
+
+def _turns(engine: Any, module: Any, count: int, args: argparse.Namespace) -> list[tuple[float, float]]:
+    """Milliseconds of CPU time of a step, (ours, transformers'), pair by pair: ours run between two of `generate`'s."""
+    import torch
+    from transformers import StoppingCriteria
+
+    from kvscope_engine import SamplingParams
+    from kvscope_telemetry.messages.commands import Submit
+
+    num_steps = (args.repeats + 1) * TURN_STEPS  # the first turn of each warms up
+    prompts = _prompts(count, args.context, engine.hello.model.vocab_size)
+    sampling = SamplingParams(temperature=0.0, max_tokens=num_steps + TURN_STEPS, ignore_eos=True)
+    for number, prompt in enumerate(prompts):
+        engine.submit(Submit(request_id=str(number), prompt_token_ids=tuple(prompt), sampling=sampling))
+    requests = list(engine.components.scheduler.requests.values())
+    while not all(request.output_token_ids for request in requests):
+        engine.step()
+    turns: list[tuple[float, float]] = []
+
+    class Clock(StoppingCriteria):
+        """Called after each step of `generate`, the first of which computes the prompts."""
+
+        steps, begun = 0, 0.0
+
+        def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+            if self.steps and self.steps % TURN_STEPS == 0:
+                theirs = time.process_time() - self.begun
+                turns.append((_ours(engine), theirs * 1e3 / TURN_STEPS))
+            self.steps += 1
+            if self.steps % TURN_STEPS == 1:
+                self.begun = time.process_time()
+            return torch.full((len(input_ids),), False)
+
+    ids = torch.tensor(prompts)
+    with torch.inference_mode():
+        module.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=num_steps + 1,
+            min_new_tokens=num_steps + 1,
+            pad_token_id=0,
+            stopping_criteria=[Clock()],
+        )
+    for request in requests:
+        engine.abort(request.request_id)
+    while engine.has_unfinished:
+        engine.step()
+    engine.reset_prefix_cache()
+    return turns[1:]
+
+
+def _ours(engine: Any) -> float:
+    """Milliseconds of CPU time of a step."""
+    begun = time.process_time()
+    for _ in range(TURN_STEPS):
+        engine.step()
+    return (time.process_time() - begun) * 1e3 / TURN_STEPS
+
+
+def _prompts(count: int, length: int, vocab_size: int) -> list[list[int]]:
+    """Which differ from their first token on."""
+    return [[3 + (37 * number + 7 * place) % (vocab_size - 3) for place in range(length)] for number in range(count)]
+
+
+def _summary(turns: Sequence[tuple[float, float]]) -> dict[str, float]:
+    return {
+        "ours_ms": statistics.median(ours for ours, _ in turns),
+        "transformers_ms": statistics.median(theirs for _, theirs in turns),
+        "ours_over_it": statistics.median(ours / theirs for ours, theirs in turns),
+    }
+
+
+def _text(report: dict[str, Any]) -> str:
+    counts = list(next(iter(report["families"].values()), ()))
+    header = ["family"]
+    for count in counts:
+        header += [f"{count} at once: ours", "transformers", "ours over it"]
+    rows = []
+    for family, found in report["families"].items():
+        row = [family]
+        for one in found.values():
+            row += [f"{one['ours_ms']:.2f} ms", f"{one['transformers_ms']:.2f} ms", f"{one['ours_over_it']:.2f} x"]
+        rows.append(row)
+    threads = "1 thread" if report["num_threads"] == 1 else f"{report['num_threads']} threads"
+    return (
+        f"CPU time of a decode step behind {report['context']} tokens, {report['dtype']}, {threads}, torch"
+        f" {report['torch']}, transformers {report['transformers']}, load average {report['load_average']:.1f}\n\n"
+        f"{table(header, rows)}"
+    ) + "".join(f"\nleft out: {family}: {reason}" for family, reason in report["left_out"].items())
