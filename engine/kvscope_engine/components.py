@@ -40,8 +40,8 @@ from kvscope_engine.model.running.attention_choice import attention_choice
 from kvscope_engine.model.running.cpu_threads import CpuThreads
 from kvscope_engine.model.running.kv_storage import MIB, KVStorage, block_bytes
 from kvscope_engine.model.running.layer_groups import LayerGroup
-from kvscope_engine.model.running.memory import PoolSize, pool_size
-from kvscope_engine.model.running.recurrent import recurrent_layers
+from kvscope_engine.model.running.memory import PoolSize, pool_size, takes_pad_slot
+from kvscope_engine.model.running.recurrent import RecurrentLayers, recurrent_layers
 from kvscope_engine.model.running.runner import ModelRunner
 from kvscope_engine.model.running.state_storage import StateStorage
 from kvscope_engine.model.running.storage_for_model import groups_of_model, storage_for_model
@@ -234,8 +234,7 @@ def build_components(
         threads = CpuThreads(config.num_threads)
         model = _ready_model(config, leader, progress, undo)
         asked = config
-        if recurrent_layers(model.loaded.module).layers:
-            config = replace(config, enforce_eager=True)
+        config = _as_states_allow(config, recurrent_layers(model.loaded.module))
         size = _agreed_size(config, model, leader, progress)
         loaded, bent = bent_to_allocator(config, model.loaded, size.num_blocks)
         cache = _build_cache(config, loaded, size, model.fingerprint, cache_log, undo)
@@ -254,7 +253,7 @@ def build_components(
             *bent,
             *(streamed.notes if streamed is not None else ()),
             *cache.notes(config),
-            *_notes_on_states(asked, states),
+            *_notes_on_states(asked, states, together=recurrent_layers(loaded.module).decode_together),
         ]
         runner = _build_runner(config, loaded, cache.storage, model, leader, notes, has_pieces, states)
         runner.warm_up(progress)
@@ -341,6 +340,13 @@ def _as_it_runs(config: EngineConfig) -> EngineConfig:
     return replace(config, enforce_eager=True) if config.cpu_offload_gb else config
 
 
+def _as_states_allow(config: EngineConfig, recurrent: RecurrentLayers) -> EngineConfig:
+    """Decodes alone are in CUDA graphs where each recurrent layer takes them together; steps with prompts are not."""
+    if not recurrent.layers:
+        return config
+    return replace(config, enforce_eager=config.enforce_eager or not recurrent.decode_together, piecewise_graphs=False)
+
+
 def _ready_model(
     config: EngineConfig, leader: Leader | None, progress: Callable[[Progress], None], undo: ExitStack
 ) -> _ReadyModel:
@@ -402,7 +408,7 @@ def _build_cache(
         salt=mover.salt if mover is not None and mover.salt is not None else shared_salt(config),
         num_host=mover.num_host_places if mover is not None else 0,
         num_disk=mover.num_disk_places if mover is not None else 0,
-        num_states=size.num_states,
+        num_states=size.num_states - (size.num_states > 0 and takes_pad_slot(config, loaded.device)),
         space=virtual.space if virtual is not None else None,
         groups=tuple(group.rule for group in groups),
     )
@@ -458,7 +464,7 @@ def _notes_on_bias(module: torch.nn.Module) -> list[str]:
     ]
 
 
-def _notes_on_states(config: EngineConfig, states: StateStorage | None) -> list[str]:
+def _notes_on_states(config: EngineConfig, states: StateStorage | None, *, together: bool) -> list[str]:
     """What recurrent layers cost, and what is not as it was asked for."""
     if states is None:
         return []
@@ -472,8 +478,9 @@ def _notes_on_states(config: EngineConfig, states: StateStorage | None) -> list[
             f"at most {running} requests run at once, not {config.max_num_seqs}: states of recurrent layers get half of"
             " the KV memory (--kv-memory, --gpu-memory-utilization)"
         )
-    if states.device.type == "cuda" and not config.enforce_eager:
-        notes.append("no CUDA graphs, and no step begun before the last one's end: the model has recurrent layers")
+    if states.device.type == "cuda":
+        graphs = "" if together or config.enforce_eager else "no CUDA graphs, and "
+        notes.append(f"{graphs}no step begun before the last one's end: the model has recurrent layers")
     return notes
 
 

@@ -280,9 +280,11 @@ def _stage_plan(
         return StagePlan(
             stage, memory, one_block, room // one_block, question.kv_host_memory // one_block, groups, needs
         )
-    longest, wanted = num_blocks_for(length, question.block_size), 2 * question.max_num_seqs
+    longest = num_blocks_for(length, question.block_size)
+    pad = int(not question.enforce_eager)
+    wanted = 2 * question.max_num_seqs + pad
     slots, blocks = slots_and_blocks(room, one_block, shape.state_bytes, wanted, longest)
-    return StagePlan(stage, memory, one_block, blocks, 0, groups, needs, slots, slots * shape.state_bytes)
+    return StagePlan(stage, memory, one_block, blocks, 0, groups, needs, slots - pad, slots * shape.state_bytes)
 
 
 def _activations(skeleton: Skeleton, shape: ForwardShape, question: InferenceQuestion, tokens: int) -> int:
@@ -314,12 +316,11 @@ def _reserves(
         num_ranks=question.tensor_parallel,
     )
     vocab = int(skeleton.config.vocab_size) if stage.has_head else 0
-    is_eager = question.enforce_eager or bool(shape.states)
-    graphs = 0 if is_eager else GRAPH_BYTES + graph_tensor_bytes(limits, vocab)
+    graphs = 0 if question.enforce_eager else GRAPH_BYTES + graph_tensor_bytes(limits, vocab)
     return StepReserves(
         attention_partials=split_partials_bytes(limits, heads, PROCESSORS) + latent_bytes(limits, heads),
         graphs=graphs + step_buffer_bytes(limits, vocab),
-        piecewise_graphs=0 if is_eager else piecewise_bytes(limits, heads),
+        piecewise_graphs=0 if question.enforce_eager or shape.states else piecewise_bytes(limits, heads),
         sampling=sampling_bytes(limits, vocab),
     )
 

@@ -35,6 +35,8 @@ PIECES_BYTES: Final = 256 << 20
 SAMPLING_INPUT_BYTES: Final = 1 << 20
 """Of a step's buffer, for what sampling needs of the requests. More than that goes up in copies of its own."""
 SAMPLING_ROW_BYTES: Final = 256
+STATE_ROW_BYTES: Final = 64
+"""Of a step's buffer, for where a request's state is, is copied from, and is kept."""
 MAX_MASK_BYTES: Final = 8 << 20
 """Of a step's buffer, for the tokens that each request of a form may have, a bit each."""
 FLOAT32_BYTES: Final = 4
@@ -174,7 +176,8 @@ def step_buffer_bytes(limits: StepLimits, vocab_size: int) -> int:
     tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
     length, num_groups = limits.max_request_tokens, limits.num_groups
     inputs = inputs_bytes(tokens, limits.max_num_seqs, length, limits.block_size, num_groups)
-    return inputs + SAMPLING_INPUT_BYTES + SAMPLING_ROW_BYTES * limits.max_num_seqs + masks
+    rows = (SAMPLING_ROW_BYTES + STATE_ROW_BYTES) * limits.max_num_seqs
+    return inputs + SAMPLING_INPUT_BYTES + rows + masks
 
 
 def graph_tensor_bytes(limits: StepLimits, vocab_size: int) -> int:

@@ -74,9 +74,11 @@ class DecodeGraphs:
         num_groups: int = 1,
         keeps_queries: bool = False,
         is_by_length: bool = False,
+        pad_state: int | None = None,
         failures: CaptureFailures | None = None,
     ) -> None:
-        """`keeps_queries`: for `measure`. `is_by_length`: a graph for each of `captured_lengths`, not one for all."""
+        """`keeps_queries`: for `measure`. `is_by_length`: a graph for each of `captured_lengths`, not one for all.
+        `pad_state`: of a model that keeps states, the slot of sequences that are added."""
         self.sizes = captured_sizes(max_num_seqs)
         self._lengths = captured_lengths(max_tokens) if is_by_length else (max_tokens,)
         self._forward = forward
@@ -90,6 +92,7 @@ class DecodeGraphs:
         self._logits: torch.Tensor | None = None
         self._block_size = block_size
         self._keeps_queries = keeps_queries
+        self._pad_state = pad_state
         self._kept: dict[tuple[int, int], list[KeptDecode]] = {}
         self._graphs: dict[tuple[int, int], Any] = {}
         self._addresses: dict[int, int] = {}
@@ -143,6 +146,8 @@ class DecodeGraphs:
         """
         if inputs.num_single_token != inputs.num_tokens or len(inputs.sample_rows) != inputs.num_tokens:
             return None
+        if inputs.state_slots is not None and (inputs.seq_lens == 1).any():  # who has no state to go on from
+            return None
         size = padded_size(self.sizes, inputs.num_tokens)
         if size is None:
             return None
@@ -192,7 +197,7 @@ class DecodeGraphs:
 
     def _put(self, inputs: StepInputs | None, size: int, length: int) -> StepTensors:
         self._length = length
-        tensors, self._sent_tables = put_decodes(inputs, size, length, self._tables, self._buffer)
+        tensors, self._sent_tables = put_decodes(inputs, size, length, self._tables, self._buffer, self._pad_state)
         assert tensors.decode is not None, "decodes were put"
         address = int(tensors.decode.seq_lens.storage_offset())
         assert self._addresses.setdefault(size, address) == address, "a graph reads fixed addresses"

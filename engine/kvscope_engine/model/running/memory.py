@@ -94,8 +94,9 @@ def _size_with_states(
 ) -> PoolSize:
     """States of recurrent layers lie in the KV memory: one a request and some for prefixes, in half of it at most where
     there are blocks as well. Where no layer has keys and values blocks are for prefixes alone, and take nothing."""
+    pad = takes_pad_slot(config, loaded.device)
     for_prefixes = config.max_num_seqs if config.state_checkpoints is None else config.state_checkpoints
-    wanted = config.max_num_seqs + for_prefixes
+    wanted = config.max_num_seqs + for_prefixes + pad
     plan = None
     if config.num_gpu_blocks_override is not None:
         num_blocks = config.num_gpu_blocks_override
@@ -109,20 +110,26 @@ def _size_with_states(
                     f"--kv-memory asks for {room / MIB:.0f} MiB: {free / MIB:.0f} MiB are free on {loaded.device}"
                 )
         elif memory is not None:
-            plan = plan_memory(config, loaded, memory, one_block + MIN_SLOTS * one_state, num_groups)
+            plan = plan_memory(config, loaded, memory, one_block + (MIN_SLOTS + pad) * one_state, num_groups)
             plan.check(loaded.info.name, str(loaded.device))
             room = plan.kv
         else:
             room = int(min(MAX_DEFAULT_CPU_BYTES, DEFAULT_CPU_SHARE * free))
         longest = num_blocks_for(loaded.max_model_len, config.block_size)
         num_states, num_blocks = slots_and_blocks(room, one_block, one_state, wanted, longest)
-    if num_states < MIN_SLOTS or num_blocks < 1:
+    least = MIN_SLOTS + pad
+    if num_states < least or num_blocks < 1:
         raise KvscopeError(
             f"no memory for the KV cache of {loaded.info.name!r}: one request's state of its recurrent layers takes"
-            f" {one_state / MIB:.2f} MiB, and {MIN_SLOTS} of them and a block of {one_block / MIB:.2f} MiB are needed;"
+            f" {one_state / MIB:.2f} MiB, and {least} of them and a block of {one_block / MIB:.2f} MiB are needed;"
             " free some, or give more --kv-memory or a smaller model"
         )
     return PoolSize(num_blocks, plan, num_states)
+
+
+def takes_pad_slot(config: EngineConfig, device: torch.device) -> bool:
+    """Whether a slot for states is nobody's: of sequences that fill up CUDA graphs."""
+    return device.type == "cuda" and not config.enforce_eager
 
 
 def plan_memory(

@@ -103,6 +103,11 @@ class RecurrentLayers:
                 self._watch(part)  # type: ignore[arg-type]
 
     @property
+    def decode_together(self) -> bool:
+        """Whether decodes of several sequences are one call of each layer, as a CUDA graph needs it."""
+        return all(layer.takes_batches for layer in self.layers)
+
+    @property
     def states(self) -> list[LayerState]:
         """Of one request, by layer."""
         return [layer.state for layer in self.layers]
@@ -232,6 +237,31 @@ class StateBatch(StateStep):
             if at == row:
                 for tensor in tensors:
                     tensor[slot].copy_(tensor[self.slots[number]])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateDecodes(StateStep):
+    """Decodes alone, as a CUDA graph has them: each goes on from its state, wherever that is in a replay."""
+
+    storage: StateStorage
+    slots: torch.Tensor
+    """(sequences,) int64, on the device."""
+
+    def run(self, layer: RecurrentLayer, given: dict[str, Any]) -> Any:
+        """One token of each sequence on its own state."""
+        tensors, count = self.storage.layer(layer.number), len(self.slots)
+        states = [tensor.index_select(0, self.slots) for tensor in tensors]
+        output, _ = layer.call(_sequences_first(given, count, list(range(count))), states, goes_on=True)
+        for tensor, state in zip(tensors, states, strict=True):
+            tensor.index_copy_(0, self.slots, state)
+        if isinstance(output, torch.Tensor):
+            return output.flatten(0, 1)[None]
+        return tuple(
+            value.flatten(0, 1)[None]
+            if isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[:2] == (count, 1)
+            else None
+            for value in output
+        )
 
 
 def cut(given: dict[str, Any], num_tokens: int, start: int, end: int) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from kvscope_engine.model.running.forward import Forward
 from kvscope_engine.model.running.host_memory import keep_freed_memory
 from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.running.pieces.mixed_graphs import MixedGraphs
-from kvscope_engine.model.running.recurrent import StateBatch, recurrent_layers
+from kvscope_engine.model.running.recurrent import StateBatch, StateDecodes, StateStep, recurrent_layers
 from kvscope_engine.model.running.state_storage import StateStorage
 from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.running.step_inputs import StepInputs, TableRows, build_inputs, sampled_places
@@ -155,6 +155,7 @@ class ModelRunner:
                 num_groups=storage.num_groups,
                 keeps_queries=page_heat > 0 and self.choice is None,
                 is_by_length=self.choice is not None,
+                pad_state=states.pad_slot if states is not None else None,
                 failures=CaptureFailures(self.notes.append),
             )
         self._mixed: MixedGraphs | None = None
@@ -207,6 +208,8 @@ class ModelRunner:
         tensors = put_inputs(inputs, buffer) if graphs is None else graphs.put(inputs, size)
         options = self._sampler.inputs(sampling, buffer, self._vocab_size, num_output_tokens)
         pairs = buffer.put(np.array(plan.copies, np.int64)) if plan.copies else None
+        state_copies = buffer.put(np.array(plan.state_copies, np.int64)) if plan.state_copies else None
+        state_saves = buffer.put(_saves_after(plan)) if plan.state_saves and graphs is not None else None
         awaited = buffer.put(inputs.awaited) if inputs.awaited is not None else None
         slots = buffer.put(adapted.slots) if adapted is not None else None
         buffer.send()
@@ -215,7 +218,11 @@ class ModelRunner:
         if awaited is not None and after is not None:
             tensors.input_ids.index_copy_(0, awaited[0], after.tokens.index_select(0, awaited[1]))
         timer = StepTimer(self._device)
-        states = _states_of(plan, self._states, self._ops) if self._states is not None else None
+        states = None
+        if self._states is not None:
+            if state_copies is not None:
+                self._ops.copy_rows(self._states.rows, state_copies)
+            states = _states_of(plan, self._states) if graphs is None else None
         count = len(sampling)
         kind = self._kind(inputs, count, graphs, size, is_measured=measures != NOTHING)
         with self._launches.counted(kind):
@@ -228,6 +235,8 @@ class ModelRunner:
                 logits = graphs.replay(size, count)
                 if measures.shares is not None:
                     graphs.measure(size, inputs, tensors, measures.shares)
+                if self._states is not None and state_saves is not None:
+                    self._ops.copy_rows(self._states.rows, state_saves)
         timer.stop()
         if self._others is not None:
             self._others.done()
@@ -308,7 +317,10 @@ class ModelRunner:
 
     def _run_eagerly(self, tensors: StepTensors, kept: list[KeptDecode] | None) -> torch.Tensor:
         """Logits of all rows. A context of its own each time: what layers share is made in the graph that reads it."""
-        context = self._context(tensors)
+        states = None
+        if self._states is not None and tensors.state_slots is not None:
+            states = StateDecodes(self._states, tensors.state_slots)
+        context = self._context(tensors, states=states)
         context.kept = kept
         return self._model.logits(tensors.input_ids, tensors.positions, context)
 
@@ -324,7 +336,7 @@ class ModelRunner:
         return Measures(shares, BlockSkips() if self.choice is not None else None)
 
     def _context(
-        self, tensors: StepTensors, measures: Measures = NOTHING, states: StateBatch | None = None
+        self, tensors: StepTensors, measures: Measures = NOTHING, states: StateStep | None = None
     ) -> PagedContext:
         return PagedContext(
             *(self._storage, self._ops, tensors.slot_mapping, tensors.num_single_token),
@@ -337,10 +349,13 @@ class ModelRunner:
         )
 
 
-def _states_of(plan: StepPlan, storage: StateStorage, ops: Ops) -> StateBatch:
-    """The states of the plan's sequences, once those that it copies before the step are copied."""
-    if plan.state_copies:
-        ops.copy_rows(storage.rows, torch.tensor(plan.state_copies, device=storage.device))
+def _saves_after(plan: StepPlan) -> NDArray[np.int64]:
+    """(n, 2): of decodes alone, from which slots to which; each is of the state after its token."""
+    return np.array([(save.request.state_slot, save.slot) for save in plan.state_saves], np.int64)
+
+
+def _states_of(plan: StepPlan, storage: StateStorage) -> StateBatch:
+    """The states of the plan's sequences."""
     starts = [0, *accumulate(item.num_tokens for item in plan.scheduled)]
     places = {item.request.number: number for number, item in enumerate(plan.scheduled)}
     saves: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)

@@ -86,6 +86,11 @@ class StateStorage:
         self._rows: RowTensors | None = row_tensors(self.slot_tensors) if num_slots else None
 
     @property
+    def pad_slot(self) -> int:
+        """Of sequences that fill up a CUDA graph, where there are any: the last, which no request is given then."""
+        return self.num_slots - 1
+
+    @property
     def num_bytes(self) -> int:
         """Of all slots."""
         return self.num_slots * self.slot_bytes

@@ -41,6 +41,8 @@ class StepInputs:
     awaited: Int64 | None = None
     """(2, n): rows of the batch whose token the step in flight samples, and its rows of those. None: there are none.
     `input_ids` are 0 there."""
+    state_slots: Int64 | None = None
+    """(S,): where the state of each sequence is; None for models that keep none."""
 
     @property
     def num_tokens(self) -> int:
@@ -140,7 +142,14 @@ def build_inputs(
         num_single_token=plan.num_single_token,
         sample_rows=_sample_rows(scheduled, ends, samples),
         awaited=np.ascontiguousarray(np.array(awaited, np.int64).T) if awaited else None,
+        state_slots=_state_slots(scheduled),
     )
+
+
+def _state_slots(scheduled: tuple[Scheduled, ...]) -> Int64 | None:
+    if scheduled[0].request.state_slot < 0:
+        return None
+    return np.fromiter((item.request.state_slot for item in scheduled), np.int64, len(scheduled))
 
 
 def _token_ids(

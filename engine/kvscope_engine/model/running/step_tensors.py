@@ -35,6 +35,8 @@ class StepTensors:
     prefill: PrefillBatch | None
     sample_rows: torch.Tensor | None
     """None when none is sampled, or every row is and none was added."""
+    state_slots: torch.Tensor | None = None
+    """(rows,) int64, of decodes in a graph: where the state of each is; None for models that keep none."""
 
 
 def put_inputs(inputs: StepInputs, buffer: StepBuffer, size: int | None = None) -> StepTensors:
@@ -65,13 +67,19 @@ def put_inputs(inputs: StepInputs, buffer: StepBuffer, size: int | None = None) 
 
 
 def put_decodes(
-    inputs: StepInputs | None, size: int, length: int, block_tables: Sequence[torch.Tensor], buffer: StepBuffer
+    inputs: StepInputs | None,
+    size: int,
+    length: int,
+    block_tables: Sequence[torch.Tensor],
+    buffer: StepBuffer,
+    pad_state: int | None = None,
 ) -> tuple[StepTensors, list[torch.Tensor]]:
     """A step of decodes alone, padded to `size` sequences of up to `length` tokens: what one graph reads.
 
-    Sequences that are added write nowhere (slot -1) and attend to nothing; without `inputs` all are of that kind.
-    Tables are read from the first rows of `block_tables`, one a KV group. What belongs there comes second, as wide as
-    it is, to be copied once it is sent: nothing behind a sequence's last block is ever read, so it need not be written.
+    Sequences that are added write nowhere (slot -1) and attend to nothing; without `inputs` all are of that kind. Where
+    the model keeps states theirs is `pad_state`, which is nobody's. Tables are read from the first rows of
+    `block_tables`, one a KV group. What belongs there comes second, as wide as it is, to be copied once it is sent:
+    nothing behind a sequence's last block is ever read, so it need not be written.
     """
     count = 0 if inputs is None else len(inputs.seq_lens)
     assert inputs is None or inputs.num_single_token == count == inputs.num_tokens <= size, "only decodes are padded"
@@ -83,7 +91,13 @@ def put_decodes(
         lengths[:count] = inputs.seq_lens
         tables = [buffer.put(of_group) for of_group in inputs.block_tables]
     read = tuple(table[:size] for table in block_tables)
-    return StepTensors(*flat, size, DecodeBatch(read, seq_lens, length), None, None), tables
+    state_slots = None
+    if pad_state is not None:
+        states, state_slots = buffer.reserve((size,), np.int64)
+        states[count:] = pad_state
+        if inputs is not None:
+            states[:count] = inputs.state_slots
+    return StepTensors(*flat, size, DecodeBatch(read, seq_lens, length), None, None, state_slots), tables
 
 
 def put_padded(

@@ -16,7 +16,7 @@ from kvscope_engine.model.checks.hook_check import check_hook
 from kvscope_engine.model.fused.fuse import fuse_model
 from kvscope_engine.model.running import recurrent
 from kvscope_engine.model.running.kv_storage import KVStorage
-from kvscope_engine.model.running.recurrent import RecurrentLayer, StateBatch, recurrent_layers
+from kvscope_engine.model.running.recurrent import RecurrentLayer, StateBatch, StateDecodes, recurrent_layers
 from kvscope_engine.model.running.state_storage import StateStorage, state_bytes
 from kvscope_kernels import ops_for
 from kvscope_telemetry.errors import BadInput
@@ -124,6 +124,44 @@ def test_decodes_that_run_together_give_what_each_gives_alone(slots: tuple[int, 
         torch.testing.assert_close(together[:, row : row + 1], alone)
     for tensor, found in zip(storage.slot_tensors, after, strict=True):
         torch.testing.assert_close(found, tensor)
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "rwkv"])
+@torch.inference_mode()
+def test_a_graph_runs_decodes_as_a_step_does(family: str) -> None:
+    """On states that lie anywhere, beside rows that fill it up."""
+    module = recurrent_model(family)
+    shapes = [call.shape for call in check_hook(module)]
+    assert recurrent_layers(module).decode_together
+    kv = KVStorage(16, BLOCK_SIZE, shapes, torch.float32, CPU)
+    states = StateStorage(17, recurrent_layers(module).states, CPU)
+    tensors = (*kv.block_tensors, *states.slot_tensors)
+    for tensor in tensors:
+        tensor.zero_()
+    sequences = [each for each in sequences_of(96) if each.length > 1]
+
+    def run(step: CheckStep, slots: list[int] | None = None) -> torch.Tensor:
+        context = check_context(step, kv, ops_for("cpu"), states)
+        if slots is not None:
+            context.states = StateDecodes(states, torch.tensor(slots))
+        ids, positions = step.gather("ids")[None], step.gather("positions")[None]
+        logits: torch.Tensor = module(input_ids=ids, position_ids=positions, use_cache=False, paged=context).logits[0]
+        return logits
+
+    run(CheckStep(tuple(ScriptPiece(each, 0, each.length - 1) for each in sequences)))
+    before = [tensor.clone() for tensor in tensors]
+    decodes = CheckStep(tuple(ScriptPiece(each, each.length - 1, each.length) for each in sequences))
+    wanted = run(decodes)
+    after = [tensor.clone() for tensor in tensors]
+    for tensor, old in zip(tensors, before, strict=True):
+        tensor.copy_(old)
+    slots = [each.table[0] for each in sequences]
+    found = run(decodes, slots)
+    assert float((found - wanted).abs().max()) < 1e-4 * float(wanted.std())
+    for tensor, expected in zip(tensors, after, strict=True):
+        torch.testing.assert_close(tensor, expected)
+    for tensor in states.slot_tensors:
+        assert not tensor[states.pad_slot].any(), "nobody's"
 
 
 def test_what_a_request_keeps_is_measured() -> None:

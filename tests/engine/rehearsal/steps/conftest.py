@@ -34,7 +34,9 @@ from kvscope_engine.model.latent.latents import held_latents
 from kvscope_engine.model.running import attention_scores, runner, step_buffer
 from kvscope_engine.model.running.attention import ATTENTION_NAME, AttentionOptions, register_attention
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape
+from kvscope_engine.model.running.recurrent import recurrent_layers
 from kvscope_engine.model.running.runner import ModelRunner
+from kvscope_engine.model.running.state_storage import StatePart, StateStorage
 from kvscope_kernels import Ops
 from kvscope_kernels.gated_activation import SILU
 
@@ -307,9 +309,10 @@ def make_runner(
     monkeypatch.setattr(fused_mlp, "activation_kind_of", lambda *_: SILU)
     hold_latents(module, ATTENTION_NAME)
     held = [latents for part in module.modules() if (latents := held_latents(part)) is not None]
+    states = _states(module, 2 * max_num_seqs + 1)
     layers = [LayerShape(1, each.stored_dim, latent_dim=each.latent_dim) for each in held] or [
         LayerShape(2, 64, bounds_dtype=torch.bfloat16 if sparse_decode is not None and index >= 2 else None)
-        for index in range(num_layers)
+        for index in range(num_layers if states is None else 1)
     ]
     storage = KVStorage(num_blocks, 16, layers, kv_dtype, GPU)
     loaded: Any = SimpleNamespace(
@@ -331,26 +334,51 @@ def make_runner(
         page_heat=page_heat,
         sparse_decode=sparse_decode,
         ops=ops,
+        states=states,
     )
+
+
+def _states(module: torch.nn.Module, num_slots: int) -> StateStorage | None:
+    """Those of layers that are a gated delta net, as a run finds them on a device that is there."""
+    recurrent = recurrent_layers(module)
+    if not recurrent.layers:
+        return None
+    for layer in recurrent.layers:
+        part: Any = layer.module
+        conv = StatePart("conv", 0, (part.conv_dim, part.conv_kernel_size), torch.bfloat16)
+        layer.state = (
+            conv,
+            StatePart("recurrent", 0, (part.num_v_heads, part.head_k_dim, part.head_v_dim), torch.float32),
+        )
+        layer.takes_pieces = layer.takes_batches = True
+    for part in module.modules():
+        if hasattr(part, "layer_idx") and hasattr(part, "q_proj"):
+            part.kvscope_layer = 0  # type: ignore[assignment]
+    return StateStorage(num_slots, recurrent.states, GPU)
 
 
 def join_unproven(module: torch.nn.Module, quantization: str) -> None:
     """As at load, in the same order, each part by the first form that has the parts of a Llama or a Qwen3."""
     use_float32_logits(module)
     for part in list(module.modules()):
-        if hasattr(part, "q_proj") and held_latents(part) is None:
+        if hasattr(part, "q_proj") and held_latents(part) is None and not _is_gated(part):
             options = AttentionOptions(float(part.scaling))  # type: ignore[arg-type]
             replace_part(part, next(attention_candidates(part, options, False)))
         elif mlp := mlp_candidate(part, False):
             replace_part(part, mlp)
     for part in list(module.modules()):
-        if norms := norm_candidates(part):
+        if "Gated" not in type(part).__name__ and (norms := norm_candidates(part)):
             replace_part(part, norms[0])
     for part in list(module.modules()):
         if layer := layer_candidate(part):
             layer.keeps_float32 = True
             replace_part(part, layer)
     chain_layers(module)
+
+
+def _is_gated(attention: Any) -> bool:
+    """Whether its queries come with as many gates: no part of a Llama."""
+    return bool(attention.q_proj.out_features > attention.config.num_attention_heads * attention.head_dim)
 
 
 def _move(module: torch.nn.Module) -> None:
