@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -37,13 +37,13 @@ from kvscope_engine.model.roofline.model_costs import model_work
 from kvscope_engine.model.roofline.step_costs import ModelWork
 from kvscope_engine.model.running.attention_choice import attention_choice
 from kvscope_engine.model.running.cpu_threads import CpuThreads
-from kvscope_engine.model.running.kv_storage import MIB, KVStorage, block_bytes
+from kvscope_engine.model.running.kv_storage import MIB, KVStorage, LayerShape, block_bytes
 from kvscope_engine.model.running.layer_groups import LayerGroup
 from kvscope_engine.model.running.memory import PoolSize, pool_size
 from kvscope_engine.model.running.recurrent import recurrent_layers
 from kvscope_engine.model.running.runner import ModelRunner
 from kvscope_engine.model.running.state_storage import StateStorage
-from kvscope_engine.model.running.storage_for_model import groups_of_model, storage_for_model
+from kvscope_engine.model.running.storage_for_model import expanded_layers, groups_of_model, storage_for_model
 from kvscope_engine.model.structured.forms import Forms
 from kvscope_engine.model.tiers.block_mover import BlockMover
 from kvscope_engine.model.tiers.build import make_tier_mover
@@ -306,6 +306,8 @@ class _Cache:
     mover: BlockMover | None
     virtual: VirtualCache | None
     groups: tuple[LayerGroup, ...]
+    expanded: Sequence[LayerShape]
+    """What each layer would keep if none held latents."""
 
     @property
     def shown_groups(self) -> tuple[KVGroup, ...]:
@@ -315,12 +317,15 @@ class _Cache:
 
     def _shown(self, group: LayerGroup) -> KVGroup:
         layers, rule = [self.storage.layers[number] for number in group.layers], group.rule
-        kind = "latent" if layers and all(layer.latent_dim for layer in layers) else "full"
+        is_latent = bool(layers) and all(layer.latent_dim for layer in layers)
+        kind, block_size, dtype = "latent" if is_latent else "full", self.pool.block_size, self.storage.dtype
+        expanded = [self.expanded[number] for number in group.layers] if is_latent else []
         return KVGroup(
             kind="chunked" if rule.is_chunked else "window" if rule.window else kind,
             num_layers=len(layers),
-            block_bytes=block_bytes(layers, self.pool.block_size, self.storage.dtype),
+            block_bytes=block_bytes(layers, block_size, dtype),
             window=rule.window,
+            expanded_bytes=block_bytes(expanded, block_size, dtype),
         )
 
     def notes(self, config: EngineConfig) -> list[str]:
@@ -405,7 +410,7 @@ def _build_cache(
     if cache_log is not None:
         cache_log.has_groups = len(groups) > 1
     pool.cache_log = cache_log  # before the tiers: they tell what a kept file holds
-    return _Cache(storage, pool, mover, virtual, groups)
+    return _Cache(storage, pool, mover, virtual, groups, expanded_layers(check_hook(loaded.module)))
 
 
 def _build_states(loaded: LoadedModel, num_states: int) -> StateStorage | None:

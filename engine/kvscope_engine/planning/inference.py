@@ -44,7 +44,7 @@ from kvscope_engine.model.running.state_storage import (
     slots_and_blocks,
     state_bytes,
 )
-from kvscope_engine.model.running.storage_for_model import rules_of
+from kvscope_engine.model.running.storage_for_model import expanded_layers, rules_of
 from kvscope_engine.model.tiers.build import STAGING_BYTES
 from kvscope_engine.planning.live_memory import LiveMemory
 from kvscope_engine.planning.shards import Stage, check_divisible, stages
@@ -227,10 +227,7 @@ def plan_inference(skeleton: Skeleton, question: InferenceQuestion) -> Inference
 
 def _expanded_times(calls: Sequence[LayerCall]) -> float:
     numbers = sum(call.shape.numbers for call in calls)
-    expanded = (
-        call.shape.numbers if call.options.latents is None else call.options.latents.expanded_numbers for call in calls
-    )
-    return sum(expanded) / numbers if numbers else 1.0
+    return sum(shape.numbers for shape in expanded_layers(calls)) / numbers if numbers else 1.0
 
 
 def weight_bytes(stage: Stage, dtype: str) -> int:
