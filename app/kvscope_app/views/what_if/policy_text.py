@@ -8,7 +8,7 @@ from kvscope_app.look.number_text import count, num_bytes, percent, plural
 from kvscope_app.look.theme import Theme, mix
 from kvscope_telemetry.messages.what_if import EXPANDED, NOT_FREED, MapKind, NotAsked, PolicyUse, WhatIfAnswer
 
-HEADING: Final = "The running requests, placed by other allocators into the same memory."
+HEADING: Final = "The running requests in the same memory, placed or stored differently."
 HEADING_TIP: Final = (
     "Requests arrive, grow and end as in the engine. Without prefix sharing or caching: only placement is compared."
 )
@@ -80,13 +80,14 @@ def waste_share(use: PolicyUse) -> str:
 
 
 def placed(use: PolicyUse) -> str:
-    """How many run, and how many could not; where all do, how many like them there is room for."""
+    """How many run, and how many could not; where all do, how many like them would fit."""
     if use.refused:
         return "not enough memory"
     if use.num_waiting:
         return f"{count(use.num_placed)} running, {count(use.num_waiting)} waiting"
-    room = f", room for {count(use.num_fitting)}" if use.num_fitting else ""
-    return f"{'all ' if use.num_placed > 1 else ''}{count(use.num_placed)} running{room}"
+    if use.num_fitting:
+        return f"{count(use.num_placed)} running, {count(use.num_fitting)} fit"
+    return f"all {count(use.num_placed)} running" if use.num_placed > 1 else f"{count(use.num_placed)} running"
 
 
 def difference(use: PolicyUse, answer: WhatIfAnswer) -> str:

@@ -307,7 +307,7 @@ def test_the_real_process_places_the_requests(session, engine, busy, poll, qtbot
     assert uses["contiguous", 16].num_waiting == 0
     assert uses["contiguous", 16].num_used + uses["contiguous", 16].num_wasted == 512
     assert uses["paged", 8].num_wasted == 0
-    assert view.grid.cards[0].summary == "180.0 KiB, wasted, 12.5 %, all 2 running, room for 32, in use now"
+    assert view.grid.cards[0].summary == "180.0 KiB, wasted, 12.5 %, 2 running, 32 fit, in use now"
     assert {"virtual", "buddy"} < {use.allocator for use in signal.args[0].policies}
     view.shut_down()
 
@@ -349,8 +349,8 @@ def test_without_freeing_is_asked_of_windows(of_groups):
     now, kept = view.grid.cards[:2]
     assert (now.name.text(), kept.name.text()) == ("Paged, 16 per block", "Without freeing")
     # full attention holds 7 blocks and 2; a window of 8 reads from tokens 93 and 25 on, which are in 2 blocks and 1
-    assert now.summary == "1.01 MiB, wasted, 24.0 %, all 2 running, room for 10, in use now"
-    assert kept.summary == "2.97 MiB, wasted, 62.5 %, all 2 running, room for 9, holds 540.0 KiB more"
+    assert now.summary == "1.01 MiB, wasted, 24.0 %, 2 running, 10 fit, in use now"
+    assert kept.summary == "2.97 MiB, wasted, 62.5 %, 2 running, 9 fit, holds 540.0 KiB more"
     assert "all layers hold all tokens" in kept.toolTip()
     assert "No longer read" in kept.toolTip()
     assert "no longer read" in view.legend.accessibleName()
@@ -361,7 +361,7 @@ def test_with_mla_expanded_is_asked_of_latents(of_groups):
     latent = KVGroup(kind="latent", num_layers=30, block_bytes=368_640, expanded_bytes=3_686_400)
     view = of_groups(latent)
     now, wide = view.grid.cards[:2]
-    assert (now.placed.text(), wide.name.text()) == ("all 2 running, room for 14", "With MLA expanded")
+    assert (now.placed.text(), wide.name.text()) == ("2 running, 14 fit", "With MLA expanded")
     assert wide.placed.text() == "1 running, 1 waiting"
     assert wide.difference.text() == "holds 3.87 MiB more"
     assert "one latent per token" in wide.toolTip()
