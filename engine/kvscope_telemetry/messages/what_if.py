@@ -29,9 +29,9 @@ PAGE_BYTES: Final = 2 << 20
 HOST_PAGE_BYTES: Final = 4 << 10
 """The same on a CPU."""
 
-NOT_FREED: Final = "not freed"
+NOT_FREED: Final = "without freeing"
 """The question: what if windows and chunks let go of nothing, and all layers held all tokens?"""
-EXPANDED: Final = "expanded"
+EXPANDED: Final = "with MLA expanded"
 """The question: what if keys and values of each head were held in place of latents (MLA)?"""
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]

@@ -19,7 +19,6 @@ _MEANINGS: Final = {
     "virtual": "An address range per request; physical pages are mapped in each layer as tokens arrive.",
     "paged": "Any free block, as tokens arrive.",
 }
-_QUESTIONS: Final = {NOT_FREED: "Without freeing", EXPANDED: "With MLA expanded"}
 _QUESTION_MEANINGS: Final = {
     NOT_FREED: "As now, but windows and chunks free nothing: all layers hold all tokens.",
     EXPANDED: "As now, but with keys and values of each head in place of one latent per token.",
@@ -60,7 +59,7 @@ def legend(theme: Theme, *, has_unread: bool = False) -> list[tuple[str, str]]:
 def name(use: PolicyUse) -> str:
     """The policy, with its size of block where that is what differs; or the question."""
     if use.question:
-        return _QUESTIONS.get(use.question, use.question)
+        return _capital(use.question)
     known = _NAMES.get(use.allocator, use.allocator)
     return f"{known}, {use.block_size} per block" if use.allocator == "paged" else known
 
@@ -143,13 +142,17 @@ def _page_size(page_bytes: int) -> str:
 
 def not_asked(missing: list[NotAsked]) -> str:
     """Which questions have no card; empty where all have."""
-    names = ", ".join(_QUESTIONS.get(one.question, one.question).lower().replace("mla", "MLA") for one in missing)
+    names = ", ".join(one.question for one in missing)
     return f"Not known: {names}" if names else ""
 
 
 def why_not_asked(missing: list[NotAsked]) -> str:
     """Why not, a line each."""
-    return "\n".join(f"{_QUESTIONS.get(one.question, one.question)}: {one.why}" for one in missing)
+    return "\n".join(f"{_capital(one.question)}: {one.why}" for one in missing)
+
+
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def _amount(slots: int, slot_bytes: float) -> str:
