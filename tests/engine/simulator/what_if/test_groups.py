@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from kvscope_engine.policy.allocation.fragmentation import kv_use
+from kvscope_engine.simulator.kv_layout import recorded_layout
 from kvscope_engine.simulator.what_if.comparison import Comparison
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.telemetry import KVGroup
+from kvscope_telemetry.messages.telemetry import CacheInfo, KVGroup
 from kvscope_telemetry.messages.what_if import EXPANDED, NOT_FREED, MapKind, Memory, PolicyUse, Running, WhatIfAnswer
 
 FULL = KVGroup(kind="full", num_layers=2, block_bytes=64)
@@ -188,3 +190,23 @@ def test_groups_that_cannot_be_are_refused() -> None:
         Comparison(memory(KVGroup(kind="window", window=-1)))
     with pytest.raises(BadInput, match="65 KV groups"):
         Comparison(memory(*[FULL] * 65))
+
+
+@pytest.mark.parametrize("other", [WINDOW, CHUNKS])
+def test_the_engine_as_it_runs_is_as_the_scheduler_has_it(make_simulation, other: KVGroup) -> None:  # type: ignore[no-untyped-def]
+    told = (FULL, other, other)
+    layout = recorded_layout(CacheInfo(num_blocks=1, block_size=4, groups=told))
+    requests = [(number * 0.5, 3 + number % 7, 2 + number % 17) for number in range(40)]
+    simulation = make_simulation(requests, layout=layout, num_blocks=513, enable_prefix_caching=False)
+    comparison, most = Comparison(memory(*told, num_blocks=512)), 0
+    while simulation.advance():
+        placed = [request for request in simulation.scheduler.requests.values() if request.block_table]
+        now = [
+            Running(one.number, one.num_computed_tokens, one.num_prompt_tokens + one.max_tokens, one.num_prompt_tokens)
+            for one in sorted(placed, key=lambda one: one.number)
+        ]
+        use, real = asked(comparison.follow(now)), kv_use(simulation.pool, placed)
+        assert (use.num_used + use.num_unread, use.num_internal) == (real.num_used, real.num_internal)
+        assert use.num_external == real.num_external
+        most = max(most, use.num_placed)
+    assert most > 5
