@@ -264,9 +264,12 @@ def chosen_setups(
 def _chosen_layout(args: argparse.Namespace, limits: SimulatedLimits) -> tuple[KVLayout | None, float]:
     """KV groups and states, and the bytes of a recorded pool, 0 where that is not asked or not known."""
     if args.model is not None:
-        from kvscope_engine.planning.kv_layout import model_layout
+        from kvscope_engine.cli.engine_class import quick_imports
 
-        return model_layout(args.model, limits.max_model_len, limits.block_size), 0.0
+        with quick_imports():
+            from kvscope_engine.planning.kv_layout import model_layout
+
+            return model_layout(args.model, limits.max_model_len, limits.block_size), 0.0
     if not args.workload.lower().endswith(".mcap"):
         return None, 0.0
     from kvscope_engine.simulator.kv_layout import recorded_layout

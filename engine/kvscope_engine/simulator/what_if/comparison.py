@@ -77,7 +77,7 @@ class Comparison:
             wasted_share=wasted / (use.num_used + wasted) if wasted else 0.0,
             num_placed=shadow.num_placed,
             num_waiting=shadow.num_waiting,
-            num_fitting=shadow.num_fitting,
+            num_fitting=use.num_fitting,
             num_preempted=shadow.num_preempted,
             cells=map_cells(use.num_slots, shadow.spans()),
             slots_per_cell=slots_per_cell(use.num_slots),

@@ -219,7 +219,11 @@ def _one(memory: Memory) -> _Kind:
 
 
 def _kind(group: KVGroup, memory: Memory) -> _Kind:
-    num_bytes = group.block_bytes or (memory.block_bytes if len(memory.groups) == 1 else 0)
+    """One group alone has the blocks that the memory is of."""
+    num_bytes, expanded = group.block_bytes, group.expanded_bytes
+    if len(memory.groups) == 1 and memory.block_bytes:
+        expanded = expanded * memory.block_bytes // num_bytes if num_bytes else 0
+        num_bytes = memory.block_bytes
     return _Kind(
         group.block_size or memory.block_size,
         num_bytes,
@@ -227,7 +231,7 @@ def _kind(group: KVGroup, memory: Memory) -> _Kind:
         group.num_layers,
         group.num_blocks,
         group.kind == "latent",
-        group.expanded_bytes,
+        expanded,
     )
 
 

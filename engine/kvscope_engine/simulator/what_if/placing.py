@@ -47,6 +47,7 @@ class Placing:
         self.layout = layout
         rules = tuple(group.rule for group in layout.groups)
         self._num_null = 1 if any(rule.window for rule in rules) else 0
+        self._has_unread = any(rule.window for group in layout.groups for _, rule in group.readers)
         num_blocks = layout.num_blocks + self._num_null
         self._pool = make_pool(made_as, num_blocks, layout.block_size, prefix_caching=False, groups=rules)
         self._allocation = make_allocation(made_as, self._pool, max_model_len=max_model_len)
@@ -86,7 +87,9 @@ class Placing:
         """What the slots are used for. What lies beyond a request's limit is never to be used."""
         has_ends = self._allocation.reserves
         found = kv_use(self._pool, _with_ends(requests, limits) if has_ends else requests.values())
-        unread = sum(int(slots.sum()) for request in requests.values() for _, slots in self._unread(request))
+        unread = 0
+        if self._has_unread:
+            unread = sum(int(slots.sum()) for request in requests.values() for _, slots in self._unread(request))
         return PoolUse(
             num_slots=found.num_slots,
             num_used=found.num_used - unread,
@@ -103,7 +106,7 @@ class Placing:
         size, ledger = self._pool.block_size, self._pool.ledger
         active = np.flatnonzero(ledger.state[: self._pool.num_blocks] == BlockState.ACTIVE)
         unread = np.zeros(self._pool.num_blocks, np.int64)
-        for request in requests.values():
+        for request in requests.values() if self._has_unread else ():
             for blocks, slots in self._unread(request):
                 unread[blocks] = slots
         starts, filled, no_more = (

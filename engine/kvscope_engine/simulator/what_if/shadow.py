@@ -35,6 +35,8 @@ class ShadowUse:
     num_external: int
     num_outside: int
     external_fragmentation: float
+    num_fitting: int
+    """Requests that hold what those placed hold on average, that would fill the memory; 0: none is placed."""
 
 
 class Shadow:
@@ -96,13 +98,10 @@ class Shadow:
             num_external=external,
             num_outside=self.num_slots - used - unread - reserved - internal - rounding - external,
             external_fragmentation=1 - largest / external if external else 0.0,
+            num_fitting=min(
+                (one.num_slots * self.num_placed // one.num_held for _, one in uses if one.num_held), default=0
+            ),
         )
-
-    @property
-    def num_fitting(self) -> int:
-        """Requests that hold what those placed hold on average, that would fill the memory; 0: none is placed."""
-        full = [use.num_slots * self.num_placed // use.num_held for use in self._uses() if use.num_held]
-        return min(full, default=0)
 
     def spans(self) -> dict[MapKind, Spans]:
         """Which slots are what, one pool after the other; those in no span are free. O(blocks)."""
