@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -38,13 +38,13 @@ from kvscope_engine.model.roofline.model_costs import model_work
 from kvscope_engine.model.roofline.step_costs import ModelWork
 from kvscope_engine.model.running.attention_choice import attention_choice
 from kvscope_engine.model.running.cpu_threads import CpuThreads
-from kvscope_engine.model.running.kv_storage import MIB, KVStorage, block_bytes
+from kvscope_engine.model.running.kv_storage import MIB, KVStorage, LayerShape, block_bytes
 from kvscope_engine.model.running.layer_groups import LayerGroup
 from kvscope_engine.model.running.memory import PoolSize, pool_size, takes_pad_slot
 from kvscope_engine.model.running.recurrent import RecurrentLayers, recurrent_layers
 from kvscope_engine.model.running.runner import ModelRunner
 from kvscope_engine.model.running.state_storage import StateStorage
-from kvscope_engine.model.running.storage_for_model import groups_of_model, storage_for_model
+from kvscope_engine.model.running.storage_for_model import expanded_layers, groups_of_model, storage_for_model
 from kvscope_engine.model.structured.forms import Forms
 from kvscope_engine.model.tiers.block_mover import BlockMover
 from kvscope_engine.model.tiers.build import make_tier_mover
@@ -55,7 +55,7 @@ from kvscope_engine.policy.blocks.cache_log import CacheLog
 from kvscope_engine.policy.drafting.drafter import Drafter
 from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
-from kvscope_engine.policy.state_pool import StatePool
+from kvscope_engine.policy.state_pool import StatePool, most_told
 from kvscope_engine.submission import SubmissionLimits
 from kvscope_kernels.libraries.choice import Choice
 from kvscope_telemetry.about import program_version
@@ -72,7 +72,6 @@ from kvscope_telemetry.messages.telemetry import (
     RankMemory,
     Work,
 )
-from kvscope_telemetry.messages.validity import MAX_BLOCK_SIZE
 from kvscope_telemetry.sockets.host_id import host_id
 
 PUT_AWAY_S = 5.0
@@ -308,6 +307,8 @@ class _Cache:
     mover: BlockMover | None
     virtual: VirtualCache | None
     groups: tuple[LayerGroup, ...]
+    expanded: Sequence[LayerShape]
+    """What each layer would keep if none held latents."""
 
     def shown_groups(self, states: tuple[KVGroup, ...]) -> tuple[KVGroup, ...]:
         """As they are told, `states` behind them; nothing where one group keeps keys and values of all layers, and lets
@@ -317,12 +318,15 @@ class _Cache:
 
     def _shown(self, group: LayerGroup) -> KVGroup:
         layers, rule = [self.storage.layers[number] for number in group.layers], group.rule
-        kind = "latent" if layers and all(layer.latent_dim for layer in layers) else "full"
+        is_latent = bool(layers) and all(layer.latent_dim for layer in layers)
+        kind, block_size, dtype = "latent" if is_latent else "full", self.pool.block_size, self.storage.dtype
+        expanded = [self.expanded[number] for number in group.layers] if is_latent else []
         return KVGroup(
             kind="chunked" if rule.is_chunked else "window" if rule.window else kind,
             num_layers=len(layers),
-            block_bytes=block_bytes(layers, self.pool.block_size, self.storage.dtype),
+            block_bytes=block_bytes(layers, block_size, dtype),
             window=rule.window,
+            expanded_bytes=block_bytes(expanded, block_size, dtype),
         )
 
     def notes(self, config: EngineConfig) -> list[str]:
@@ -415,20 +419,15 @@ def _build_cache(
     if cache_log is not None:
         cache_log.has_groups = len(groups) > 1
     pool.cache_log = cache_log  # before the tiers: they tell what a kept file holds
-    return _Cache(storage, pool, mover, virtual, groups)
+    return _Cache(storage, pool, mover, virtual, groups, expanded_layers(check_hook(loaded.module)))
 
 
 def _group_of_states(loaded: LoadedModel, states: StateStorage | None) -> tuple[KVGroup, ...]:
     """As it is told, where there are states."""
     if states is None:
         return ()
-    layers, size = len(states.layers), _most_told(loaded)
+    layers, size = len(states.layers), most_told(loaded.max_model_len)
     return (KVGroup(kind="state", num_layers=layers, block_size=size, block_bytes=states.slot_bytes),)
-
-
-def _most_told(loaded: LoadedModel) -> int:
-    """Tokens that the ledger can say a state is of."""
-    return min(loaded.max_model_len, MAX_BLOCK_SIZE)
 
 
 def _build_states(loaded: LoadedModel, num_states: int) -> StateStorage | None:
@@ -488,7 +487,7 @@ def _build_scheduler(config: EngineConfig, loaded: LoadedModel, cache: _Cache) -
     states, max_num_seqs, pool = None, config.max_num_seqs, cache.pool
     if pool.num_states:
         keeps = pool.index is not None
-        states = StatePool(pool, config.state_interval, _most_told(loaded), keeps=keeps)
+        states = StatePool(pool, config.state_interval, most_told(loaded.max_model_len), keeps=keeps)
         max_num_seqs = min(max_num_seqs, pool.num_states - 1)
     mapper = cache.virtual.memory if cache.virtual is not None else None
     return Scheduler(

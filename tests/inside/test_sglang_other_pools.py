@@ -48,6 +48,7 @@ def test_groups_are_named_and_each_row_has_its_own(monkeypatch: Any) -> None:
         ("window", 4, 6, 64),
         ("state", 256, 0, 100),
     ]
+    assert [group.num_blocks for group in cache.groups] == [NUM_PAGES, NUM_WINDOWS, NUM_STATES]
     assert cache.pool_tokens == NUM_PAGES * 4
     assert hello.capabilities.groups
     assert kv_bytes(pools) == 64 * (NUM_PAGES + NUM_WINDOWS) + 300
@@ -55,6 +56,21 @@ def test_groups_are_named_and_each_row_has_its_own(monkeypatch: Any) -> None:
     WindowRows(state, pools)
     StateRows(state, pools)
     assert state.ledger.group.tolist() == [0] * 9 + [1] * NUM_WINDOWS + [2] * NUM_STATES
+
+
+def test_latents_are_named_with_what_keys_and_values_would_take(monkeypatch: Any) -> None:
+    monkeypatch.setattr("kvscope_inside.sglang.facts._version", lambda: "0.0")
+    scheduler: Any = Scheduler(num_pages=NUM_PAGES)
+    pool = type("MLATokenToKVPool", (), {"get_kv_size_bytes": lambda self: 36 * NUM_PAGES, "layer_num": 2})()
+    scheduler.token_to_kv_pool_allocator.get_kvcache = lambda: pool
+    sizes = {"kv_lora_rank": 8, "qk_rope_head_dim": 1, "qk_nope_head_dim": 2, "v_head_dim": 4}
+    scheduler.model_config.hf_text_config = SimpleNamespace(num_attention_heads=6, **sizes)
+    hello = hello_of(scheduler, 7)
+    (group,) = hello.cache.groups
+    assert (group.kind, group.block_bytes, group.expanded_bytes) == ("latent", 36, 36 * 2 * 6 * 4 // 9)
+    assert not hello.capabilities.groups, "one group is all there is"
+    del scheduler.model_config.hf_text_config.v_head_dim
+    assert hello_of(scheduler, 7).cache.groups[0].expanded_bytes == 0, "not known"
 
 
 def test_a_page_of_windows_is_held_while_somebody_looks_back_to_it(monkeypatch: Any) -> None:

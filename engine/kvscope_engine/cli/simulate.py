@@ -18,14 +18,13 @@ from kvscope_engine.cli.arguments.simulate_options import (
     WORKLOADS,
     add_cost_options,
     add_engine_options,
+    add_model_options,
     add_tier_options,
     add_workload_options,
-    chosen_allocators,
     chosen_cost,
     chosen_limits,
-    chosen_paging,
     chosen_preset,
-    chosen_tiers,
+    chosen_setups,
     chosen_workload,
     recording_paths,
 )
@@ -54,6 +53,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
     )
     add_workload_options(parser.add_argument_group("workload"))
     add_engine_options(parser.add_argument_group("engine"))
+    add_model_options(parser.add_argument_group("model"))
     add_tier_options(parser.add_argument_group("lower tiers"))
     add_cost_options(parser.add_argument_group("cost model"))
     parser.set_defaults(run=run)
@@ -64,20 +64,19 @@ def run(args: argparse.Namespace) -> int:
     """0 when every policy was run."""
     from kvscope_engine.simulator.report import report
     from kvscope_engine.simulator.report_text import text
-    from kvscope_engine.simulator.simulation import Setup, Simulation
+    from kvscope_engine.simulator.simulation import Simulation
 
     model, preset = chosen_preset(args)
     limits, cost = chosen_limits(args, preset), chosen_cost(args, preset)
-    workload, paging = chosen_workload(args, limits.max_model_len), chosen_paging(args, preset)
-    tiers = chosen_tiers(args)
-    setups = [Setup(workload, limits, cost, allocator, paging, tiers) for allocator in chosen_allocators(args)]
+    workload = chosen_workload(args, limits.max_model_len)
+    setups = chosen_setups(args, preset, limits, cost, workload)
     simulations = [Simulation(setup) for setup in setups]  # all are made, and checked, before the first runs
-    paths: Sequence[Path | None] = recording_paths(args) or [None] * len(simulations)
-    _run_all([_Run(*one) for one in zip(setups, simulations, paths, strict=True)], model)
+    paths: Sequence[Path | None] = recording_paths(args, [setup.label for setup in setups]) or [None] * len(setups)
+    _run_all([_Run(*one) for one in zip(setups, simulations, paths, strict=True)], args.model or model)
     reports = [report(simulation) for simulation in simulations]
     if not any(one.num_finished for one in reports):
         raise BadInput(f"no request of {workload.name!r} can be served: {reports[0].first_refusal}")
-    print(_json(setups[0], reports) if args.json else text(workload, limits, reports))
+    print(_json(setups[0], reports) if args.json else text(workload, setups[0].limits, reports))
     return 0
 
 

@@ -109,18 +109,21 @@ def _stage(stage: StagePlan, plan: InferencePlan) -> StageUse:
 
 def _serving_notes(plan: InferencePlan) -> tuple[str, ...]:
     question, notes = plan.question, list[str]()
+    length = plan.max_model_len
     if plan.expanded_times > 1:
+        wide = plan.requests_if(plan.request_bytes(length) * plan.expanded_times)
         notes.append(
-            "the KV cache holds latents and rotary keys (MLA); as keys and values it would be"
-            f" {plan.expanded_times:,.1f} times as large"
+            "the KV cache holds latents and rotary keys (MLA); with MLA expanded, as keys and values of each head, it"
+            f" would be {plan.expanded_times:,.1f} times as large: {_at_once(plan, length, wide)}"
         )
     if plan.lets_go:
-        length, groups = plan.max_model_len, plan.tightest.groups
+        groups = plan.tightest.groups
         held, kept = plan.request_bytes(length), plan.kept_bytes(length)
         windows = " and ".join(str(window) for window in sorted({group.rule.window for group in groups} - {0}))
         notes.append(
             f"a request of {length:,} tokens holds {gib(held)}: layers with a window of {windows} tokens let go of what"
-            f" is behind it; without that {gib(kept)}, {kept / held:.1f} times as much"
+            f" is behind it; without freeing {gib(kept)}, {kept / held:.1f} times as much:"
+            f" {_at_once(plan, length, plan.requests_if(kept))}"
         )
     if question.tensor_parallel * question.pipeline_parallel > 1:
         notes.append("kvscope's engine runs on one GPU; vLLM and SGLang run on several, and kvscope watches them")
@@ -134,6 +137,10 @@ def _serving_notes(plan: InferencePlan) -> tuple[str, ...]:
         least_ms = 1000 * question.weights_on_host / BUS_BYTES_A_SECOND
         notes.append(f"weights in host memory are read in each step: at least {least_ms:.0f} ms over PCIe 4.0 x16")
     return tuple(notes)
+
+
+def _at_once(plan: InferencePlan, length: int, others: int) -> str:
+    return f"{others:,} requests of {length:,} tokens at once, not {plan.requests(length):,}"
 
 
 def _training(skeleton: Skeleton, plan: TrainingPlan, gpu_memory: int) -> TrainingAnswer:

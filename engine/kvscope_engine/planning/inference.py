@@ -39,17 +39,16 @@ from kvscope_engine.model.running.layer_groups import LayerGroup, group_layers
 from kvscope_engine.model.running.profile_run import NoAttention
 from kvscope_engine.model.running.recurrent import recurrent_layers
 from kvscope_engine.model.running.state_storage import (
-    MIN_SLOTS,
     LayerState,
-    slots_and_blocks,
     state_bytes,
 )
-from kvscope_engine.model.running.storage_for_model import rules_of
+from kvscope_engine.model.running.storage_for_model import expanded_layers, rules_of
 from kvscope_engine.model.tiers.build import STAGING_BYTES
 from kvscope_engine.planning.live_memory import LiveMemory
 from kvscope_engine.planning.shards import Stage, check_divisible, stages
 from kvscope_engine.planning.skeleton import Skeleton, build
 from kvscope_engine.policy.fit import BlockNeeds, num_blocks_for
+from kvscope_engine.policy.state_slots import MIN_SLOTS, slots_and_blocks
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 if TYPE_CHECKING:
@@ -181,6 +180,11 @@ class InferencePlan:
         one_block = sum(block_bytes(stage.stage.kv, self.question.block_size, dtype) for stage in self.stages)
         return num_blocks_for(length, self.question.block_size) * one_block * self.question.tensor_parallel
 
+    def requests_if(self, held_bytes: float) -> int:
+        """How many requests would fit that hold `held_bytes` each, on all GPUs together."""
+        room = sum(stage.num_blocks * stage.block_bytes for stage in self.stages) * self.question.tensor_parallel
+        return int(room // held_bytes) if held_bytes else 0
+
     @property
     def kv_bytes_a_token(self) -> float:
         """On all GPUs together, each KV head counted as often as it is held; of a request of the greatest length,
@@ -222,15 +226,13 @@ def plan_inference(skeleton: Skeleton, question: InferenceQuestion) -> Inference
     layers = tuple(shape.layers)
     divided = stages(skeleton, layers, question.tensor_parallel, question.pipeline_parallel)
     made = tuple(_stage_plan(skeleton, stage, shape, question, length, tokens) for stage in divided)
-    return InferencePlan(question, skeleton, length, made, _expanded_times(shape.calls))
+    return InferencePlan(question, skeleton, length, made, _expanded_times(shape.calls, question.tensor_parallel))
 
 
-def _expanded_times(calls: Sequence[LayerCall]) -> float:
-    numbers = sum(call.shape.numbers for call in calls)
-    expanded = (
-        call.shape.numbers if call.options.latents is None else call.options.latents.expanded_numbers for call in calls
-    )
-    return sum(expanded) / numbers if numbers else 1.0
+def _expanded_times(calls: Sequence[LayerCall], num_ranks: int) -> float:
+    """Each rank has latents whole, and would have keys and values of its own heads."""
+    numbers = sum(call.shape.numbers / (1 if call.shape.latent_dim else num_ranks) for call in calls)
+    return sum(shape.numbers / num_ranks for shape in expanded_layers(calls)) / numbers if numbers else 1.0
 
 
 def weight_bytes(stage: Stage, dtype: str) -> int:

@@ -20,6 +20,12 @@ from kvscope_engine.policy.plan import Scheduled, StateSave
 from kvscope_engine.policy.prefixes.prefix_index import Prefix, published_hash
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
+from kvscope_telemetry.messages.validity import MAX_BLOCK_SIZE
+
+
+def most_told(max_model_len: int) -> int:
+    """Tokens that the ledger can say a state is of."""
+    return min(max_model_len, MAX_BLOCK_SIZE)
 
 
 class StatePool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 from kvscope_telemetry.errors import BadInput
+
+MAX_BLOCKS: Final = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +26,12 @@ class SimulatedLimits:
     enable_prefix_caching: bool = True
     """Under `paged`; no other policy shares blocks."""
 
+    def of(self, num_blocks: int) -> SimulatedLimits:
+        """With a pool of another size. Raises BadInput where that is none."""
+        return replace(self, num_blocks=min(num_blocks, MAX_BLOCKS))
+
     def __post_init__(self) -> None:
-        _whole("num_gpu_blocks_override", self.num_blocks, 1 << 24)
+        _whole("num_gpu_blocks_override", self.num_blocks, MAX_BLOCKS)
         _whole("block_size", self.block_size, 1024)
         _whole("max_num_seqs", self.max_num_seqs, 1 << 16)
         _whole("max_num_batched_tokens", self.max_num_batched_tokens, 1 << 31)

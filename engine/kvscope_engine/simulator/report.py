@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from kvscope_engine.policy.allocation.mapped_pool import page_slots_of
+from kvscope_engine.simulator.group_use import GroupUse
 from kvscope_engine.simulator.memory_use import MemoryShares
 from kvscope_engine.simulator.simulation import Simulation
 from kvscope_engine.simulator.tier_use import TierUse, tier_use
@@ -29,6 +30,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     allocator: str
+    question: str
+    """What was otherwise than in the engine, beside the policy; empty: nothing."""
+    num_blocks: int
+    block_bytes: int
     num_finished: int
     num_refused: int
     """Could not have run even alone; they are in nothing else here."""
@@ -54,6 +59,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     num_evicted_blocks: int
     prefix_hit_rate: float | None
     """Share of the prompts' tokens that the prefix cache gave, at the first admission."""
+    groups: tuple[GroupUse, ...]
+    """What each KV group held; none where nothing is known of groups."""
+    num_states: int
+    """Slots for states of recurrent layers, and the next three: of prefixes that were kept, gone on from, evicted."""
+    num_states_kept: int
+    num_states_restored: int
+    num_states_evicted: int
     tiers: TierUse | None
     """None without lower tiers, which only `paged` has."""
     ttft_s: Percentiles | None
@@ -67,9 +79,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 def report(simulation: Simulation) -> Report:
     """What a run that has ended came to."""
     tally, seconds = simulation.tally, simulation.now_ns / 1e9
-    samples = tally.memory.num_samples
+    samples, states = tally.memory.num_samples, simulation.states
     return Report(
         allocator=simulation.allocator,
+        question=simulation.setup.question,
+        num_blocks=simulation.pool.num_blocks,
+        block_bytes=simulation.setup.block_bytes,
         num_finished=tally.num_finished,
         num_refused=tally.num_refused,
         first_refusal=tally.first_refusal,
@@ -87,6 +102,11 @@ def report(simulation: Simulation) -> Report:
         num_recomputed_tokens=tally.num_recomputed_tokens,
         num_evicted_blocks=simulation.pool.evicted_blocks,
         prefix_hit_rate=_ratio(tally.num_cached_tokens, tally.num_prompt_tokens),
+        groups=tally.groups.uses() if tally.groups is not None else (),
+        num_states=states.num_slots if states is not None else 0,
+        num_states_kept=states.num_kept if states is not None else 0,
+        num_states_restored=states.num_restored if states is not None else 0,
+        num_states_evicted=states.num_evicted if states is not None else 0,
         tiers=tier_use(simulation),
         ttft_s=_percentiles(tally.ttft_ns),
         latency_s=_percentiles(tally.total_ns),

@@ -11,6 +11,7 @@ from kvscope_engine.simulator.tier_use import TierUse
 from kvscope_engine.simulator.workloads.workload import Workload
 
 NOT_KNOWN = "–"
+MIB = 1 << 20
 
 
 def text(workload: Workload, limits: SimulatedLimits, reports: Sequence[Report]) -> str:
@@ -21,7 +22,13 @@ def text(workload: Workload, limits: SimulatedLimits, reports: Sequence[Report])
         "Throughput (recomputed: tokens computed again after a preemption)\n" + _throughput(reports),
         "Latency, s (p50 / p90 / p99)\n" + _latency(reports),
     ]
-    return "\n\n".join([*sections, *tier_lines(reports), *_pages(reports), *_refusals(reports)])
+    parts = (_groups(reports), _states(reports), tier_lines(reports), _pages(reports), _refusals(reports))
+    return "\n\n".join([*sections, *(line for lines in parts for line in lines)])
+
+
+def label(report: Report) -> str:
+    """The policy, with the question."""
+    return f"{report.allocator}, {report.question}" if report.question else report.allocator
 
 
 def _setup(workload: Workload, limits: SimulatedLimits) -> str:
@@ -34,7 +41,7 @@ def _setup(workload: Workload, limits: SimulatedLimits) -> str:
 
 def _memory(reports: Sequence[Report]) -> str:
     header = ["policy", "token states", "reserved", "internal", "external, others", "cached", "steps"]
-    return table(header, [[one.allocator, *_shares(one), str(one.num_steps_under_load)] for one in reports])
+    return table(header, [[label(one), *_shares(one), str(one.num_steps_under_load)] for one in reports])
 
 
 def _shares(report: Report) -> list[str]:
@@ -60,7 +67,7 @@ def _throughput(reports: Sequence[Report]) -> str:
     ]
     rows = [
         [
-            one.allocator,
+            label(one),
             _number(one.mean_batch, 2),
             _number(one.mean_batch_under_load, 2),
             _number(one.requests_per_s, 3),
@@ -79,15 +86,46 @@ def _throughput(reports: Sequence[Report]) -> str:
 def _latency(reports: Sequence[Report]) -> str:
     header = ["policy", "first token", "whole request", "per output token"]
     rows = [
-        [one.allocator, *(_percentiles(found) for found in (one.ttft_s, one.latency_s, one.normalized_latency_s))]
+        [label(one), *(_percentiles(found) for found in (one.ttft_s, one.latency_s, one.normalized_latency_s))]
         for one in reports
     ]
     return table(header, rows)
 
 
+def _groups(reports: Sequence[Report]) -> Iterator[str]:
+    """Blocks of each KV group; nothing where none is known."""
+    rows = [
+        [
+            f"{label(one)} ({one.num_blocks})",
+            f"{group.kind} of {group.window}" if group.window else group.kind,
+            str(group.num_layers),
+            f"{group.token_bytes:.0f}",
+            f"{group.mean_blocks:.1f}",
+            str(group.most_blocks),
+            f"{group.most_blocks * one.block_bytes / MIB:.1f}",
+        ]
+        for one in reports
+        for group in one.groups
+    ]
+    if rows:
+        header = ["policy (blocks)", "group", "layers", "bytes/token", "mean", "most", "most, MiB"]
+        yield "KV groups, blocks that requests held\n" + table(header, rows, words=(0, 1))
+
+
+def _states(reports: Sequence[Report]) -> Iterator[str]:
+    """Slots for states of recurrent layers; nothing where there are none."""
+    rows = [
+        [label(one), *map(str, (one.num_states, one.num_states_kept, one.num_states_restored, one.num_states_evicted))]
+        for one in reports
+        if one.num_states
+    ]
+    if rows:
+        yield "States of recurrent layers\n" + table(["policy", "slots", "kept", "gone on from", "evicted"], rows)
+
+
 def _pages(reports: Sequence[Report]) -> list[str]:
     return [
-        f"{one.allocator}: a page in each layer holds {one.tokens_per_page_group:.1f} tokens; a request's last is never"
+        f"{label(one)}: a page in each layer holds {one.tokens_per_page_group:.1f} tokens; a request's last is never"
         " full but by chance"
         for one in reports
         if one.tokens_per_page_group is not None
@@ -96,7 +134,7 @@ def _pages(reports: Sequence[Report]) -> list[str]:
 
 def _refusals(reports: Sequence[Report]) -> list[str]:
     return [
-        f"{one.allocator}: {one.num_refused} requests refused; the first: {one.first_refusal}"
+        f"{label(one)}: {one.num_refused} requests refused; the first: {one.first_refusal}"
         for one in reports
         if one.num_refused
     ]
@@ -115,12 +153,12 @@ def tier_lines(reports: Sequence[Report]) -> Iterator[str]:
 
     Two tables, and who has no lower tiers; nothing where nobody has.
     """
-    uses = [(one.allocator, one.tiers) for one in reports if one.tiers is not None]
+    uses = [(label(one), one.tiers) for one in reports if one.tiers is not None]
     if not uses:
         return
     yield "Lower tiers, blocks\n" + _blocks(uses)
     yield "Lower tiers, % of prompt tokens found in each, and s that the run stood still\n" + _times(uses)
-    without = [one.allocator for one in reports if one.tiers is None]
+    without = [label(one) for one in reports if one.tiers is None]
     if without:
         yield f"{', '.join(without)}: ran without lower tiers, which only paged has"
 

@@ -6,14 +6,19 @@ ends requests at their length. Who runs and who gets which block is decided by t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from kvscope_engine.policy.allocation.allocators import make_allocation, make_pool
+from kvscope_engine.policy.kv_groups import ONE_GROUP
 from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
+from kvscope_engine.policy.state_pool import StatePool, most_told
+from kvscope_engine.policy.state_slots import slots_and_blocks
 from kvscope_engine.simulator.costs.cost_model import CostModel
+from kvscope_engine.simulator.group_use import GroupTally
+from kvscope_engine.simulator.kv_layout import KVLayout
 from kvscope_engine.simulator.limits import SimulatedLimits
 from kvscope_engine.simulator.paging import Paging
 from kvscope_engine.simulator.simulated_mover import SimulatedMover
@@ -22,6 +27,7 @@ from kvscope_engine.simulator.tiers import Tiers
 from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
+from kvscope_telemetry.messages.what_if import EXPANDED, NOT_FREED
 
 SAMPLING: Final = ResolvedSampling(temperature=0.0, max_tokens=None, ignore_eos=True)
 SALT: Final = b"simulation"
@@ -39,11 +45,61 @@ class Setup:
     """For `virtual` alone."""
     tiers: Tiers = field(default_factory=Tiers)
     """For `paged` alone: the others run without."""
+    layout: KVLayout | None = None
+    """KV groups and states of the model; None: one group, of as many bytes as the cost model has."""
+    question: str = ""
+    """What is otherwise than in the engine: `NOT_FREED`, `EXPANDED`, or empty."""
+    num_states: int = 0
+    """Slots for states of recurrent layers, which a layout with states needs."""
+    state_interval: int = 512
+    """Tokens between two states that are kept."""
+
+    @property
+    def label(self) -> str:
+        """The allocator, with the question."""
+        return f"{self.allocator}, {self.question}" if self.question else self.allocator
+
+    @property
+    def held(self) -> KVLayout | None:
+        """What blocks are for: allocators that reserve have one group, which lets go of nothing."""
+        if self.layout is None:
+            return None
+        layout = self.layout.expanded() if self.question == EXPANDED else self.layout
+        return layout.whole() if self.question == NOT_FREED or self.allocator != "paged" else layout
+
+    @property
+    def read(self) -> KVLayout | None:
+        """What attention reads, which is no more where more is held."""
+        return self.layout.expanded() if self.layout is not None and self.question == EXPANDED else self.layout
+
+    @property
+    def token_bytes(self) -> float:
+        """Of a token over all layers."""
+        return self.cost.kv_bytes_per_token if self.held is None else self.held.token_bytes
 
     @property
     def block_bytes(self) -> int:
-        """Of a block over all layers, keys and values."""
+        """Of a block of the pool, keys and values."""
+        if self.held is not None:
+            return self.held.block_bytes(self.limits.block_size)
         return round(self.cost.kv_bytes_per_token * self.limits.block_size)
+
+    def sized(self, kv_bytes: float, state_checkpoints: int | None = None, *, for_blocks: bool = False) -> Setup:
+        """With as many blocks as fit into a memory of `kv_bytes`, and slots for states of requests and of
+        `state_checkpoints` prefixes (as many as requests without it), as the engine divides it. `for_blocks`: states
+        are beside that.
+
+        Raises BadInput where not one block fits.
+        """
+        limits = self.limits
+        if self.layout is None or not self.layout.state_bytes:
+            return replace(self, limits=limits.of(int(kv_bytes) // max(1, self.block_bytes)))
+        for_prefixes = limits.max_num_seqs if state_checkpoints is None else state_checkpoints
+        wanted, longest = limits.max_num_seqs + for_prefixes, -(-limits.max_model_len // limits.block_size)
+        if for_blocks:
+            return replace(self, limits=limits.of(int(kv_bytes) // max(1, self.block_bytes)), num_states=wanted + 1)
+        slots, blocks = slots_and_blocks(int(kv_bytes), self.block_bytes, self.layout.state_bytes, wanted, longest)
+        return replace(self, limits=limits.of(blocks), num_states=slots)
 
     @property
     def num_places(self) -> tuple[int, int]:
@@ -76,9 +132,11 @@ class Simulation:
         self._num_blocks = limits.num_blocks
         self._cost = setup.cost
         self.allocator = setup.allocator
+        self.setup = setup
+        self._read, held = setup.read, setup.held
         caching = limits.enable_prefix_caching and setup.allocator == "paged"
         is_virtual = setup.allocator == "virtual"
-        space = setup.paging.space(limits, setup.cost.kv_bytes_per_token) if is_virtual else None
+        space = setup.paging.space(limits, setup.token_bytes) if is_virtual else None
         num_host, num_disk = setup.num_places
         self.mover = SimulatedMover(setup.cost, setup.block_bytes, has_disk=num_disk > 0) if num_host else None
         """None without lower tiers."""
@@ -91,15 +149,22 @@ class Simulation:
             num_host=num_host,
             num_disk=num_disk,
             space=space,
+            num_states=setup.num_states,
+            groups=ONE_GROUP if held is None else held.rules,
         )
+        self.states = None
+        """Slots for states; None where the model has none."""
+        if setup.num_states:
+            self.states = StatePool(self.pool, setup.state_interval, most_told(limits.max_model_len), keeps=caching)
         self.scheduler = Scheduler(
             self.pool,
             make_allocation(setup.allocator, self.pool, max_model_len=limits.max_model_len),
-            max_num_seqs=limits.max_num_seqs,
+            max_num_seqs=min(limits.max_num_seqs, setup.num_states - 1) if setup.num_states else limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_model_len=limits.max_model_len,
             mover=self.mover,
             preemption=setup.tiers.preemption if self.mover is not None else "recompute",
+            states=self.states,
         )
         # A step admits at most max_num_seqs requests. With more than that in the queue, later arrivals change
         # nothing, so their prompts need not be in memory yet: the queue that is seen is never longer.
@@ -107,7 +172,7 @@ class Simulation:
         self._num_brought = 0
         self.now_ns = 0
         self.step_count = 0
-        self.tally = Tally()
+        self.tally = Tally(None if held is None else GroupTally(held))
         self._watcher: Watcher | None = None
 
     def watch(self, watcher: Watcher) -> None:
@@ -152,7 +217,7 @@ class Simulation:
 
     def _step(self, plan: StepPlan, waited_ns: int) -> None:
         self.step_count += 1
-        elapsed_ns = self._cost.step_ns(plan)
+        elapsed_ns = self._cost.step_ns(plan, self._read)
         self.now_ns += elapsed_ns
         self.scheduler.rate.observe(plan, elapsed_ns / 1e9)
         self.scheduler.commit(plan, self.step_count, self.now_ns)

@@ -15,14 +15,17 @@ from typing import Self
 from kvscope_engine.frame_builder import FrameBuilder
 from kvscope_engine.policy.allocation.mapped_pool import page_slots_of
 from kvscope_engine.policy.plan import StepPlan, StepResult
+from kvscope_engine.policy.state_pool import most_told
 from kvscope_engine.simulator.simulation import Setup, Simulation
 from kvscope_telemetry.about import program_version
+from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import (
     CacheInfo,
     DeviceInfo,
     Frame,
     Goodbye,
     Hello,
+    KVGroup,
     MemoryBreakdown,
     ModelInfo,
     Timings,
@@ -76,11 +79,16 @@ def _hello(setup: Setup, simulation: Simulation, model: str) -> Hello:
     limits, cost = setup.limits, setup.cost
     pages = page_slots_of(simulation.pool)
     num_host, num_disk = setup.num_places
+    groups = _groups(setup)
     return Hello(
         epoch=secrets.randbits(63),
         time_ns=simulation.now_ns,
         wall_time_ns=time.time_ns(),
-        model=ModelInfo(name=f"{model} (simulated)", max_model_len=limits.max_model_len),
+        model=ModelInfo(
+            name=f"{model} (simulated)",
+            num_layers=setup.layout.num_layers if setup.layout is not None else 0,
+            max_model_len=limits.max_model_len,
+        ),
         cache=CacheInfo(
             num_blocks=simulation.pool.num_blocks,
             num_physical_blocks=pages.space.num_physical_blocks if pages is not None else 0,
@@ -93,15 +101,41 @@ def _hello(setup: Setup, simulation: Simulation, model: str) -> Hello:
             has_parents=True,
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
+            groups=groups,
+            num_states=simulation.pool.num_states,
+            num_reserved_blocks=simulation.pool.num_blocks - simulation.pool.num_usable,
         ),
+        capabilities=Capabilities(groups=len(groups) > 1),
         device=DeviceInfo(
             kind="simulated",
             name=f"{cost.memory_bandwidth / 1e9:.0f} GB/s, {cost.flops_per_second / 1e12:.1f} TFLOP/s",
-            total_bytes=round(cost.weight_bytes + cost.kv_bytes_per_token * limits.num_blocks * limits.block_size),
+            total_bytes=round(cost.weight_bytes + setup.block_bytes * limits.num_blocks),
         ),
         engine_version=program_version(),
         pid=os.getpid(),
     )
+
+
+def _groups(setup: Setup) -> tuple[KVGroup, ...]:
+    """As the engine would name them: none where one keeps all of a text as keys and values."""
+    groups = () if setup.held is None else setup.held.groups
+    if len(groups) == 1 and groups[0].kind == "full" and not setup.num_states:
+        return ()
+    size = setup.limits.block_size
+    told = tuple(
+        KVGroup(
+            kind=group.kind,
+            num_layers=group.num_layers,
+            block_bytes=round(group.token_bytes * size),
+            window=group.rule.window,
+            expanded_bytes=round(group.expanded_bytes * size),
+        )
+        for group in groups
+    )
+    if setup.layout is None or not setup.num_states:
+        return told
+    longest = most_told(setup.limits.max_model_len)
+    return (*told, KVGroup(kind="state", block_size=longest, block_bytes=setup.layout.state_bytes))
 
 
 def _memory(setup: Setup, hello: Hello) -> MemoryBreakdown:

@@ -10,6 +10,7 @@ from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
+from kvscope_engine.simulator.group_use import GroupTally
 from kvscope_engine.simulator.memory_use import MemoryUse
 from kvscope_telemetry.ledger import Tier
 
@@ -17,7 +18,9 @@ from kvscope_telemetry.ledger import Tier
 class Tally:
     """Sums over steps and values of finished requests, in the order they ended. Times in ns of the run's clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, groups: GroupTally | None = None) -> None:
+        self.groups = groups
+        """Where there are KV groups."""
         self.num_steps = 0
         self.num_scheduled = 0
         """Requests in each step, summed up."""
@@ -64,6 +67,8 @@ class Tally:
         self.num_steps += 1
         self.num_scheduled += batch
         self.num_computed_tokens += plan.num_tokens
+        if self.groups is not None:
+            self.groups.add(pool)
         if scheduler.num_waiting:
             self.num_scheduled_under_load += batch
             self.memory.add(kv_use(pool, _holders(plan, scheduler)))

@@ -12,7 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from kvscope_inside.endpoints import api_of
+from kvscope_inside.latents import expanded_times
 from kvscope_inside.sglang.pools import Pools, pools_of
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Hello, KVGroup, ModelInfo
@@ -85,7 +88,7 @@ def hello_of(scheduler: Any, epoch: int, *, num_ranks: int = 1, knows_free: bool
             num_reserved_blocks=1,
             num_host_blocks=pools.num_host_pages,
             groups=groups,
-            pool_tokens=pools.num_pages * pools.page_size if groups else 0,
+            pool_tokens=pools.num_pages * pools.page_size if len(groups) > 1 else 0,
         ),
         device=_device(str(scheduler.device)),
         engine_version=f"SGLang {_version()}",
@@ -97,7 +100,7 @@ def hello_of(scheduler: Any, epoch: int, *, num_ranks: int = 1, knows_free: bool
             aborts=True,
             allocator_map=False,
             free_rows=knows_free,
-            groups=bool(groups),
+            groups=len(groups) > 1,
         ),
         num_ranks=num_ranks,
         api=api,
@@ -141,27 +144,41 @@ def _state_bytes(pools: Pools) -> int:
 
 def _groups(scheduler: Any, pools: Pools) -> tuple[KVGroup, ...]:
     """Empty where full attention is all there is."""
-    if pools.windows is None and pools.states is None:
+    is_latent = "MLA" in type(_pool_of(pools.full)).__name__
+    if pools.windows is None and pools.states is None and not is_latent:
         return ()
-    groups = [_pages_group("full", pools.full, pools, 0)]
+    first = _pages_group("latent" if is_latent else "full", pools.full, pools.num_pages, pools.page_size)
+    if is_latent:
+        ranks = int(getattr(scheduler.server_args, "tp_size", 1) or 1)
+        times = expanded_times(getattr(scheduler.model_config, "hf_text_config", None), ranks)
+        first = msgspec.structs.replace(first, expanded_bytes=round(times * first.block_bytes))
+    groups = [first]
     if (windows := pools.windows) is not None:
-        groups.append(_pages_group("window", windows.allocator, pools, windows.num_tokens))
+        pages = _pages_group("window", windows.allocator, windows.num_pages, pools.page_size)
+        groups.append(msgspec.structs.replace(pages, window=windows.num_tokens))
     if (states := pools.states) is not None:
         layers = len(getattr(states.table, "mamba_map", ()))
         size = min(int(scheduler.model_config.context_len), MAX_BLOCK_SIZE)
         num_bytes = _state_bytes(pools) // max(1, states.num_states)
-        groups.append(KVGroup(kind="state", num_layers=layers, block_size=size, block_bytes=num_bytes))
+        groups.append(
+            KVGroup(
+                kind="state",
+                num_layers=layers,
+                block_size=size,
+                block_bytes=num_bytes,
+                num_blocks=states.num_states,
+            )
+        )
     return tuple(groups)
 
 
-def _pages_group(kind: str, allocator: Any, pools: Pools, window: int) -> KVGroup:
-    num_pages = pools.num_pages if kind == "full" or pools.windows is None else pools.windows.num_pages
+def _pages_group(kind: str, allocator: Any, num_pages: int, page_size: int) -> KVGroup:
     return KVGroup(
         kind=kind,
         num_layers=int(getattr(_pool_of(allocator), "layer_num", 0) or 0),
-        block_size=pools.page_size,
+        block_size=page_size,
         block_bytes=_bytes_of(allocator) // max(1, num_pages),
-        window=window,
+        num_blocks=num_pages,
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvscope_inside.endpoints import api_of
+from kvscope_inside.latents import expanded_times
 from kvscope_inside.vllm.offloading import offloading_of, second_pool
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import (
@@ -38,7 +39,8 @@ _KINDS: Final = (
 def hello_of(scheduler: Any, epoch: int) -> Hello:
     """Of the engine core whose scheduler it is."""
     config, cache = scheduler.vllm_config, scheduler.kv_cache_config
-    groups = tuple(_group(group) for group in cache.kv_cache_groups)
+    times = expanded_times(config.model_config.hf_text_config, int(config.parallel_config.tensor_parallel_size))
+    groups = tuple(_group(group, times) for group in cache.kv_cache_groups)
     num_blocks = len(scheduler.kv_cache_manager.block_pool.blocks)
     limits, offloading, api = scheduler.scheduler_config, offloading_of(scheduler), api_of("vllm", rank_of(scheduler))
     second = second_pool(scheduler)
@@ -93,15 +95,18 @@ def max_adapters(scheduler: Any) -> int:
     return int(getattr(getattr(scheduler.vllm_config, "lora_config", None), "max_loras", 0) or 0)
 
 
-def _group(group: Any) -> KVGroup:
+def _group(group: Any, times: float) -> KVGroup:
+    """`times`: as many bytes as latents have would keys and values have."""
     spec = group.kv_cache_spec
     name = type(spec).__name__
     layers = len(group.layer_names)
+    kind, num_bytes = next((kind for word, kind in _KINDS if word in name), "full"), int(spec.page_size_bytes) * layers
     return KVGroup(
-        kind=next((kind for word, kind in _KINDS if word in name), "full"),
+        kind=kind,
         num_layers=layers,
         block_size=min(int(spec.block_size), MAX_BLOCK_SIZE),
-        block_bytes=int(spec.page_size_bytes) * layers,
+        block_bytes=num_bytes,
+        expanded_bytes=round(times * num_bytes) if kind == "latent" else 0,
         window=int(getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None) or 0),
     )
 

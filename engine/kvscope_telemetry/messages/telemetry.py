@@ -79,6 +79,10 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of one of its blocks, over its layers; 0: unknown."""
     window: int = 0
     """Tokens that a query looks back at most; 0: all of them."""
+    num_blocks: int = 0
+    """Of a pool that is its alone; 0: all groups have one pool, or it is not told."""
+    expanded_bytes: int = 0
+    """Of a block of latents, if each head's keys and values were held in their place; 0: no latents, or unknown."""
 
 
 class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

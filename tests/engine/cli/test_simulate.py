@@ -152,6 +152,54 @@ def test_refused_requests_are_told_and_all_refused_is_an_error(run: Run) -> None
     assert "no request of 'sharegpt' can be served: " in err
 
 
+GEMMA = {
+    "model_type": "gemma3_text",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "sliding_window": 32,
+    "sliding_window_pattern": 3,
+}
+"""Two layers of full attention, four with a window: three groups of two, 128 bytes a token each."""
+
+
+@pytest.fixture
+def gemma(tmp_path: Path) -> str:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(GEMMA))
+    return str(path)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_groups_of_a_model_and_what_they_would_hold_without_freeing(run: Run, gemma: str, tmp_path: Path) -> None:
+    words = ("simulate", "alpaca", "--requests", "40", "--max-model-len", "256", "--model", gemma)
+    size = ("--kv-memory", "150KiB")
+    now, kept = found(run, *words, *size, "--without-freeing")["policies"]
+    assert [(group["kind"], group["window"], group["num_layers"], group["token_bytes"]) for group in now["groups"]] == [
+        ("full", 0, 2, 128.0),
+        ("window", 32, 2, 128.0),
+        ("window", 32, 2, 128.0),
+    ]
+    assert (now["num_blocks"], kept["num_blocks"]) == (75, 25)
+    assert (now["question"], kept["question"]) == ("", "without freeing")
+    assert now["mean_batch"] > 1.2 * kept["mean_batch"]
+    assert now["groups"][1]["most_blocks"] < now["groups"][0]["most_blocks"]
+    path = tmp_path / "run.mcap"
+    code, out, err = run(*words, *size, "--record", str(path))
+    assert (code, err) == (0, "")
+    assert "KV groups, blocks that requests held" in out
+    assert "window of 32" in out
+    again = found(run, "simulate", str(path), "--max-model-len", "256", "--without-freeing")["policies"]
+    assert again == [now, kept], "a recording names its groups and its size"
+    blocks = found(run, *words, "--num-gpu-blocks-override", "75", "--without-freeing")["policies"]
+    assert blocks == [now, kept]
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -179,6 +227,9 @@ def test_refused_requests_are_told_and_all_refused_is_an_error(run: Run) -> None
         (("alpaca", "--kv-host-memory", "1MB"), "one block takes 13107200 bytes"),
         (("alpaca", "--kv-host-memory", "much"), "'much'"),
         (("alpaca", "--kv-host-memory", "1GB", "--allocator", "virtual"), "only `paged` has lower tiers"),
+        (("alpaca", "--without-freeing"), "no layer has a window or chunks: give --model"),
+        (("alpaca", "--mla-expanded"), "--mla-expanded is not accepted, as no layer holds latents"),
+        (("alpaca", "--state-checkpoints", "4"), "no layer keeps a state"),
         (("alpaca", "--num-prefixes", "0"), "num_prefixes=0"),
         (("alpaca", "--num-prefixes", "2"), "num_prefixes=2 is not accepted without a length (--shared-prefix)"),
         (("nowhere.csv", "--num-prefixes", "3"), "--num-prefixes is not accepted with a trace"),

@@ -26,7 +26,7 @@ def test_an_answer_comes_before_the_input_ends() -> None:
         assert process.stdout is not None
         process.stdin.write(LINES)
         process.stdin.flush()
-        assert json.loads(process.stdout.readline())["slots_per_cell"] == 1
+        assert json.loads(process.stdout.readline())["policies"][0]["slots_per_cell"] == 1
         process.stdin.close()
         assert process.wait(120) == 0
 

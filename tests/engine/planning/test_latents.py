@@ -54,14 +54,17 @@ def test_deepseek_v3_holds_576_numbers_a_token_and_layer(skeleton: Make, tensor_
     """Of which each rank has all."""
     plan = plan_inference(skeleton(DEEPSEEK_V3), question(tensor_parallel=tensor_parallel))
     assert plan.kv_bytes_a_token == 4 * 576 * 2 * tensor_parallel
-    assert plan.expanded_times == pytest.approx(49152 / 576)
+    assert plan.expanded_times == pytest.approx(49152 / 576 / tensor_parallel), "heads are shared out, latents are not"
     assert plan.fits
 
 
 def test_the_answer_says_what_expanding_would_take(skeleton: Make) -> None:
     small = skeleton(SMALL)
     said = answer(small, plan_inference(small, question()), (1024,))
-    assert any("as keys and values it would be 18.0 times as large" in note for note in said.inference.notes)
+    assert any(
+        "with MLA expanded, as keys and values of each head, it would be 18.0 times as large: " in note
+        for note in said.inference.notes
+    )
     wide, narrow = (plan_inference(small, question(kv_cache_dtype=kind)).tightest for kind in ("auto", "int8"))
     assert narrow.block_bytes / wide.block_bytes == (64 + 64 + 2 * 4) / (2 * (64 + 64)), "two scales a token"
 

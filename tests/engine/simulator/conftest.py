@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from kvscope_engine.simulator.costs.cost_model import CostModel
+from kvscope_engine.simulator.kv_layout import KVLayout
 from kvscope_engine.simulator.limits import SimulatedLimits
 from kvscope_engine.simulator.simulation import Setup, Simulation
 from kvscope_engine.simulator.tiers import Tiers
@@ -39,11 +41,16 @@ def make_simulation(one_second_step: CostModel) -> Callable[..., Simulation]:
         tokens_per_text: int = 1,
         tiers: Tiers | None = None,
         cost: CostModel = one_second_step,
+        layout: KVLayout | None = None,
+        question: str = "",
+        num_states: int = 0,
+        state_interval: int = 512,
         **limits: int,
     ) -> Simulation:
         made = tuple(WorkloadRequest(round(first * SECOND_NS), *rest) for first, *rest in requests)  # type: ignore[arg-type]
         sizes = {"num_blocks": 8, "block_size": 4, "max_model_len": 32} | limits
         workload = Workload("by hand", made, tokens_per_text)
-        return Simulation(Setup(workload, SimulatedLimits(**sizes), cost, allocator, tiers=tiers or Tiers()))
+        setup = Setup(workload, SimulatedLimits(**sizes), cost, allocator, tiers=tiers or Tiers(), layout=layout)
+        return Simulation(replace(setup, question=question, num_states=num_states, state_interval=state_interval))
 
     return make

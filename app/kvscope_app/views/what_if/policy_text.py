@@ -6,9 +6,9 @@ from typing import Final
 
 from kvscope_app.look.number_text import count, num_bytes, percent, plural
 from kvscope_app.look.theme import Theme, mix
-from kvscope_telemetry.messages.what_if import MapKind, PolicyUse, WhatIfAnswer
+from kvscope_telemetry.messages.what_if import EXPANDED, NOT_FREED, MapKind, NotAsked, PolicyUse, WhatIfAnswer
 
-HEADING: Final = "The running requests, placed by other allocators into the same memory."
+HEADING: Final = "The running requests in the same memory, placed or stored differently."
 HEADING_TIP: Final = (
     "Requests arrive, grow and end as in the engine. Without prefix sharing or caching: only placement is compared."
 )
@@ -19,8 +19,13 @@ _MEANINGS: Final = {
     "virtual": "An address range per request; physical pages are mapped in each layer as tokens arrive.",
     "paged": "Any free block, as tokens arrive.",
 }
+_QUESTION_MEANINGS: Final = {
+    NOT_FREED: "As now, but windows and chunks free nothing: all layers hold all tokens.",
+    EXPANDED: "As now, but with keys and values of each head in place of one latent per token.",
+}
 _MAP_WORDS: Final = {
     MapKind.USED: "used",
+    MapKind.UNREAD: "no longer read",
     MapKind.RESERVED: "reserved",
     MapKind.INTERNAL: "wasted",
     MapKind.ROUNDING: "rounded up",
@@ -36,6 +41,7 @@ def map_colors(theme: Theme) -> dict[MapKind, str]:
         MapKind.INTERNAL: mix(theme.bad, theme.base, 0.15),
         MapKind.ROUNDING: theme.series[1],
         MapKind.FREE: theme.block_free,
+        MapKind.UNREAD: theme.series[3],
     }
 
 
@@ -44,23 +50,25 @@ def page_note(page_bytes: int) -> str:
     return f"virtual: pages of {_page_size(page_bytes)}"
 
 
-def legend(theme: Theme) -> list[tuple[str, str]]:
-    """(colour, word) of each kind."""
+def legend(theme: Theme, *, has_unread: bool = False) -> list[tuple[str, str]]:
+    """(colour, word) of each kind; `has_unread`: with what windows and chunks leave behind."""
     colors = map_colors(theme)
-    return [(colors[kind], word) for kind, word in _MAP_WORDS.items()]
+    return [(colors[kind], word) for kind, word in _MAP_WORDS.items() if kind is not MapKind.UNREAD or has_unread]
 
 
 def name(use: PolicyUse) -> str:
-    """The policy, with its size of block where that is what differs."""
+    """The policy, with its size of block where that is what differs; or the question."""
+    if use.question:
+        return _capital(use.question)
     known = _NAMES.get(use.allocator, use.allocator)
     return f"{known}, {use.block_size} per block" if use.allocator == "paged" else known
 
 
-def waste(use: PolicyUse, answer: WhatIfAnswer) -> str:
-    """How much is held and empty: bytes, or slots where a slot's bytes are not known."""
+def waste(use: PolicyUse) -> str:
+    """How much is held for nothing: bytes, or slots where a slot's bytes are not known."""
     if use.refused:
         return "Does not fit"
-    return _amount(use.num_wasted, answer)
+    return _amount(use.num_wasted, use.slot_bytes)
 
 
 def waste_share(use: PolicyUse) -> str:
@@ -71,41 +79,47 @@ def waste_share(use: PolicyUse) -> str:
 
 
 def placed(use: PolicyUse) -> str:
-    """How many run, and how many could not."""
+    """How many run, and how many could not; where all do, how many like them would fit."""
     if use.refused:
         return "not enough memory"
-    if not use.num_waiting:
-        return f"all {count(use.num_placed)} running" if use.num_placed > 1 else f"{count(use.num_placed)} running"
-    return f"{count(use.num_placed)} running, {count(use.num_waiting)} waiting"
+    if use.num_waiting:
+        return f"{count(use.num_placed)} running, {count(use.num_waiting)} waiting"
+    if use.num_fitting:
+        return f"{count(use.num_placed)} running, {count(use.num_fitting)} fit"
+    return f"all {count(use.num_placed)} running" if use.num_placed > 1 else f"{count(use.num_placed)} running"
 
 
 def difference(use: PolicyUse, answer: WhatIfAnswer) -> str:
-    """Against the policy in use; empty where there is nothing to compare."""
+    """Against the policy in use: what is wasted, or held where it is a question; empty without anything to compare."""
     if use.is_current:
         return "in use now"
     current = next((other for other in answer.policies if other.is_current and not other.refused), None)
     if use.refused or current is None:
         return ""
-    more = use.num_wasted - current.num_wasted
-    if not more:
-        return "the same"
-    return f"{_amount(abs(more), answer)} {'more' if more > 0 else 'less'}"
+    if bool(use.slot_bytes) != bool(current.slot_bytes):
+        return ""
+    ours, theirs = (one.num_held if use.question else one.num_wasted for one in (use, current))
+    more = ours * (use.slot_bytes or 1) - theirs * (current.slot_bytes or 1)
+    amount = num_bytes(abs(more)) if use.slot_bytes else plural(round(abs(more)), "slot")
+    words = f"{amount} {'more' if more > 0 else 'less'}" if more else "the same"
+    return f"holds {words}" if use.question else words
 
 
 def tip(use: PolicyUse, answer: WhatIfAnswer) -> str:
     """All there is to tell."""
-    meaning = _MEANINGS.get(use.allocator, "")
+    meaning = _QUESTION_MEANINGS.get(use.question, _MEANINGS.get(use.allocator, ""))
     if use.refused:
         return f"{meaning}\n{use.refused}"
     rows = [
         ("Used", use.num_used),
+        ("No longer read, behind a window or before a chunk", use.num_unread),
         ("Reserved, may be used", use.num_reserved),
         ("Wasted", use.num_internal),
         ("Wasted by rounding up", use.num_rounding),
         ("Free", use.num_external),
         ("Less than a block", use.num_outside),
     ]
-    lines = [f"{what}: {_both(slots, answer)}" for what, slots in rows if slots]
+    lines = [f"{what}: {_both(slots, use.slot_bytes)}" for what, slots in rows if slots]
     if use.allocator == "virtual":
         pages = f"pages of {_page_size(answer.page_bytes)} in each layer"
         lines.insert(0, f"Mapped for {plural(use.block_size, 'token')} at a time, in {pages}")
@@ -114,6 +128,10 @@ def tip(use: PolicyUse, answer: WhatIfAnswer) -> str:
     if use.num_external:
         scattered = percent(use.external_fragmentation)
         lines.append(f"Free memory that is not in its largest piece: {scattered}")
+    if use.num_fitting:
+        lines.append(f"Room for {plural(use.num_fitting, 'request')} as long as these on average")
+    if use.num_preempted:
+        lines.append(f"Requests lost their place: {plural(use.num_preempted, 'time')}")
     return "\n".join([meaning, *lines])
 
 
@@ -122,10 +140,25 @@ def _page_size(page_bytes: int) -> str:
     return f"{page_bytes >> 20} MiB" if page_bytes >= 1 << 20 else f"{page_bytes >> 10} KiB"
 
 
-def _amount(slots: int, answer: WhatIfAnswer) -> str:
-    return num_bytes(slots * answer.slot_bytes) if answer.slot_bytes else plural(slots, "slot")
+def not_asked(missing: list[NotAsked]) -> str:
+    """Which questions have no card; empty where all have."""
+    names = ", ".join(one.question for one in missing)
+    return f"Not known: {names}" if names else ""
 
 
-def _both(slots: int, answer: WhatIfAnswer) -> str:
-    size = f", {num_bytes(slots * answer.slot_bytes)}" if answer.slot_bytes else ""
+def why_not_asked(missing: list[NotAsked]) -> str:
+    """Why not, a line each."""
+    return "\n".join(f"{_capital(one.question)}: {one.why}" for one in missing)
+
+
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def _amount(slots: int, slot_bytes: float) -> str:
+    return num_bytes(slots * slot_bytes) if slot_bytes else plural(slots, "slot")
+
+
+def _both(slots: int, slot_bytes: float) -> str:
+    size = f", {num_bytes(slots * slot_bytes)}" if slot_bytes else ""
     return f"{plural(slots, 'slot')}{size}"

@@ -25,20 +25,22 @@ class WhatIfLegend(QWidget):
         super().__init__()
         self._theme = DARK
         self._page_bytes = PAGE_BYTES
+        self._has_unread = False
         policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
         policy.setHeightForWidth(True)
         self.setSizePolicy(policy)
-        self.setAccessibleName("Colours: " + ", ".join(word for _, word in legend(DARK)))
+        self._name()
 
     def apply_theme(self, theme: Theme) -> None:
         """Take the colours of `theme`."""
         self._theme = theme
         self.update()
 
-    def show_pages(self, page_bytes: int) -> None:
-        """The note on the pages of `virtual` names this size."""
-        if page_bytes != self._page_bytes:
-            self._page_bytes = page_bytes
+    def show_kinds(self, *, page_bytes: int, has_unread: bool) -> None:
+        """The note on the pages of `virtual` names this size; what is no longer read is told of where there is any."""
+        if (page_bytes, has_unread) != (self._page_bytes, self._has_unread):
+            self._page_bytes, self._has_unread = page_bytes, has_unread
+            self._name()
             self.updateGeometry()
             self.update()
 
@@ -72,12 +74,15 @@ class WhatIfLegend(QWidget):
     def _places(self, width: int) -> Iterator[tuple[QPoint, str, str]]:
         """Where each swatch goes, and the note on pages, which has none."""
         x = y = 0
-        for color, word in [*legend(self._theme), ("", page_note(self._page_bytes))]:
+        for color, word in [*legend(self._theme, has_unread=self._has_unread), ("", page_note(self._page_bytes))]:
             wide = _swatch_width(color) + self.fontMetrics().horizontalAdvance(word)
             if x and x + wide > width:
                 x, y = 0, y + self._line_height()
             yield QPoint(x, y), color, word
             x += wide + _BETWEEN
+
+    def _name(self) -> None:
+        self.setAccessibleName("Colours: " + ", ".join(word for _, word in legend(DARK, has_unread=self._has_unread)))
 
     def _line_height(self) -> int:
         return self.fontMetrics().height() + 4

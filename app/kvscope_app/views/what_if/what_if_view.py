@@ -82,6 +82,8 @@ class WhatIfView(View):
         self.process.failed.connect(self._on_failure)
         self.legend = WhatIfLegend()
         self.grid = CardGrid()
+        self.missing = label("", "muted", wraps=True)
+        self.missing.hide()
         self.empty = empty_state(NO_ENGINE)
         self._asked: Question | None = None
         self._failure = ""
@@ -133,8 +135,12 @@ class WhatIfView(View):
 
     def _on_answer(self, answer: WhatIfAnswer) -> None:
         if self._asked is not None and self._asked[-1]:
-            self.legend.show_pages(answer.page_bytes)
+            has_unread = any(use.num_unread for use in answer.policies)
+            self.legend.show_kinds(page_bytes=answer.page_bytes, has_unread=has_unread)
             self.grid.show_answer(answer)
+            self.missing.setText(policy_text.not_asked(answer.not_asked))
+            self.missing.setToolTip(plain_tip(policy_text.why_not_asked(answer.not_asked)))
+            self.missing.setVisible(bool(answer.not_asked))
             self._stack.setCurrentIndex(1)
 
     def _on_failure(self, reason: str) -> None:
@@ -157,6 +163,7 @@ class WhatIfView(View):
         column.addWidget(heading)
         column.addWidget(self.legend)
         column.addWidget(self.grid)
+        column.addWidget(self.missing)
         column.addStretch(1)
         self._stack = QStackedLayout(self)
         self._stack.addWidget(self.empty)
@@ -170,13 +177,14 @@ def memory_of(mirror: Mirror) -> Memory | None:
         return None
     cache, model = mirror.hello.cache, mirror.hello.model
     return Memory(
-        num_blocks=cache.num_physical_blocks or cache.num_blocks,
+        num_blocks=cache.num_physical_blocks or max(1, cache.num_blocks - cache.num_reserved_blocks),
         block_size=cache.block_size,
         block_bytes=cache.block_bytes,
         num_layers=model.num_layers,
         max_model_len=model.max_model_len,
         allocator=cache.allocator,
         page_bytes=PAGE_BYTES if mirror.hello.device.kind == "cuda" else HOST_PAGE_BYTES,
+        groups=tuple(group for number, group in enumerate(cache.groups) if number != cache.group_of_states),
     )
 
 
@@ -274,7 +282,7 @@ class PolicyCard(QFrame):
         set_look(self, "current" if use.is_current else "card")
         self.name.setText(policy_text.name(use))
         self.map.show_cells(use.cells)
-        self.waste.setText(policy_text.waste(use, answer))
+        self.waste.setText(policy_text.waste(use))
         self.share.setText(policy_text.waste_share(use))
         self.placed.setText(policy_text.placed(use))
         set_look(self.difference, "accent" if use.is_current else "muted")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,8 +21,11 @@ from kvscope_engine.simulator.tiers import Tiers
 from kvscope_engine.simulator.workloads.generators import ARRIVALS, GENERATORS, GeneratorOptions
 from kvscope_telemetry.engine_config import PREEMPTIONS
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.what_if import EXPANDED, NOT_FREED
 
 if TYPE_CHECKING:
+    from kvscope_engine.simulator.kv_layout import KVLayout
+    from kvscope_engine.simulator.simulation import Setup
     from kvscope_engine.simulator.workloads.workload import Workload
 
 WORKLOADS: Final = (
@@ -95,6 +99,40 @@ def add_engine_options(group: argparse._ArgumentGroup) -> None:
         action=argparse.BooleanOptionalAction,
         default=True,
         help="reuse cached blocks for prompts with the same prefix (paged only)",
+    )
+
+
+def add_model_options(group: argparse._ArgumentGroup) -> None:
+    """What the model keeps of each token."""
+    group.add_argument(
+        "--model",
+        metavar="M",
+        help="take KV groups (windows, chunks, latents), their bytes and recurrent states from this model's config, as "
+        "`plan` does (default: one group; a recording's own where it names them)",
+    )
+    group.add_argument("--kv-memory", type=parse_size, metavar="SIZE", help="size of the pool in bytes, such as 4GiB")
+    group.add_argument(
+        "--without-freeing",
+        action="store_true",
+        help="also run paged with windows and chunks that let go of nothing",
+    )
+    group.add_argument(
+        "--mla-expanded",
+        action="store_true",
+        help="also run paged with keys and values of each head in place of latents",
+    )
+    group.add_argument(
+        "--state-checkpoints",
+        type=whole_number,
+        metavar="STATES",
+        help="slots for states of prefixes, of recurrent layers (default: as many as --max-num-seqs)",
+    )
+    group.add_argument(
+        "--state-interval",
+        type=whole_number,
+        metavar="TOKENS",
+        default=512,
+        help="tokens between kept states of recurrent layers",
     )
 
 
@@ -174,9 +212,10 @@ def chosen_cost(args: argparse.Namespace, preset: Preset) -> CostModel:
     return dataclasses.replace(preset.cost, **given)
 
 
-def chosen_paging(args: argparse.Namespace, preset: Preset) -> Paging:
+def chosen_paging(args: argparse.Namespace, preset: Preset, layout: KVLayout | None) -> Paging:
     """How memory is cut into pages; raises BadInput for a value outside its range."""
-    num_layers = preset.num_layers if args.num_layers is None else args.num_layers
+    known = preset.num_layers if layout is None else max(1, layout.num_layers)
+    num_layers = known if args.num_layers is None else args.num_layers
     return Paging(num_layers) if args.page_size is None else Paging(num_layers, args.page_size)
 
 
@@ -190,6 +229,68 @@ def chosen_tiers(args: argparse.Namespace) -> Tiers:
             " only `paged` has lower tiers"
         )
     return tiers
+
+
+def chosen_setups(
+    args: argparse.Namespace, preset: Preset, limits: SimulatedLimits, cost: CostModel, workload: Workload
+) -> list[Setup]:
+    """A run each: the allocators, then the questions. Raises BadInput for what there is nothing to ask of."""
+    from kvscope_engine.simulator.simulation import Setup
+
+    layout, recorded_bytes = _chosen_layout(args, limits)
+    setups = [
+        Setup(
+            *(workload, limits, cost, allocator, chosen_paging(args, preset, layout), chosen_tiers(args)),
+            layout=layout,
+            question=question,
+            state_interval=args.state_interval,
+        )
+        for allocator, question in [
+            *((allocator, "") for allocator in chosen_allocators(args)),
+            *(("paged", question) for question in _questions(args, layout)),
+        ]
+    ]
+    if layout is None and args.kv_memory is None:
+        return setups
+    blocks = args.num_gpu_blocks_override
+    of_preset = preset.num_slots * preset.cost.kv_bytes_per_token
+    if blocks is not None:
+        kv_bytes = float(blocks * Setup(workload, limits, cost, "paged", layout=layout).block_bytes)
+    else:
+        kv_bytes = args.kv_memory or recorded_bytes or of_preset
+    return [setup.sized(kv_bytes, args.state_checkpoints, for_blocks=blocks is not None) for setup in setups]
+
+
+def _chosen_layout(args: argparse.Namespace, limits: SimulatedLimits) -> tuple[KVLayout | None, float]:
+    """KV groups and states, and the bytes of a recorded pool, 0 where that is not asked or not known."""
+    if args.model is not None:
+        from kvscope_engine.cli.engine_class import quick_imports
+
+        with quick_imports():
+            from kvscope_engine.planning.kv_layout import model_layout
+
+            return model_layout(args.model, limits.max_model_len, limits.block_size), 0.0
+    if not args.workload.lower().endswith(".mcap"):
+        return None, 0.0
+    from kvscope_engine.simulator.kv_layout import recorded_layout
+    from kvscope_telemetry.recordings.reader import Recording
+
+    cache = Recording.open(Path(args.workload)).info.hello.cache
+    return recorded_layout(cache), float(cache.num_blocks * cache.block_bytes)
+
+
+def _questions(args: argparse.Namespace, layout: KVLayout | None) -> list[str]:
+    """Raises BadInput where there is nothing to ask of."""
+    asked = {
+        "without_freeing": "" if layout is not None and layout.lets_go else "no layer has a window or chunks",
+        "mla_expanded": "no layer holds latents" if layout is None else layout.why_not_expanded,
+        "state_checkpoints": "" if layout is not None and layout.state_bytes else "no layer keeps a state",
+    }
+    for name, why in asked.items():
+        if why and getattr(args, name) not in (None, False):
+            known = "" if layout is not None else ": give --model, or a recording that names its KV groups"
+            raise BadInput(f"--{name.replace('_', '-')} is not accepted, as {why}{known}")
+    return [NOT_FREED] * args.without_freeing + [EXPANDED] * args.mla_expanded
 
 
 def chosen_workload(args: argparse.Namespace, max_model_len: int) -> Workload:
@@ -225,13 +326,13 @@ def _generator_options(args: argparse.Namespace) -> GeneratorOptions:
     )
 
 
-def recording_paths(args: argparse.Namespace) -> list[Path]:
-    """Where each policy is recorded, in their order; none without `--record`. Raises BadInput for a path in use."""
+def recording_paths(args: argparse.Namespace, labels: Sequence[str]) -> list[Path]:
+    """Where each run is recorded, in their order; none without `--record`. Raises BadInput for a path in use."""
     if args.record is None:
         return []
     from kvscope_telemetry.recordings.mcap_file import check_path
 
-    path, names = Path(args.record), chosen_allocators(args)
+    path, names = Path(args.record), [label.replace(", ", "-").replace(" ", "-") for label in labels]
     paths = [path] if len(names) == 1 else [path.with_stem(f"{path.stem}-{name}") for name in names]
     for each in paths:
         check_path(each)

@@ -37,9 +37,9 @@ class Latents:
         return self.content_dim + self.rotary_dim
 
     @property
-    def expanded_numbers(self) -> int:
-        """What a cache would hold of a token as keys and values, which have one width there."""
-        return 2 * self.num_heads * max(self.key_dim, self.value_dim)
+    def expanded_dim(self) -> int:
+        """Of a head's key and of its value in a cache that would hold these, where both have one width."""
+        return max(self.key_dim, self.value_dim)
 
     def absorb(self, query: torch.Tensor) -> torch.Tensor:
         """Queries (T, H, key_dim) -> (T, H, stored_dim), to be multiplied with what is stored."""

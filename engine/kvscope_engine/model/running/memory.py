@@ -18,11 +18,12 @@ from kvscope_engine.model.memory.step_memory import Processors, step_reserves
 from kvscope_engine.model.running.kv_storage import MIB, block_bytes, storage_dtype
 from kvscope_engine.model.running.profile_run import step_profile
 from kvscope_engine.model.running.recurrent import recurrent_layers
-from kvscope_engine.model.running.state_storage import MIN_SLOTS, slots_and_blocks, state_bytes
+from kvscope_engine.model.running.state_storage import state_bytes
 from kvscope_engine.model.running.storage_for_model import groups_of_model
 from kvscope_engine.model.sparse.layers import layer_shapes
 from kvscope_engine.model.tiers.build import STAGING_BYTES
 from kvscope_engine.policy.fit import num_blocks_for
+from kvscope_engine.policy.state_slots import MIN_SLOTS, slots_and_blocks
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput, KvscopeError
 

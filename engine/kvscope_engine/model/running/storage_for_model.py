@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvscope_engine.model.checks.hook_check import LayerCall, check_hook
-from kvscope_engine.model.running.kv_storage import KVStorage, storage_dtype
+from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape, storage_dtype
 from kvscope_engine.model.running.layer_groups import LayerGroup, group_layers, one_group
 from kvscope_engine.model.sparse.layers import layer_shapes
 from kvscope_engine.policy.kv_groups import GroupRule
@@ -41,6 +42,16 @@ def groups_of_model(config: EngineConfig, loaded: LoadedModel) -> tuple[LayerGro
     if config.allocator != "paged" or config.sparse_decode is not None:
         return one_group(shapes)
     return group_layers(rules_of(calls), shapes, loaded.max_model_len)
+
+
+def expanded_layers(calls: Sequence[LayerCall]) -> list[LayerShape]:
+    """What each layer would keep if it held keys and values of its heads in place of latents; others as they are."""
+    return [
+        call.shape
+        if (latents := call.options.latents) is None
+        else replace(call.shape, num_kv_heads=latents.num_heads, head_dim=latents.expanded_dim, latent_dim=0)
+        for call in calls
+    ]
 
 
 def rules_of(calls: Sequence[LayerCall]) -> list[GroupRule]:

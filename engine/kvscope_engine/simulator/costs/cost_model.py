@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from kvscope_engine.policy.plan import StepPlan
+from kvscope_engine.simulator.kv_layout import KVLayout
 from kvscope_telemetry.devices.data_sheets import DATA_SHEET_GB_PER_S
 from kvscope_telemetry.errors import BadInput
 
@@ -47,15 +48,21 @@ class CostModel:
             if not low <= value <= MAX_VALUE:  # NaN is in no range
                 raise BadInput(f"{field.name}={value:g} is not accepted: a number from {low:g} to {MAX_VALUE:g}")
 
-    def step_ns(self, plan: StepPlan) -> int:
-        """The time of the step in ns, at least 1."""
-        num_tokens = context = pairs = 0
+    def step_ns(self, plan: StepPlan, layout: KVLayout | None = None) -> int:
+        """The time of the step in ns, at least 1. With a `layout` its groups say what is read of the context."""
+        if layout is not None:
+            kv_bytes, pairs = layout.read_bytes(plan.scheduled), layout.share_of_pairs(plan.scheduled)
+            return self._step_ns(plan.num_tokens, kv_bytes, pairs)
+        num_tokens = context = num_pairs = 0
         for item in plan.scheduled:
             start, count = item.start, item.num_tokens
             num_tokens += count
             context += start + count
-            pairs += count * start + count * (count + 1) // 2
-        num_bytes = self.weight_bytes + self.kv_bytes_per_token * context
+            num_pairs += count * start + count * (count + 1) // 2
+        return self._step_ns(num_tokens, self.kv_bytes_per_token * context, num_pairs)
+
+    def _step_ns(self, num_tokens: int, kv_bytes: float, pairs: float) -> int:
+        num_bytes = self.weight_bytes + kv_bytes
         flops = self.flops_per_token * num_tokens + self.attention_flops_per_pair * pairs
         seconds = max(num_bytes / self.memory_bandwidth, flops / self.flops_per_second) + self.step_overhead_s
         return max(1, round(seconds * 1e9))

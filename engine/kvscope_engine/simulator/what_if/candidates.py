@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
 
 from kvscope_engine.policy.allocation.address_space import page_group
+from kvscope_engine.simulator.what_if.layouts import GroupedMemory, Layout
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.what_if import Memory
+from kvscope_telemetry.messages.what_if import EXPANDED, MAX_SLOTS, NOT_FREED, Memory, NotAsked
 
 PAGED_BLOCK_SIZES: Final = (8, 16, 32, 64, 128)
 VIRTUAL: Final = "virtual"
@@ -17,11 +18,13 @@ _MAX_BLOCK_SIZE: Final = (1 << 16) - 1  # the ledger counts a block's filled slo
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One policy over a memory cut into `num_blocks` blocks of `block_size` slots."""
+    """One policy over a memory that is cut into `pools`, of blocks of `block_size` tokens."""
 
     allocator: str
     block_size: int
-    num_blocks: int
+    pools: tuple[Layout, ...]
+    question: str = ""
+    """What is otherwise than in the engine, beside the policy: `NOT_FREED` or `EXPANDED`."""
 
     @property
     def made_as(self) -> str:
@@ -31,34 +34,64 @@ class Candidate:
         """
         return "paged" if self.allocator == VIRTUAL else self.allocator
 
+    @property
+    def num_blocks(self) -> int:
+        """Of the first pool."""
+        return self.pools[0].num_blocks
+
 
 def candidates(memory: Memory) -> list[Candidate]:
-    """All that can be worked out for `memory`: reserving ones first, then paged ones by size of block."""
-    own = memory.block_size
+    """All that can be worked out for `memory`: questions on its KV groups, reserving ones, paged ones by size of block.
+
+    Raises BadInput for KV groups that cannot be.
+    """
+    groups, own = GroupedMemory(memory), memory.block_size
+    found = []
+    if groups.lets_go and not groups.why_not_whole:
+        found.append(Candidate("paged", own, groups.whole(own), NOT_FREED))
+    if groups.holds_latents and not groups.why_not_expanded:
+        found.append(Candidate("paged", own, groups.expanded(), EXPANDED))
+    if groups.has_tokens and not groups.why_not_whole:
+        if memory.max_model_len:
+            found += [Candidate(name, own, groups.whole(own)) for name in ("contiguous", "buddy")]
+        if memory.block_bytes and groups.num_layers and memory.page_bytes:
+            found.append(_virtual(memory, groups))
     sizes = sorted({*PAGED_BLOCK_SIZES, own} if memory.allocator == "paged" else PAGED_BLOCK_SIZES)
-    runs = [_of(memory, name, own) for name in ("contiguous", "buddy")] if memory.max_model_len else []
-    pages = [_virtual(memory)] if memory.block_bytes and memory.num_layers and memory.page_bytes else []
-    return [*runs, *pages, *(_of(memory, "paged", size) for size in sizes)]
+    for size in sizes if groups.has_tokens else [own]:
+        found.append(Candidate("paged", size, groups.by_group(size)))
+    return found
+
+
+def not_asked(memory: Memory) -> list[NotAsked]:
+    """Questions that there would be, but for something that is not known."""
+    groups, found = GroupedMemory(memory), []
+    if groups.lets_go and (why := groups.why_not_whole):
+        found.append(NotAsked(NOT_FREED, why))
+    if groups.holds_latents and (why := groups.why_not_expanded):
+        found.append(NotAsked(EXPANDED, why))
+    return found
 
 
 def check(candidate: Candidate) -> None:
     """Raise BadInput when not one block fits into the memory, or a block has too many slots to be counted."""
-    if not candidate.num_blocks:
-        raise BadInput(f"the memory is smaller than one block of {candidate.block_size} slots")
-    if candidate.block_size > _MAX_BLOCK_SIZE:
-        raise BadInput(f"{candidate.block_size} slots a block are too many: at most {_MAX_BLOCK_SIZE} are counted")
+    for pool in candidate.pools:
+        if not pool.num_blocks:
+            raise BadInput(f"the memory is smaller than one block of {pool.block_size} slots")
+        if pool.block_size > _MAX_BLOCK_SIZE:
+            raise BadInput(f"{pool.block_size} slots a block are too many: at most {_MAX_BLOCK_SIZE} are counted")
+        if pool.num_slots > MAX_SLOTS:
+            raise BadInput(f"a memory of {pool.num_slots} slots is too large to compare: at most {MAX_SLOTS}")
 
 
-def _of(memory: Memory, allocator: str, block_size: int) -> Candidate:
-    return Candidate(allocator, block_size, memory.num_slots // block_size)
-
-
-def _virtual(memory: Memory) -> Candidate:
+def _virtual(memory: Memory, groups: GroupedMemory) -> Candidate:
     """A block is what one page in the tensor of each layer backs, K and V side by side in it, or as many pages as a
     block of the engine takes where that is more: the groups of `policy/address_space`."""
-    in_layer = Fraction(memory.block_bytes, memory.num_layers)
-    group_blocks, (num_pages,) = page_group([in_layer], memory.page_bytes)
-    tokens = int(group_blocks * memory.block_size)
-    group_bytes = num_pages * memory.page_bytes * memory.num_layers
-    num_groups = memory.num_blocks * memory.block_bytes // group_bytes
-    return Candidate(VIRTUAL, tokens, min(num_groups, memory.num_slots // tokens))
+    own = memory.block_size
+    first, *others = groups.whole(own)
+    block_bytes = Fraction(round(first.slot_bytes * own))
+    group_blocks, (num_pages,) = page_group([block_bytes / groups.num_layers], memory.page_bytes)
+    tokens = int(group_blocks * own)
+    group_bytes = num_pages * memory.page_bytes * groups.num_layers
+    num_groups = int(first.num_blocks * block_bytes // group_bytes)
+    whole, *_ = groups.whole(tokens)
+    return Candidate(VIRTUAL, tokens, (replace(whole, at_most=num_groups), *others))

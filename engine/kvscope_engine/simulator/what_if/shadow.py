@@ -1,28 +1,42 @@
-"""A shadow: the requests of the running engine in a pool of their own, placed by another policy.
+"""A shadow: the requests of the running engine in a memory of their own, placed by another policy.
 
-Owns the pool, the policy over it and which requests it placed. No scheduler and no clock: requests come, grow and
-go as the engine's do, so what is free is scattered by the same coming and going. Prefixes are not shared.
+Owns which requests are placed. No scheduler and no clock: requests come, grow and go as the engine's do, so what is
+free is scattered by the same coming and going. Prefixes are not shared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from kvscope_engine.policy.allocation.allocators import make_allocation, make_pool
-from kvscope_engine.policy.allocation.fragmentation import KVUse, kv_use
-from kvscope_engine.policy.fit import num_blocks_for
 from kvscope_engine.policy.request import Request
 from kvscope_engine.simulator.what_if.candidates import Candidate, check
+from kvscope_engine.simulator.what_if.placing import Placing, PoolUse
 from kvscope_engine.simulator.what_if.slot_map import Spans
-from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 from kvscope_telemetry.messages.what_if import MapKind, Running
 
 _SAMPLING: Final = ResolvedSampling()
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowUse:
+    """Counts of slots of the first pool's size; the seven after `num_slots` sum up to it."""
+
+    num_slots: int
+    num_used: int
+    num_unread: int
+    num_reserved: int
+    num_internal: int
+    num_rounding: int
+    num_external: int
+    num_outside: int
+    external_fragmentation: float
+    num_fitting: int
+    """Requests that hold what those placed hold on average, that would fill the memory; 0: none is placed."""
 
 
 class Shadow:
@@ -33,9 +47,13 @@ class Shadow:
         self.candidate = candidate
         self.num_waiting = 0
         """Requests of the last `follow` that did not fit."""
-        self._pool = make_pool(candidate.made_as, candidate.num_blocks, candidate.block_size, prefix_caching=False)
-        self._allocation = make_allocation(candidate.made_as, self._pool, max_model_len=max_model_len)
-        self._placed: dict[int, Request] = {}
+        self.num_preempted = 0
+        """Times that a request lost its place: to an older one that grew, or as it could not grow itself."""
+        first, *others = candidate.pools
+        self._pools = [Placing(candidate.made_as, first, max_model_len=max_model_len)]
+        self._pools += [Placing("paged", pool, max_model_len=max_model_len) for pool in others]
+        self._placed: dict[int, list[Request]] = {}
+        """What each pool holds of a request, as a request of its own."""
         self._limits: dict[int, int] = {}
         self._step = 0
 
@@ -43,6 +61,11 @@ class Shadow:
     def num_placed(self) -> int:
         """Requests that have blocks here."""
         return len(self._placed)
+
+    @property
+    def num_slots(self) -> int:
+        """Of all pools."""
+        return sum(self._common(place, pool.layout.num_slots) for place, pool in enumerate(self._pools))
 
     def follow(self, now: Sequence[Running]) -> None:
         """Become what the policy makes of `now`: requests in order of number, each once.
@@ -59,70 +82,70 @@ class Shadow:
             self._hold(running, newest_last)
         self.num_waiting = len(now) - len(self._placed)
 
-    def use(self) -> KVUse:
-        """What the slots are used for. What lies beyond a request's limit is never to be used."""
-        return kv_use(self._pool, self._with_ends() if self._allocation.reserves else self._placed.values())
+    def use(self) -> ShadowUse:
+        """What the slots are used for."""
+        uses = list(enumerate(self._uses()))
+        used, unread, reserved, internal, rounding, external, largest = (
+            sum(self._common(place, getattr(use, name)) for place, use in uses) for name in _COUNTS
+        )
+        return ShadowUse(
+            num_slots=self.num_slots,
+            num_used=used,
+            num_unread=unread,
+            num_reserved=reserved,
+            num_internal=internal,
+            num_rounding=rounding,
+            num_external=external,
+            num_outside=self.num_slots - used - unread - reserved - internal - rounding - external,
+            external_fragmentation=1 - largest / external if external else 0.0,
+            num_fitting=min(
+                (one.num_slots * self.num_placed // one.num_held for _, one in uses if one.num_held), default=0
+            ),
+        )
 
     def spans(self) -> dict[MapKind, Spans]:
-        """Which slots are what; those in no span are free. O(blocks)."""
-        size, ledger = self._pool.block_size, self._pool.ledger
-        active = np.flatnonzero(ledger.state[: self._pool.num_blocks] == BlockState.ACTIVE)
-        starts, filled = active * size, ledger.filled[active].astype(np.int64)
-        used = {MapKind.USED: Spans(starts, filled)}
-        if not self._allocation.reserves:
-            return used | {MapKind.INTERNAL: Spans(starts + filled, size - filled)}
-        return used | self._spans_of_runs()
+        """Which slots are what, one pool after the other; those in no span are free. O(blocks)."""
+        starts: dict[MapKind, list[Spans]] = {}
+        begin = 0
+        for place, pool in enumerate(self._pools):
+            for kind, spans in pool.spans(self._of_pool(place), self._limits).items():
+                starts.setdefault(kind, []).append(self._moved(spans, place, begin))
+            end = begin + self._common(place, pool.layout.num_slots)
+            held = self._common(place, pool.layout.num_blocks * pool.layout.block_size)
+            starts.setdefault(MapKind.ROUNDING, []).append(
+                Spans(np.array([begin + held]), np.array([end - begin - held]))
+            )
+            begin = end
+        return {kind: Spans(*map(np.concatenate, zip(*spans, strict=True))) for kind, spans in starts.items()}
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless pool, policy and requests agree."""
-        self._pool.check_integrity(self._allocation.holders(self._placed.values()))
+        """Raise AssertionError unless pools, policy and requests agree."""
+        for place, pool in enumerate(self._pools):
+            pool.check_integrity(self._of_pool(place).values())
 
     def _hold(self, running: Running, newest_last: list[int]) -> None:
-        request = self._placed.get(running.number)
-        had_place = request is not None
-        if request is not None:
-            if running.num_tokens >= request.num_computed_tokens and self._lengthen(request, running):
+        held = self._placed.get(running.number)
+        if held is not None:
+            if running.num_tokens >= held[0].num_computed_tokens and self._lengthen(held, running):
                 return
             self._release(running.number)
-        request = twin(running)
-        while not self._lengthen(request, running):
-            if not (had_place and self._take_from_newest(newest_last, running.number)):
+        while not self._lengthen(parts := [twin(running) for _ in self._pools], running):
+            for pool, part in zip(self._pools, parts, strict=True):
+                pool.release(part, self._step)
+            if held is None:
                 return
-        self._placed[running.number] = request
+            if not self._take_from_newest(newest_last, running.number):
+                self.num_preempted += 1
+                return
+        self._placed[running.number] = parts
 
-    def _lengthen(self, request: Request, running: Running) -> bool:
-        """Give the request blocks for its tokens; False when there are too few."""
-        tell_output(request, running)
-        needed = num_blocks_for(running.num_tokens, self._pool.block_size) - len(request.block_table)
-        if needed > 0:
-            if needed > self._allocation.num_available(request):
-                return False
-            self._move(request, needed)
-            request.block_table.extend(self._allocation.allocate(request, needed))
-            request.num_reserved_tokens = self._allocation.num_reserved_tokens(request)
-        self._write(request, running.num_tokens)
-        return True
-
-    def _move(self, request: Request, count: int) -> None:
-        targets = self._allocation.move(request, count)
-        if targets is None:
-            return
-        sources, owners = request.block_table, [request.number] * len(targets)
-        filled = self._pool.ledger.filled[sources].tolist()
-        self._pool.write(sources, [0] * len(sources), owners, self._step)
-        self._pool.write(targets, filled, owners, self._step)
-        request.block_table[:] = targets
-        self._allocation.settle(self._step)  # nothing is copied here: the old run is free at once
-
-    def _write(self, request: Request, num_tokens: int) -> None:
-        size, before = self._pool.block_size, request.num_computed_tokens
-        if num_tokens == before:
-            return
-        first, end = before // size, num_blocks_for(num_tokens, size)
-        filled = [size] * (end - first)
-        filled[-1] = num_tokens - (end - 1) * size
-        self._pool.write(request.block_table[first:end], filled, [request.number] * len(filled), self._step)
-        request.num_computed_tokens = num_tokens
+    def _lengthen(self, parts: Sequence[Request], running: Running) -> bool:
+        """Give the request blocks for its tokens in each pool; False when there are too few."""
+        for part in parts:
+            tell_output(part, running)
+        return all(
+            pool.lengthen(part, running.num_tokens, self._step) for pool, part in zip(self._pools, parts, strict=True)
+        )
 
     def _take_from_newest(self, newest_last: list[int], number: int) -> bool:
         """Let the newest placed request after `number` wait; False when there is none. `newest_last` gets shorter."""
@@ -130,35 +153,40 @@ class Shadow:
             newest = newest_last.pop()
             if newest in self._placed:
                 self._release(newest)
+                self.num_preempted += 1
                 return True
         return False
 
     def _release(self, number: int) -> None:
-        request = self._placed.pop(number)
-        if request.block_table:
-            self._allocation.release(request, self._step)
+        for pool, part in zip(self._pools, self._placed.pop(number), strict=True):
+            pool.release(part, self._step)
 
-    def _with_ends(self) -> Iterator[Request]:
-        for number, request in self._placed.items():
-            yield replace(request, expected_tokens=self._limits[number] or None)
+    def _of_pool(self, place: int) -> dict[int, Request]:
+        return {number: parts[place] for number, parts in self._placed.items()}
 
-    def _spans_of_runs(self) -> dict[MapKind, Spans]:
-        """The empty part of each run: to be used, beyond the request's limit, beyond what was reserved."""
-        rows = sorted(self._run_marks(request) for request in self._placed.values() if request.block_table)
-        marks = np.array(rows, np.int64).reshape(-1, 4)
-        kinds = (MapKind.RESERVED, MapKind.INTERNAL, MapKind.ROUNDING)
-        return {
-            kind: Spans(marks[:, column], marks[:, column + 1] - marks[:, column]) for column, kind in enumerate(kinds)
-        }
+    def _uses(self) -> list[PoolUse]:
+        return [pool.use(self._of_pool(place), self._limits) for place, pool in enumerate(self._pools)]
 
-    def _run_marks(self, request: Request) -> tuple[int, int, int, int]:
-        """Slots of the pool where the run's tokens, its limit, its reservation and itself end."""
-        size, computed = self._pool.block_size, request.num_computed_tokens
-        first = request.block_table[0] * size
-        reserved = max(request.num_reserved_tokens, computed)
-        limit = self._limits[request.number] or reserved
-        end = self._allocation.num_held(request) * size
-        return first + computed, first + max(computed, min(limit, reserved)), first + reserved, first + end
+    def _common(self, place: int, num_slots: int) -> int:
+        """Slots of a pool in slots of the first, by their bytes."""
+        first, own = self._pools[0].layout.slot_bytes, self._pools[place].layout.slot_bytes
+        return int(num_slots * own // first) if place and first and own else num_slots
+
+    def _moved(self, spans: Spans, place: int, begin: int) -> Spans:
+        """Of a pool that begins at slot `begin` of the whole."""
+        if not place:
+            return spans
+        first, own = self._pools[0].layout.slot_bytes, self._pools[place].layout.slot_bytes
+        times = own / first if first and own else 1.0
+        starts = np.floor(np.asarray(spans.starts) * times).astype(np.int64)
+        ends = np.floor((np.asarray(spans.starts) + np.asarray(spans.lengths)) * times).astype(np.int64)
+        return Spans(begin + starts, ends - starts)
+
+
+_COUNTS: Final = (
+    *("num_used", "num_unread", "num_reserved", "num_internal", "num_rounding", "num_external"),
+    "largest_free_run",
+)
 
 
 class NumTokens(list[int]):

@@ -21,8 +21,14 @@ from kvscope_app.views.what_if.what_if_view import (
     num_columns_of,
     running_rows,
 )
-from kvscope_telemetry.messages.telemetry import ModelInfo
-from kvscope_telemetry.messages.what_if import HOST_PAGE_BYTES, PAGE_BYTES, MapKind, PolicyUse, WhatIfAnswer
+from kvscope_telemetry.messages.telemetry import KVGroup, ModelInfo
+from kvscope_telemetry.messages.what_if import (
+    HOST_PAGE_BYTES,
+    PAGE_BYTES,
+    MapKind,
+    PolicyUse,
+    WhatIfAnswer,
+)
 from kvscope_telemetry.source import Update
 
 ANSWER = WhatIfAnswer(
@@ -32,6 +38,7 @@ ANSWER = WhatIfAnswer(
             block_size=16,
             is_current=False,
             num_slots=1024,
+            slot_bytes=1024,
             num_used=24,
             num_internal=488,
             num_external=512,
@@ -45,6 +52,7 @@ ANSWER = WhatIfAnswer(
             block_size=16,
             is_current=True,
             num_slots=1024,
+            slot_bytes=1024,
             num_used=24,
             num_internal=8,
             num_external=992,
@@ -56,7 +64,6 @@ ANSWER = WhatIfAnswer(
             allocator="paged", block_size=4096, is_current=False, num_slots=1024, refused="the memory is smaller"
         ),
     ],
-    slot_bytes=1024,
 )
 SCRIPTED = f"""
 import sys
@@ -300,9 +307,82 @@ def test_the_real_process_places_the_requests(session, engine, busy, poll, qtbot
     assert uses["contiguous", 16].num_waiting == 0
     assert uses["contiguous", 16].num_used + uses["contiguous", 16].num_wasted == 512
     assert uses["paged", 8].num_wasted == 0
-    assert view.grid.cards[0].summary == "180.0 KiB, wasted, 12.5 %, all 2 running, in use now"
+    assert view.grid.cards[0].summary == "180.0 KiB, wasted, 12.5 %, 2 running, 32 fit, in use now"
     assert {"virtual", "buddy"} < {use.allocator for use in signal.args[0].policies}
     view.shut_down()
+
+
+WINDOWS = (
+    KVGroup(kind="full", num_layers=10, block_bytes=184_320),
+    KVGroup(kind="window", num_layers=20, block_bytes=368_640, window=8),
+)
+
+
+@pytest.fixture
+def of_groups(session, engine, busy, poll, qtbot):
+    """A view that has asked the real process about requests of 100 and 32 tokens, of an engine with such KV groups."""
+    views = []
+
+    def ask(*groups):
+        cache = msgspec.structs.replace(engine.hello.cache, groups=groups)
+        engine.hello = msgspec.structs.replace(engine.hello, cache=cache)
+        engine.source.updates.append(Update(snapshot=engine.snapshot()))
+        engine.requests.clear()
+        engine.request(1, blocks=range(3, 10), num_prompt_tokens=96)
+        engine.request(2, blocks=[10, 11], num_prompt_tokens=28)
+        poll(session)
+        view = WhatIfView(session)
+        views.append(view)
+        qtbot.addWidget(view)
+        view.resize(900, 700)
+        view.show()
+        answered(view, qtbot)
+        return view
+
+    yield ask
+    for view in views:
+        view.shut_down()
+
+
+def test_without_freeing_is_asked_of_windows(of_groups):
+    view = of_groups(*WINDOWS)
+    now, kept = view.grid.cards[:2]
+    assert (now.name.text(), kept.name.text()) == ("Paged, 16 per block", "Without freeing")
+    # full attention holds 7 blocks and 2; a window of 8 reads from tokens 93 and 25 on, which are in 2 blocks and 1
+    assert now.summary == "1.01 MiB, wasted, 24.0 %, 2 running, 10 fit, in use now"
+    assert kept.summary == "2.97 MiB, wasted, 62.5 %, 2 running, 9 fit, holds 540.0 KiB more"
+    assert "all layers hold all tokens" in kept.toolTip()
+    assert "No longer read" in kept.toolTip()
+    assert "no longer read" in view.legend.accessibleName()
+    assert not view.missing.isVisible()
+
+
+def test_with_mla_expanded_is_asked_of_latents(of_groups):
+    latent = KVGroup(kind="latent", num_layers=30, block_bytes=368_640, expanded_bytes=3_686_400)
+    view = of_groups(latent)
+    now, wide = view.grid.cards[:2]
+    assert (now.placed.text(), wide.name.text()) == ("2 running, 14 fit", "With MLA expanded")
+    assert wide.placed.text() == "1 running, 1 waiting"
+    assert wide.difference.text() == "holds 3.87 MiB more"
+    assert "one latent per token" in wide.toolTip()
+    assert "no longer read" not in view.legend.accessibleName()
+
+
+def test_what_an_older_recording_does_not_tell_is_not_asked_and_it_says_why(of_groups):
+    view = of_groups(KVGroup(kind="latent", num_layers=30, block_bytes=368_640))
+    assert "With MLA expanded" not in [card.name.text() for card in view.grid.cards]
+    assert view.missing.isVisible()
+    assert view.missing.text() == "Not known: with MLA expanded"
+    assert "does not tell how large the keys and values" in view.missing.toolTip()
+
+
+def test_blocks_that_the_engine_keeps_for_itself_are_no_memory_of_requests(engine, session, busy, poll):
+    cache = msgspec.structs.replace(engine.hello.cache, num_reserved_blocks=1, groups=WINDOWS)
+    engine.hello = msgspec.structs.replace(engine.hello, cache=cache)
+    engine.source.updates.append(Update(snapshot=engine.snapshot()))
+    poll(session)
+    assert memory_of(session.mirror).num_blocks == 63
+    assert memory_of(session.mirror).groups == WINDOWS
 
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT])
@@ -311,11 +391,11 @@ def test_a_cell_has_the_colour_of_its_kind(qtbot, theme):
     qtbot.addWidget(small)
     small.apply_theme(theme)
     small.setFixedSize(100, 20)
-    small.show_cells(bytes([1, 2, 3, 4, 0, 9]))
+    small.show_cells(bytes([1, 2, 3, 4, 5, 9]))
     image = small.grab().toImage()
     colors = policy_text.map_colors(theme)
     shown = [image.pixelColor(int(100 * (i + 0.5) / small.pixels().shape[1]), 2).name() for i in range(5)]
-    kinds = (MapKind.USED, MapKind.RESERVED, MapKind.INTERNAL, MapKind.ROUNDING, MapKind.FREE)
+    kinds = (MapKind.USED, MapKind.RESERVED, MapKind.INTERNAL, MapKind.ROUNDING, MapKind.UNREAD)
     assert shown == [colors[kind] for kind in kinds]
 
 
@@ -337,7 +417,8 @@ def test_rows_are_as_full_as_they_can_be():
 
 
 def test_amounts_are_slots_where_bytes_are_not_known():
-    use, blind = ANSWER.policies[0], msgspec.structs.replace(ANSWER, slot_bytes=0.0)
-    assert policy_text.waste(use, blind) == "488 slots"
+    uses = [msgspec.structs.replace(use, slot_bytes=0.0) for use in ANSWER.policies]
+    use, blind = uses[0], msgspec.structs.replace(ANSWER, policies=uses)
+    assert policy_text.waste(use) == "488 slots"
     assert policy_text.difference(use, blind) == "480 slots more"
     assert "Wasted: 488 slots" in policy_text.tip(use, blind)

@@ -134,6 +134,8 @@ def test_what_is_held_is_told(tmp_path: Path, vivid_model: Callable[..., Any]) -
         cache = engine.hello.cache
         assert cache.block_bytes == 2 * 4 * 40 * 4, "of two layers and four tokens"
         assert [(group.kind, group.num_layers, group.block_bytes) for group in cache.groups] == [("latent", 2, 1280)]
+        keys_and_values = 2 * 4 * 24
+        assert cache.groups[0].expanded_bytes == 2 * 4 * keys_and_values * 4, "of two layers, four tokens, four heads"
         assert not any("latents" in note for note in engine.components.notes)
 
 

@@ -46,7 +46,7 @@ def test_one_request_by_hand(
 
 def test_a_map_of_few_slots_shows_each(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
     answer = make_comparison().follow(running((1, 5, 7, 3)))
-    assert answer.slots_per_cell == 1
+    assert {use.slots_per_cell for use in answer.policies} == {1}
     assert policy_use(answer, "contiguous").cells == bytes([1] * 5 + [2] * 2 + [3] * 9 + [0] * 16)
     assert policy_use(answer, "buddy").cells == bytes([1] * 5 + [2] * 2 + [4] + [0] * 24)
     assert policy_use(answer, "paged 16").cells == bytes([1] * 5 + [3] * 11 + [0] * 16)
@@ -163,7 +163,7 @@ def test_through_churn_all_stays_whole(make_comparison, seed, num_blocks):  # ty
         for shadow in comparison.shadows:
             shadow.check_integrity()
         for use in answer.policies:
-            check(use, answer.slots_per_cell, now)
+            check(use, use.slots_per_cell, now)
             waited += use.num_waiting
     assert waited > 0
 
@@ -172,13 +172,13 @@ def check(use: PolicyUse, slots_per_cell: int, now: list[Running]) -> None:
     """The parts are the whole, and the map shows them."""
     if use.refused:
         return
-    assert sum(parts(use)) == use.num_slots
+    assert sum(parts(use)) + use.num_unread == use.num_slots
     assert min(parts(use)) >= 0
     assert use.num_placed + use.num_waiting == len(now)
     assert use.num_used <= sum(running.num_tokens for running in now)
     shown = [use.cells.count(kind) * slots_per_cell for kind in MapKind]
     rounding = use.num_rounding + use.num_outside
-    meant = [use.num_external, use.num_used, use.num_reserved, use.num_internal, rounding]
+    meant = [use.num_external, use.num_used, use.num_reserved, use.num_internal, rounding, use.num_unread]
     slack = 0 if slots_per_cell == 1 else 4 * slots_per_cell
     assert all(abs(one - other) <= slack for one, other in zip(shown, meant, strict=True)), (shown, meant)
 

@@ -1,0 +1,26 @@
+"""How a KV memory is divided among states of recurrent layers and blocks. Knows sizes alone."""
+
+from __future__ import annotations
+
+from typing import Final
+
+MIN_SLOTS: Final = 2
+"""A request's, and one to copy from while another begins."""
+STATES_SHARE: Final = 0.5
+"""Of the KV memory, that states may take."""
+MAX_EMPTY_BLOCKS: Final = 1 << 16
+
+
+def slots_and_blocks(room: int, one_block: int, one_state: int, wanted: int, longest: int) -> tuple[int, int]:
+    """Slots for states, and blocks, in a KV memory of `room` bytes; no blocks where there is not enough of it.
+
+    Slots for the states of `wanted` requests and prefixes, and one to copy from while another request begins, within
+    half of it. Where no layer has keys and values it may be all: blocks are texts' places in the prefix cache,
+    `longest` for a request of the greatest length, and take nothing.
+    """
+    share = STATES_SHARE if one_block else 1.0
+    slots = max(MIN_SLOTS, min(wanted + 1, int(share * max(room, 0)) // one_state))
+    left = room - slots * one_state
+    if left < 0:
+        return slots, 0
+    return slots, left // one_block if one_block else min(longest * slots, MAX_EMPTY_BLOCKS)

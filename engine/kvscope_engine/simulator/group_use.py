@@ -1,0 +1,54 @@
+"""How many blocks each KV group held in a run: sums of a tally, and the result. Knows neither requests nor time."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.simulator.kv_layout import KVLayout
+from kvscope_telemetry.ledger import BlockState
+
+
+class GroupUse(msgspec.Struct, frozen=True, kw_only=True):
+    """One KV group. Blocks that requests held, over all steps."""
+
+    kind: str
+    window: int
+    """0: none."""
+    num_layers: int
+    token_bytes: float
+    mean_blocks: float
+    most_blocks: int
+
+
+class GroupTally:
+    """The sums."""
+
+    def __init__(self, layout: KVLayout) -> None:
+        self._layout = layout
+        self._num_steps = 0
+        self._sums = np.zeros(len(layout.groups), np.int64)
+        self._most = np.zeros(len(layout.groups), np.int64)
+
+    def add(self, pool: BlockPool) -> None:
+        """A step was committed."""
+        ledger = pool.ledger.part(0, pool.num_blocks)
+        held = np.bincount(ledger.group[ledger.state == BlockState.ACTIVE], minlength=len(self._sums))
+        self._num_steps += 1
+        self._sums += held
+        np.maximum(self._most, held, out=self._most)
+
+    def uses(self) -> tuple[GroupUse, ...]:
+        """Of each group."""
+        return tuple(
+            GroupUse(
+                kind=group.kind,
+                window=group.rule.window,
+                num_layers=group.num_layers,
+                token_bytes=group.token_bytes,
+                mean_blocks=total / max(1, self._num_steps),
+                most_blocks=most,
+            )
+            for group, total, most in zip(self._layout.groups, self._sums.tolist(), self._most.tolist(), strict=True)
+        )

@@ -1,0 +1,209 @@
+"""One pool of a shadow: places requests in it, grows them, lets go of what is not read any more.
+
+Owns the pool and the allocation policy over it. Which requests there are, and who gives way, it does not decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_engine.policy.allocation.allocators import make_allocation, make_pool
+from kvscope_engine.policy.allocation.fragmentation import kv_use
+from kvscope_engine.policy.kv_groups import NULL_BLOCK
+from kvscope_engine.policy.request import Request
+from kvscope_engine.simulator.what_if.layouts import BlockGroup, Layout
+from kvscope_engine.simulator.what_if.slot_map import Spans
+from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.messages.what_if import MapKind
+
+
+@dataclass(frozen=True, slots=True)
+class PoolUse:
+    """Counts of slots; the six in the middle sum up to `num_slots`."""
+
+    num_slots: int
+    num_used: int
+    num_unread: int
+    num_reserved: int
+    num_internal: int
+    num_rounding: int
+    num_external: int
+    largest_free_run: int
+
+    @property
+    def num_held(self) -> int:
+        """Slots that requests hold."""
+        return self.num_slots - self.num_external
+
+
+class Placing:
+    """Raises BadInput for a policy that cannot serve such a pool."""
+
+    def __init__(self, made_as: str, layout: Layout, *, max_model_len: int) -> None:
+        self.layout = layout
+        rules = tuple(group.rule for group in layout.groups)
+        self._num_null = 1 if any(rule.window for rule in rules) else 0
+        self._has_unread = any(rule.window for group in layout.groups for _, rule in group.readers)
+        num_blocks = layout.num_blocks + self._num_null
+        self._pool = make_pool(made_as, num_blocks, layout.block_size, prefix_caching=False, groups=rules)
+        self._allocation = make_allocation(made_as, self._pool, max_model_len=max_model_len)
+
+    def lengthen(self, request: Request, num_tokens: int, step: int) -> bool:
+        """Give the request blocks for its tokens; False when there are too few, and then it is to be released."""
+        before, request.num_computed_tokens = request.num_computed_tokens, num_tokens
+        if not request.num_let_go or len(request.block_tables) != len(self.layout.groups):
+            request.block_tables = tuple([] for _ in self.layout.groups)
+            request.num_let_go = (0,) * len(self.layout.groups)
+        needed = [self._make_ready(request, group, step) for group in range(len(self.layout.groups))]
+        if any(needed):
+            request.num_computed_tokens = before  # as policies that move and reserve find it
+            if sum(needed) > self._allocation.num_available(request):
+                return False
+            if self._allocation.reserves:
+                self._move(request, sum(needed), step)
+            for group, count in enumerate(needed):
+                request.block_tables[group] += self._allocation.allocate(request, count, group) if count else []
+            request.num_reserved_tokens = self._allocation.num_reserved_tokens(request)
+            request.num_computed_tokens = num_tokens
+        if num_tokens != before:
+            for place, kind in enumerate(self.layout.groups):
+                self._write(request, place, kind, before, step)
+        return True
+
+    def release(self, request: Request, step: int) -> None:
+        """Let go of all that it holds."""
+        if self._allocation.reserves:
+            if request.block_table:
+                self._allocation.release(request, step)
+            return
+        for blocks in _held(request):
+            self._pool.release(blocks, step)
+
+    def use(self, requests: Mapping[int, Request], limits: Mapping[int, int]) -> PoolUse:
+        """What the slots are used for. What lies beyond a request's limit is never to be used."""
+        has_ends = self._allocation.reserves
+        found = kv_use(self._pool, _with_ends(requests, limits) if has_ends else requests.values())
+        unread = 0
+        if self._has_unread:
+            unread = sum(int(slots.sum()) for request in requests.values() for _, slots in self._unread(request))
+        return PoolUse(
+            num_slots=found.num_slots,
+            num_used=found.num_used - unread,
+            num_unread=unread,
+            num_reserved=found.num_reserved,
+            num_internal=found.num_internal,
+            num_rounding=found.num_rounding,
+            num_external=found.num_external,
+            largest_free_run=found.largest_free_run,
+        )
+
+    def spans(self, requests: Mapping[int, Request], limits: Mapping[int, int]) -> dict[MapKind, Spans]:
+        """Which slots are what; those in no span are free. O(blocks)."""
+        size, ledger = self._pool.block_size, self._pool.ledger
+        active = np.flatnonzero(ledger.state[: self._pool.num_blocks] == BlockState.ACTIVE)
+        unread = np.zeros(self._pool.num_blocks, np.int64)
+        for request in requests.values() if self._has_unread else ():
+            for blocks, slots in self._unread(request):
+                unread[blocks] = slots
+        starts, filled, no_more = (
+            (active - self._num_null) * size,
+            ledger.filled[active].astype(np.int64),
+            unread[active],
+        )
+        used = {
+            MapKind.UNREAD: Spans(starts, no_more),
+            MapKind.USED: Spans(starts + no_more, filled - no_more),
+        }
+        if not self._allocation.reserves:
+            return used | {MapKind.INTERNAL: Spans(starts + filled, size - filled)}
+        return used | self._spans_of_runs(requests.values(), limits)
+
+    def check_integrity(self, requests: Iterable[Request]) -> None:
+        """Raise AssertionError unless pool, policy and requests agree."""
+        holders = (
+            self._allocation.holders(requests)
+            if self._allocation.reserves
+            else [blocks for request in requests for blocks in _held(request)]
+        )
+        self._pool.check_integrity(holders)
+
+    def _make_ready(self, request: Request, number: int, step: int) -> int:
+        """Let go of what the group does not read any more; returns how many blocks it needs."""
+        group, table = self.layout.groups[number], request.block_tables[number]
+        first, stop = request.num_let_go[number], group.num_let_go(request.num_computed_tokens)
+        if stop > first:
+            self._pool.release(table[first:stop], step)
+            table[first:stop] = [NULL_BLOCK] * (stop - first)
+            counts = request.num_let_go
+            request.num_let_go = (*counts[:number], stop, *counts[number + 1 :])
+        return group.num_blocks(request.num_computed_tokens) - len(table)
+
+    def _move(self, request: Request, count: int, step: int) -> None:
+        targets = self._allocation.move(request, count)
+        if targets is None:
+            return
+        sources, owners = request.block_table, [request.number] * len(targets)
+        filled = self._pool.ledger.filled[sources].tolist()
+        self._pool.write(sources, [0] * len(sources), owners, step)
+        self._pool.write(targets, filled, owners, step)
+        request.block_table[:] = targets
+        self._allocation.settle(step)  # nothing is copied here: the old run is free at once
+
+    def _write(self, request: Request, number: int, group: BlockGroup, before: int, step: int) -> None:
+        size, table, num_tokens = self._pool.block_size, request.block_tables[number], request.num_computed_tokens
+        first = max(before // group.num_tokens, request.num_let_go[number]) if group.num_tokens else 0
+        filled = [size] * (len(table) - first)
+        if not filled:
+            return  # a chunk ends here: nothing of it is read any more
+        if group.num_tokens:
+            filled[-1] = self._slots(num_tokens - (len(table) - 1) * group.num_tokens, group)
+        self._pool.write(table[first:], filled, [request.number] * len(filled), step)
+
+    def _unread(self, request: Request) -> Iterator[tuple[list[int], npt.NDArray[np.int64]]]:
+        """Blocks of each group in which something is read no more, and how many slots of each."""
+        for number, group in enumerate(self.layout.groups):
+            if not group.num_tokens or not request.block_tables[number]:
+                continue
+            first = request.num_let_go[number]
+            count = group.num_unread(request.num_computed_tokens) - first * group.num_tokens
+            if count > 0:
+                blocks = request.block_tables[number][first : first - (-count // group.num_tokens)]
+                tokens = np.full(len(blocks), group.num_tokens, np.int64)
+                tokens[-1] = count - (len(blocks) - 1) * group.num_tokens
+                yield blocks, tokens * self._pool.block_size // group.num_tokens
+
+    def _slots(self, num_tokens: int, group: BlockGroup) -> int:
+        """Of a block of the group, whose tokens may be more or fewer than the pool's slots a block."""
+        return -(-num_tokens * self._pool.block_size // group.num_tokens)
+
+    def _spans_of_runs(self, requests: Iterable[Request], limits: Mapping[int, int]) -> dict[MapKind, Spans]:
+        """The empty part of each run: to be used, beyond the request's limit, beyond what was reserved."""
+        rows = sorted(self._run_marks(request, limits[request.number]) for request in requests if request.block_table)
+        marks = np.array(rows, np.int64).reshape(-1, 4)
+        kinds = (MapKind.RESERVED, MapKind.INTERNAL, MapKind.ROUNDING)
+        return {
+            kind: Spans(marks[:, column], marks[:, column + 1] - marks[:, column]) for column, kind in enumerate(kinds)
+        }
+
+    def _run_marks(self, request: Request, limit: int) -> tuple[int, int, int, int]:
+        """Slots of the pool where the run's tokens, its limit, its reservation and itself end."""
+        size, computed = self._pool.block_size, request.num_computed_tokens
+        first = request.block_table[0] * size
+        reserved = max(request.num_reserved_tokens, computed)
+        end = self._allocation.num_held(request) * size
+        return first + computed, first + max(computed, min(limit or reserved, reserved)), first + reserved, first + end
+
+
+def _held(request: Request) -> Iterator[list[int]]:
+    """The blocks of each group's table that were not let go of."""
+    for table, let_go in zip(request.block_tables, request.num_let_go, strict=True):
+        yield table[let_go:]
+
+
+def _with_ends(requests: Mapping[int, Request], limits: Mapping[int, int]) -> Iterator[Request]:
+    for number, request in requests.items():
+        yield replace(request, expected_tokens=limits[number] or None)
