@@ -26,7 +26,7 @@ NUM_PAGES, NUM_WINDOWS, NUM_STATES = 8, 5, 3
 
 
 def hybrid(monkeypatch: Any) -> Any:
-    """A scheduler with three pools: rows 1 to 8 are pages, 9 to 13 pages of windows, and 14 to 16, behind all, states."""
+    """A scheduler with three pools: rows 1 to 8 are pages, 9 to 13 pages of windows, and 14 to 16, the last, states."""
     monkeypatch.setattr("kvscope_inside.sglang.facts._version", lambda: "0.0")
     scheduler = Scheduler(num_pages=NUM_PAGES)
     own = Scheduler(num_pages=NUM_WINDOWS).token_to_kv_pool_allocator
