@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tests.inside.fake_sglang import Scheduler
+from tests.inside.fake_sglang import Request, Scheduler
 
 from kvscope_inside import CacheState
 from kvscope_inside.sglang.asking import Evicted
@@ -159,7 +159,7 @@ def test_a_state_is_held_or_cached_or_free(monkeypatch: Any) -> None:
     assert ledger.group[14:17].tolist() == [2, 2, 2]
 
 
-def test_evicted_states_are_no_blocks(monkeypatch: Any) -> None:
+def test_states_are_told_of_beside_blocks(monkeypatch: Any) -> None:
     scheduler = hybrid(monkeypatch)
     state = CacheState(hello_of(scheduler, 7))
     replay = Replay(state, pools=pools_of(scheduler))
@@ -167,6 +167,10 @@ def test_evicted_states_are_no_blocks(monkeypatch: Any) -> None:
     def cause_of(*happened: tuple[Any, ...]) -> tuple[str, int]:
         (event,) = replay.apply(Note(1, list(happened), None, [], [], [], [], None, 0, 0, 0)).events
         return event.cause, event.num_blocks
+
+    request = Request("a", range(12))
+    said, _ = cause_of(("added", request, 1, 0, 32), ("scheduled", request, 8))
+    assert "8 of 12 tokens were there already, 2 blocks in the pool and the recurrent state after them" in said
 
     said, num_blocks = cause_of(("evicted", Evicted(8, 0, 1, None)))
     assert "2 cached blocks and 1 cached state were evicted" in said

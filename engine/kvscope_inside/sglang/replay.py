@@ -246,6 +246,7 @@ class Replay:
             missed=missed,
             missed_token=token,
             missed_step=at_step,
+            num_states=int(self._of_states is not None and num_cached > 0),  # what is found ends where the tree has one
         )
         event = Event(
             kind="resumed" if returns else "admitted",
