@@ -27,7 +27,7 @@ from kvscope_inside.sglang.facts import kv_bytes
 from kvscope_inside.sglang.other_pools import Holder, StateRows
 from kvscope_inside.sglang.pages import reader_of
 from kvscope_inside.sglang.pools import pools_of
-from kvscope_telemetry.ledger import NO_OWNER, BlockState
+from kvscope_telemetry.ledger import NO_OWNER, BlockState, Tier
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Hello, KVGroup, ModelInfo
 from kvscope_telemetry.state.cache_state import CacheState
@@ -80,12 +80,13 @@ class Driver:
     def __init__(self, seed: int) -> None:
         self.scheduler, self.chance = scheduler_of(), random.Random(seed)
         pools = pools_of(self.scheduler)
-        self.pools = pools
         groups = (
             KVGroup(kind="full", block_size=1),
             KVGroup(kind="state", block_size=128),
         )
-        cache = CacheInfo(num_blocks=pools.num_rows, block_size=1, num_reserved_blocks=1, groups=groups)
+        cache = CacheInfo(
+            num_blocks=pools.num_blocks, block_size=1, num_reserved_blocks=1, groups=groups, num_states=NUM_STATES
+        )
         hello = Hello(
             epoch=1, time_ns=0, wall_time_ns=0, model=ModelInfo(name="none"), cache=cache, device=DeviceInfo(kind="cpu")
         )
@@ -150,14 +151,14 @@ class Driver:
         ]
         self.rows.read(number, *states, holders)
         self.state.frame(number, number)
-        ledger, first = self.state.ledger, self.pools.first_state
+        ledger, first = self.state.ledger, self.state.hello.cache.first_state
         owned = {int(request.kv.mamba_pool_idx): told for request, told, _, _ in self.running}
         in_tree = set(self.scheduler.tree_cache.all_mamba_values_flatten().tolist())
         for each in range(1, NUM_STATES + 1):
-            row, told = first + each, owned.get(each)
+            row, told = first + each - 1, owned.get(each)
             expected = BlockState.ACTIVE if told else BlockState.CACHED if each in in_tree else BlockState.FREE
-            figures = ledger.state[row], ledger.ref_count[row], ledger.group[row]
-            if figures != (expected, told is not None, 1):
+            figures = ledger.state[row], ledger.ref_count[row], ledger.group[row], ledger.tier[row]
+            if figures != (expected, told is not None, 1, Tier.STATES):
                 self.wrong.append(f"step {number}, state {each}: {figures}, not {expected.name}")
             if (ledger.owner[row] == NO_OWNER) != (expected is BlockState.FREE):
                 self.wrong.append(f"step {number}, owner of {each}: {ledger.owner[row]}")

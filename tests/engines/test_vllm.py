@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import time
@@ -258,6 +259,7 @@ def num_below(mirror: Mirror, frame: Frame, move: str) -> int:
         "full",
         "window",
         "state",
+        "cached-state",
         "drafts",
         "loads",
         "offload",
@@ -294,6 +296,25 @@ def test_each_row_is_what_vllm_has(kind, drive):
     assert all(moved.values()) if kind.startswith(("offload", "second")) else not moved["saved"]
     expected = {"admitted", "resumed", "preempted", "evicted", "finished", "aborted", "note"}
     assert expected - kinds <= ({"evicted", "note"} if kind == "state" else set())
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["cached-state", "long-state", "long-state-window"])
+def test_hits_are_multiples_of_what_is_told(kind, drive):
+    """Where a state's block is longer than others vLLM may find part of it, or the whole block alone."""
+    driven = drive(kind, seed=7)
+    driven.watcher.begin()
+    driven.go_on()
+    hits = {
+        event.num_tokens
+        for frame in driven.watcher.frames(seconds=5)
+        for event in frame.events
+        if event.kind in ("admitted", "resumed")
+    }
+    cache = driven.watcher.mirror.hello.cache
+    print(json.dumps({"kind": kind, "blocks": cache.block_sizes, "told": cache.smallest_hit, "hits": sorted(hits)}))
+    assert any(hits)
+    assert math.gcd(*hits) == cache.smallest_hit
 
 
 @pytest.mark.parametrize(

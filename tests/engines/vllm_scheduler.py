@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import os
 import random
 import statistics
@@ -24,6 +25,9 @@ KINDS = (
     "full",
     "window",
     "state",
+    "cached-state",
+    "long-state",
+    "long-state-window",
     "drafts",
     "loads",
     "offload",
@@ -51,11 +55,17 @@ def kv_groups(kind: str) -> list[Any]:
     full = KVCacheGroupSpec(["full.0"], FullAttentionSpec(**attention))
     if kind in ("full", "drafts", "loads", "offload", "offload-chunks", "second-pool"):
         return [full]
-    if "window" in kind:
+    if "window" in kind and "state" not in kind:
         return [full, KVCacheGroupSpec(["window.0"], SlidingWindowSpec(**attention, sliding_window=40))]
     page = full.kv_cache_spec.page_size_bytes
-    spec = MambaSpec(block_size=512, shapes=((8,),), dtypes=(torch.float32,), page_size_padded=page)
-    return [full, KVCacheGroupSpec(["state.0"], spec)]
+    size = {"state": 512, "cached-state": BLOCK_SIZE}.get(kind, 4 * BLOCK_SIZE)
+    mode = {} if kind == "state" else {"mamba_cache_mode": "align"}
+    spec = MambaSpec(block_size=size, shapes=((8,),), dtypes=(torch.float32,), page_size_padded=page, **mode)
+    groups = [full, KVCacheGroupSpec(["state.0"], spec)]
+    if kind.endswith("window"):  # whose manager finds whole blocks alone
+        window = SlidingWindowSpec(**attention | {"block_size": 2 * BLOCK_SIZE}, sliding_window=40)
+        groups.append(KVCacheGroupSpec(["window.0"], window))
+    return groups
 
 
 def may_offload_groups() -> bool:
@@ -131,17 +141,20 @@ def make_scheduler(model: str, kind: str, num_blocks: int, max_num_seqs: int, bu
     config = arguments.create_engine_config()
     config.cache_config.num_gpu_blocks = num_blocks
     config.cache_config.block_size = BLOCK_SIZE
+    if "state" in kind and kind != "state":
+        config.cache_config.mamba_cache_mode = "align"
     if kind.startswith("offload-window") and not may_offload_groups():
         print("impossible", flush=True)
         sys.exit()
     groups = kv_groups(kind)
+    size = math.lcm(*(group.kv_cache_spec.block_size for group in groups))
     tensors = kv_tensors(groups, num_blocks) if kind.startswith(("offload", "second")) else []
     cache = KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=tensors, kv_cache_groups=groups)
     return Scheduler(
         vllm_config=config,
         kv_cache_config=cache,
         structured_output_manager=StructuredOutputManager(config),
-        block_size=512 if kind == "state" else BLOCK_SIZE,
+        block_size=size,
         hash_block_size=BLOCK_SIZE,
         log_stats=True,
     )

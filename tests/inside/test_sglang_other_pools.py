@@ -7,21 +7,26 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tests.inside.fake_sglang import Scheduler
+from tests.inside.fake_sglang import Request, Scheduler
 
 from kvscope_inside import CacheState
+from kvscope_inside.sglang.asking import Evicted
 from kvscope_inside.sglang.facts import hello_of, kv_bytes
 from kvscope_inside.sglang.memory import SchedulerMemory
+from kvscope_inside.sglang.notes import Note
 from kvscope_inside.sglang.other_pools import Holder, StateRows, WindowRows, hashes_of_windows
 from kvscope_inside.sglang.pools import pools_of
-from kvscope_telemetry.ledger import NO_OWNER, BlockState
+from kvscope_inside.sglang.replay import Replay
+from kvscope_telemetry.ledger import NO_OWNER, BlockState, Tier
 from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.metrics.pool_figures import pool_figures
+from kvscope_telemetry.state.mirror import Mirror
 
 NUM_PAGES, NUM_WINDOWS, NUM_STATES = 8, 5, 3
 
 
 def hybrid(monkeypatch: Any) -> Any:
-    """A scheduler with three pools: rows 1 to 8 are pages, 9 to 13 pages of windows, 14 to 16 states."""
+    """A scheduler with three pools: rows 1 to 8 are pages, 9 to 13 pages of windows, and 14 to 16, the last, states."""
     monkeypatch.setattr("kvscope_inside.sglang.facts._version", lambda: "0.0")
     scheduler = Scheduler(num_pages=NUM_PAGES)
     own = Scheduler(num_pages=NUM_WINDOWS).token_to_kv_pool_allocator
@@ -42,7 +47,10 @@ def test_groups_are_named_and_each_row_has_its_own(monkeypatch: Any) -> None:
     scheduler = hybrid(monkeypatch)
     pools, hello = pools_of(scheduler), hello_of(scheduler, 7)
     cache = hello.cache
-    assert cache.num_blocks == 1 + NUM_PAGES + NUM_WINDOWS + NUM_STATES == pools.num_rows
+    assert cache.num_blocks == 1 + NUM_PAGES + NUM_WINDOWS == pools.num_blocks
+    assert (cache.num_states, cache.first_state, cache.num_rows) == (NUM_STATES, 14, 17)
+    assert cache.block_bytes == 64, "of a page"
+    assert cache.smallest_hit == 4, "a state may be kept after any page"
     assert [(group.kind, group.block_size, group.window, group.block_bytes) for group in cache.groups] == [
         ("full", 4, 0, 64),
         ("window", 4, 6, 64),
@@ -56,6 +64,39 @@ def test_groups_are_named_and_each_row_has_its_own(monkeypatch: Any) -> None:
     WindowRows(state, pools)
     StateRows(state, pools)
     assert state.ledger.group.tolist() == [0] * 9 + [1] * NUM_WINDOWS + [2] * NUM_STATES
+    assert state.ledger.tier.tolist() == [Tier.HBM] * 14 + [Tier.STATES] * NUM_STATES
+
+
+def test_states_are_behind_pages_in_host_memory(monkeypatch: Any) -> None:
+    scheduler = hybrid(monkeypatch)
+    cache: Any = scheduler.tree_cache
+    host = SimpleNamespace(page_size=4, size=24, free=lambda *_: None)
+    anchor = SimpleNamespace(anchor_entry=SimpleNamespace(host_pool=host))
+    cache.cache_controller = SimpleNamespace(mem_pool_host=anchor, write=lambda: None, load=lambda: None)
+    hello = hello_of(scheduler, 7)
+    state = CacheState(hello)
+    StateRows(state, pools_of(scheduler))
+    assert (hello.cache.num_host_blocks, hello.cache.first_state) == (6, 20)
+    assert state.ledger.tier.tolist() == [Tier.HBM] * 14 + [Tier.HOST] * 6 + [Tier.STATES] * NUM_STATES
+    assert state.ledger.group[20:].tolist() == [2] * NUM_STATES
+
+
+def test_figures_of_the_pool_are_of_pages_alone(monkeypatch: Any) -> None:
+    scheduler = hybrid(monkeypatch)
+    state = CacheState(hello_of(scheduler, 7))
+    rows, mirror = StateRows(state, pools_of(scheduler)), Mirror()
+    told = state.add_request("a", num_prompt_tokens=9)
+    told.state = RequestState.RUNNING
+    state.set_blocks([1, 2], state=BlockState.ACTIVE, ref_count=1, owner=told.number)
+    free: npt.NDArray[np.bool_] = np.zeros(NUM_STATES + 1, bool)
+    rows.read(1, free, [np.array([[0], [2]])], [(Holder(told, np.empty(0, np.int64), 0, 9), 1)])
+    state.frame(1, 1)
+    mirror.reset(state.snapshot())
+    figures = pool_figures(mirror)
+    pool, states = figures.tiers
+    assert (pool.num_blocks, pool.num_used, pool.num_cached, pool.num_free) == (14, 2, 0, 11)
+    assert (states.tier, states.num_used, states.num_cached, states.num_free) == ("states", 1, 2, 0)
+    assert figures.groups == ((2, 0), (0, 0), (1, 2))
 
 
 def test_latents_are_named_with_what_keys_and_values_would_take(monkeypatch: Any) -> None:
@@ -132,6 +173,31 @@ def test_a_state_is_held_or_cached_or_free(monkeypatch: Any) -> None:
     assert ledger.owner[14:17].tolist() == [told.number, NO_OWNER, NO_OWNER]
     assert read([1, 2, 3], [2, 1], []) == [14]
     assert ledger.group[14:17].tolist() == [2, 2, 2]
+
+
+def test_states_are_told_of_beside_blocks(monkeypatch: Any) -> None:
+    scheduler = hybrid(monkeypatch)
+    state = CacheState(hello_of(scheduler, 7))
+    replay = Replay(state, pools=pools_of(scheduler))
+
+    def cause_of(*happened: tuple[Any, ...]) -> tuple[str, int]:
+        (event,) = replay.apply(Note(1, list(happened), None, [], [], [], [], None, 0, 0, 0)).events
+        return event.cause, event.num_blocks
+
+    request = Request("a", range(12))
+    said, _ = cause_of(("added", request, 1, 0, 32), ("scheduled", request, 8))
+    assert "8 of 12 tokens were there already, 2 blocks in the pool and the recurrent state after them" in said
+
+    said, num_blocks = cause_of(("evicted", Evicted(8, 0, 1, None)))
+    assert "2 cached blocks and 1 cached state were evicted" in said
+    assert num_blocks == state.totals["evicted_blocks"] == 2
+    said, num_blocks = cause_of(("evicted", Evicted(0, 0, 1, None)))
+    assert "1 cached state was evicted" in said
+    assert (num_blocks, state.totals["evicted_blocks"]) == (0, 2)
+    state.set_blocks([3, state.hello.cache.first_state], state=BlockState.CACHED)
+    assert cause_of(("flushed",)) == ("the prefix cache was emptied: 1 cached block and 1 cached state", 1)
+    assert not state.ledger.state[1:].any()
+    assert state.ledger.group[14:].tolist() == [2] * NUM_STATES
 
 
 def test_memory_is_told_by_part(monkeypatch: Any) -> None:

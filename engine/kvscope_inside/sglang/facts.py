@@ -67,7 +67,7 @@ def _number(parallel: Any, name: str) -> int:
 
 
 def hello_of(scheduler: Any, epoch: int, *, num_ranks: int = 1, knows_free: bool = True) -> Hello:
-    """Of the scheduler's pools. A row is a page, or a state; the first is where padding is written."""
+    """Of the scheduler's pools. The first row is where padding is written."""
     pools = pools_of(scheduler)
     groups = _groups(scheduler, pools)
     api = api_of("sglang", said=_said_of_api(scheduler.server_args))
@@ -77,9 +77,9 @@ def hello_of(scheduler: Any, epoch: int, *, num_ranks: int = 1, knows_free: bool
         wall_time_ns=time.time_ns(),
         model=_model(scheduler),
         cache=CacheInfo(
-            num_blocks=pools.num_rows,
+            num_blocks=pools.num_blocks,
             block_size=pools.page_size,
-            block_bytes=kv_bytes(pools) // max(1, pools.num_rows - 1),
+            block_bytes=_page_bytes(pools) // max(1, pools.num_blocks - 1),
             dtype=_dtype(getattr(pools.full, "dtype", "")),
             prefix_caching=not getattr(scheduler.tree_cache, "disable", False),
             max_num_seqs=int(scheduler.max_running_requests),
@@ -87,6 +87,7 @@ def hello_of(scheduler: Any, epoch: int, *, num_ranks: int = 1, knows_free: bool
             has_parents=True,
             num_reserved_blocks=1,
             num_host_blocks=pools.num_host_pages,
+            num_states=pools.states.num_states if pools.states is not None else 0,
             groups=groups,
             pool_tokens=pools.num_pages * pools.page_size if len(groups) > 1 else 0,
         ),
@@ -109,9 +110,15 @@ def hello_of(scheduler: Any, epoch: int, *, num_ranks: int = 1, knows_free: bool
 
 def kv_bytes(pools: Pools) -> int:
     """Of all pages and states, over all layers; 0: unknown."""
+    num_bytes = _page_bytes(pools)
+    return num_bytes + _state_bytes(pools) if num_bytes else 0
+
+
+def _page_bytes(pools: Pools) -> int:
+    """Of all pages, over all layers; 0: unknown."""
     parts = [_bytes_of(pools.full)]
     parts += [_bytes_of(pools.windows.allocator)] if pools.windows is not None else []
-    return sum(parts) + _state_bytes(pools) if all(parts) else 0
+    return sum(parts) if all(parts) else 0
 
 
 def _said_of_api(args: Any) -> str:

@@ -143,7 +143,9 @@ class StateRows:
 
     def __init__(self, state: CacheState, pools: Pools) -> None:
         assert pools.states is not None, "there are states"
-        self._state, self._first, self._num_states = state, pools.first_state, pools.states.num_states
+        self._state, self._num_states = state, pools.states.num_states
+        self._before = state.hello.cache.first_state - 1
+        """What is added to the number of a state: state 0, where padding is written, has no row."""
         self._group = 1 + (pools.windows is not None)
         self._size = state.hello.cache.block_sizes[self._group]
         self._owners = np.full(self._num_states + 1, NO_OWNER)
@@ -151,7 +153,7 @@ class StateRows:
 
     def empty(self) -> None:
         """Nothing is cached, and nobody runs."""
-        rows = np.arange(self._first + 1, self._first + self._num_states + 1)
+        rows = np.arange(1, self._num_states + 1) + self._before
         self._state.ledger.group[rows] = self._group
         self._owners[:] = NO_OWNER
 
@@ -172,13 +174,13 @@ class StateRows:
             self._owners[ids] = holder.told.number
             filled[ids[:1]] = min(holder.num_tokens, self._size)
             if holder.told.state == RequestState.RUNNING:
-                table = (ids + self._first).tolist()
+                table = (ids + self._before).tolist()
                 if holder.told.tables[self._group] != table:
                     holder.told.set_table(table, self._group)
                     self._state.touch(holder.told)
         ledger, ids = self._state.ledger, np.arange(1, self._num_states + 1)
         is_free = free[ids] & (refs[ids] == 0)
-        freed = ids[is_free] + self._first
+        freed = ids[is_free] + self._before
         freed = freed[ledger.state[freed] != BlockState.FREE]
         lost: Ids = freed[ledger.state[freed] == BlockState.CACHED]
         self._owners[ids[is_free]] = NO_OWNER
@@ -191,7 +193,7 @@ class StateRows:
             "owner": self._owners[ids],
             "filled": filled[ids],
         }
-        _write_what_differs(self._state, step, ids + self._first, self._group, columns_of)
+        _write_what_differs(self._state, step, ids + self._before, self._group, columns_of)
         return lost
 
 

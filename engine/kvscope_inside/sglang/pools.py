@@ -1,8 +1,8 @@
 """Where the KV of a model's layers is in SGLang: a pool of pages that full attention has, beside it one of pages that
 sliding windows have, and one of recurrent states.
 
-Owns which rows of the ledger each pool has: row 0 is where padding is written, in each of them, then come the pages of
-full attention, those of windows, and states.
+Owns which rows of the ledger the pools of pages have: row 0 is where padding is written, in each of them, then come the
+pages of full attention, and those of windows. States are rows of a tier of their own.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class States(NamedTuple):
     """SGLang's own, of requests: it has two tensors that say which states a row has."""
     allocator: Any
     num_states: int
+    """Without the first, which is nobody's."""
 
     @property
     def of_rows(self) -> list[Any]:
@@ -51,19 +52,14 @@ class Pools(NamedTuple):
     num_host_pages: int = 0
 
     @property
-    def num_rows(self) -> int:
-        """Of the ledger, without those in host memory, which come last."""
-        return self.first_state + (self.states.num_states if self.states is not None else 0) + 1
+    def num_blocks(self) -> int:
+        """Rows of the ledger that are pages of any of them, and the first."""
+        return 1 + self.num_pages + (self.windows.num_pages if self.windows is not None else 0)
 
     @property
     def first_window(self) -> int:
         """What is added to the number of a window's page."""
         return self.num_pages
-
-    @property
-    def first_state(self) -> int:
-        """What is added to the number of a state."""
-        return self.num_pages + (self.windows.num_pages if self.windows is not None else 0)
 
 
 def pools_of(scheduler: Any) -> Pools:

@@ -179,11 +179,11 @@ class Replay:
         return [self._content(block) for block in blocks]
 
     def _content(self, block: int) -> BlockContent:
-        ledger = self.state.ledger
-        number = int(ledger.owner[block]) if block < ledger.num_blocks else NO_OWNER
-        is_of_windows = self._num_rows <= block < self.state.hello.cache.num_blocks and self._windows is not None
+        ledger, cache = self.state.ledger, self.state.hello.cache
+        number = int(ledger.owner[block]) if block < cache.first_state else NO_OWNER
+        is_of_windows = self._num_rows <= block < cache.num_blocks
         page = self._windows.page_of(block) if is_of_windows and self._windows is not None else block
-        if number == NO_OWNER or page is None or self._num_rows <= page < self.state.hello.cache.num_blocks:
+        if number == NO_OWNER or page is None:
             return BlockContent(block=block)
         text, key, media = self._texts.get(number, ((), TextKey(), []))
         if number not in self._texts:
@@ -248,6 +248,7 @@ class Replay:
             missed=missed,
             missed_token=token,
             missed_step=at_step,
+            num_states=int(self._of_states is not None and num_cached > 0),  # what is found ends where the tree has one
         )
         event = Event(
             kind="resumed" if returns else "admitted",
@@ -307,12 +308,12 @@ class Replay:
             parts = [_counted(num_blocks, "cached block")] if num_blocks else []
             parts += [_counted(num_of_windows, "cached block") + " of windows"] if num_of_windows else []
             parts += [_counted(num_states, "cached state")] if num_states else []
-            total = num_blocks + num_of_windows + num_states
+            total = num_blocks + num_of_windows
             self.state.count(evicted_blocks=total)
             whom = f" for request #{number}" if number else ""
             order = f"in the order of SGLang's {self._policy}"
             order = f"whole ends of prefixes, {order}" if num_blocks else order
-            what = f"{' and '.join(parts)} {'was' if total == 1 else 'were'} evicted{whom}, {order}"
+            what = f"{' and '.join(parts)} {'was' if total + num_states == 1 else 'were'} evicted{whom}, {order}"
             cause = f"too little was free; {what}"
             event = Event(kind="evicted", time_ns=step.time_ns, other=number, num_blocks=total, cause=cause)
             self.state.add_event(event)
@@ -323,7 +324,9 @@ class Replay:
         return known.told.number if known is not None else 0
 
     def _flushed(self, step: _Step) -> None:
-        idle = np.flatnonzero(self.state.ledger.state == BlockState.CACHED)
+        is_cached = self.state.ledger.state == BlockState.CACHED
+        first_state = self.state.hello.cache.first_state
+        num_blocks, num_states = (int(np.count_nonzero(part)) for part in np.split(is_cached, [first_state]))
         for key in [key for key, known in self._by_object.items() if known.has_ended]:
             self._forget(key)
         for known in self._by_object.values():
@@ -336,8 +339,9 @@ class Replay:
             if pool is not None:
                 pool.empty()
         self._host.emptied()
-        cause = f"the prefix cache was emptied: {idle.size} cached blocks"
-        self.state.add_event(Event(kind="note", time_ns=step.time_ns, num_blocks=int(idle.size), cause=cause))
+        states = f" and {_counted(num_states, 'cached state')}" if num_states else ""
+        cause = f"the prefix cache was emptied: {_counted(num_blocks, 'cached block')}{states}"
+        self.state.add_event(Event(kind="note", time_ns=step.time_ns, num_blocks=num_blocks, cause=cause))
 
     def _finished(self, step: _Step, request: Any, reason: str) -> None:
         known = self._of(request)

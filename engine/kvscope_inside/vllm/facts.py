@@ -66,6 +66,7 @@ def hello_of(scheduler: Any, epoch: int) -> Hello:
             has_parents=True,
             groups=groups,
             num_reserved_blocks=1,  # the null block
+            hit_tokens=_hit_tokens(scheduler),
         ),
         device=_device(config),
         engine_version=f"vLLM {_version()}",
@@ -93,6 +94,12 @@ def kv_bytes(scheduler: Any) -> int:
 def max_adapters(scheduler: Any) -> int:
     """LoRA adapters that a batch may have; 0 without any."""
     return int(getattr(getattr(scheduler.vllm_config, "lora_config", None), "max_loras", 0) or 0)
+
+
+def _hit_tokens(scheduler: Any) -> int:
+    """What prefixes that are found are multiples of, where there are several KV groups: blocks of all end there; or, as
+    vLLM keeps recurrent states amid a block, fewer. 0: one group, or a version that does not say."""
+    return int(getattr(scheduler.kv_cache_manager.coordinator, "_cache_hit_alignment_tokens", 0))
 
 
 def _group(group: Any, times: float) -> KVGroup:

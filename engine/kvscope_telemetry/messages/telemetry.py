@@ -122,6 +122,8 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     that runs, or one that was kept for prompts that begin alike; of the group of kind "state"."""
     num_host_states: int = 0
     """The same in host memory."""
+    hit_tokens: int = 0
+    """What `smallest_hit` is, as another engine says it; 0: where blocks end together."""
 
     @property
     def block_sizes(self) -> tuple[int, ...]:
@@ -129,12 +131,17 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return tuple(group.block_size or self.block_size for group in self.groups) or (self.block_size,)
 
     @property
-    def smallest_hit(self) -> int:
-        """Tokens of the shortest prefix that a prompt can find, and what longer ones are multiples of: blocks of all
-        KV groups end there. (A recurrent state is kept at the end of a block.)"""
-        kept_beside = ("cross", "chunks", "state")
+    def hit_block_sizes(self) -> tuple[int, ...]:
+        """Of KV groups whose blocks make up what a prompt can find. Recurrent states in slots of their own may be kept
+        after any block; where a block of the pool has one, it is that at the block's end."""
+        kept_beside = ("cross", "chunks", "state") if self.num_states else ("cross", "chunks")
         sizes = zip(self.block_sizes, self.groups or (None,), strict=True)
-        return math.lcm(*(size for size, group in sizes if group is None or group.kind not in kept_beside))
+        return tuple(size for size, group in sizes if group is None or group.kind not in kept_beside)
+
+    @property
+    def smallest_hit(self) -> int:
+        """Tokens of the shortest prefix that a prompt can find, and what longer ones are multiples of."""
+        return self.hit_tokens or math.lcm(*self.hit_block_sizes)
 
     @property
     def first_state(self) -> int:

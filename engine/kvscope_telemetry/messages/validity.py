@@ -144,7 +144,7 @@ def check_hello(hello: Hello) -> None:
     if not 0 <= hello.cache.slot_blocks <= hello.cache.num_blocks:
         raise ProtocolError(f"Hello: slots of {hello.cache.slot_blocks} of {hello.cache.num_blocks} blocks")
     _counts("Hello", (hello.epoch, hello.time_ns, hello.wall_time_ns, hello.cache.block_bytes))
-    _counts("Hello", (hello.device.read_bytes_per_s, hello.device.flops_per_s))
+    _counts("Hello", (hello.cache.hit_tokens, hello.device.read_bytes_per_s, hello.device.flops_per_s))
 
 
 def check_snapshot(snapshot: Snapshot) -> None:

@@ -192,8 +192,8 @@ HYBRID = {
 
 
 def test_states_of_recurrent_layers_are_planned(skeleton: Make) -> None:
-    """Three of four layers keep one; a slot a request, as many for prefixes, one to copy from, and one that is nobody's,
-    with which CUDA graphs are filled up."""
+    """Three of four layers keep one; a slot a request, as many for prefixes, one to copy from, and one that is
+    nobody's, with which CUDA graphs are filled up."""
     plan = plan_inference(skeleton(HYBRID), _question(gpu_memory=4 * GIB, max_num_seqs=8))
     (stage,) = plan.stages
     one_state = 3 * (128 * 4 * 2 + 4 * 16 * 16 * 4)  # convolutions in bfloat16, the others in float32

@@ -257,11 +257,14 @@ class PrefixesView(View):
         hello = self.session.mirror.hello
         if self.keeper.group is None or hello is None:
             return ""
-        sizes, smallest = sorted(set(hello.cache.block_sizes)), hello.cache.smallest_hit
-        if len(sizes) == 1:
+        sizes, smallest = sorted(set(hello.cache.hit_block_sizes)), hello.cache.smallest_hit
+        if sizes == [smallest]:
             return f"{SEVERAL_GROUPS}."
+        least = f"{SEVERAL_GROUPS}, {count(smallest)} tokens at least"
+        if smallest < sizes[-1]:
+            return f"{least}."
         words = f"{', '.join(map(count, sizes[:-1]))} and {count(sizes[-1])}"
-        return f"{SEVERAL_GROUPS}, {count(smallest)} tokens at least: blocks of {words} tokens end together there."
+        return f"{least}: blocks of {words} tokens end together there."
 
     def _want_texts(self) -> None:
         moment = self.model.moment

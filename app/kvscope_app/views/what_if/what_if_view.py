@@ -184,7 +184,9 @@ def memory_of(mirror: Mirror) -> Memory | None:
         max_model_len=model.max_model_len,
         allocator=cache.allocator,
         page_bytes=PAGE_BYTES if mirror.hello.device.kind == "cuda" else HOST_PAGE_BYTES,
-        groups=tuple(group for number, group in enumerate(cache.groups) if number != cache.group_of_states),
+        groups=tuple(
+            group for number, group in enumerate(cache.groups) if number != cache.group_of_states or group.num_blocks
+        ),
     )
 
 

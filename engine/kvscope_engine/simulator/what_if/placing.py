@@ -66,7 +66,8 @@ class Placing:
             if self._allocation.reserves:
                 self._move(request, sum(needed), step)
             for group, count in enumerate(needed):
-                request.block_tables[group] += self._allocation.allocate(request, count, group) if count else []
+                if count:
+                    request.block_tables[group].extend(self._allocation.allocate(request, count, group))
             request.num_reserved_tokens = self._allocation.num_reserved_tokens(request)
             request.num_computed_tokens = num_tokens
         if num_tokens != before:

@@ -361,6 +361,22 @@ def test_of_several_groups_one_is_shown_and_another_can_be_chosen(engine, make_s
     made.shut_down()
 
 
+def test_of_prefixes_that_end_amid_blocks_the_shortest_is_said(engine, make_session, qtbot):
+    seal(engine, [(4, 104)], owner=1)
+    groups = (KVGroup(kind="state", block_size=64), KVGroup(kind="full"))
+    cache = msgspec.structs.replace(engine.hello.cache, groups=groups, hit_tokens=16)
+    engine.hello = msgspec.structs.replace(engine.hello, cache=cache)
+    engine.source.updates.clear()
+    engine.source.updates.append(Update(snapshot=engine.snapshot()))
+    made = PrefixesView(make_session(engine))
+    qtbot.addWidget(made)
+    made.apply_theme(THEMES["light"])
+    made.show()
+    made.refresh()
+    assert made.note.text().startswith(f"{SEVERAL_GROUPS}, 16 tokens at least.")
+    made.shut_down()
+
+
 @pytest.mark.parametrize(
     ("caching", "parents", "words"), [(False, True, NO_CACHE), (True, False, NO_PARENTS), (True, True, NOTHING_YET)]
 )
