@@ -18,7 +18,7 @@ from kvscope_engine.model.memory.step_memory import Processors, step_reserves
 from kvscope_engine.model.running.kv_storage import MIB, block_bytes, storage_dtype
 from kvscope_engine.model.running.profile_run import step_profile
 from kvscope_engine.model.running.recurrent import recurrent_layers
-from kvscope_engine.model.running.state_storage import MIN_SLOTS, slots_and_blocks, state_bytes
+from kvscope_engine.model.running.state_storage import MIN_SLOTS, host_slots, slots_and_blocks, state_bytes
 from kvscope_engine.model.running.storage_for_model import groups_of_model
 from kvscope_engine.model.sparse.layers import layer_shapes
 from kvscope_engine.model.tiers.build import STAGING_BYTES
@@ -41,6 +41,8 @@ class PoolSize(NamedTuple):
     """Of a GPU's memory, where the size of the pool was left to it."""
     num_states: int = 0
     """Slots for states of recurrent layers."""
+    num_host_states: int = 0
+    """The same in host memory."""
 
 
 def pool_size(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | None = None) -> PoolSize:
@@ -93,7 +95,8 @@ def _size_with_states(
     num_groups: int,
 ) -> PoolSize:
     """States of recurrent layers lie in the KV memory: one a request and some for prefixes, in half of it at most where
-    there are blocks as well. Where no layer has keys and values blocks are for prefixes alone, and take nothing."""
+    there are blocks as well. Where no layer has keys and values blocks are for prefixes alone, and take nothing. Host
+    memory is divided in the same way."""
     for_prefixes = config.max_num_seqs if config.state_checkpoints is None else config.state_checkpoints
     wanted = config.max_num_seqs + for_prefixes
     plan = None
@@ -122,7 +125,8 @@ def _size_with_states(
             f" {one_state / MIB:.2f} MiB, and {MIN_SLOTS} of them and a block of {one_block / MIB:.2f} MiB are needed;"
             " free some, or give more --kv-memory or a smaller model"
         )
-    return PoolSize(num_blocks, plan, num_states)
+    num_host_states = host_slots(config.host_kv_memory_bytes, one_block, one_state, wanted)
+    return PoolSize(num_blocks, plan, num_states, num_host_states)
 
 
 def plan_memory(

@@ -188,6 +188,10 @@ class ModelRunner:
 
         `after` is the last step launched, where tokens that it samples are inputs of this one.
         """
+        if (
+            self._states is not None and plan.state_copies
+        ):  # first: those of requests that wait outlive a step that fails
+            self._states.copy(plan.state_copies, self._ops.copy_rows)
         inputs = build_inputs(plan, self._rows, self._storage.block_size, after.rows() if after is not None else None)
         if self._others is not None:
             self._others.tell(inputs, plan.copies)
@@ -208,7 +212,7 @@ class ModelRunner:
         if awaited is not None and after is not None:
             tensors.input_ids.index_copy_(0, awaited[0], after.tokens.index_select(0, awaited[1]))
         timer = StepTimer(self._device)
-        states = _states_of(plan, self._states, self._ops) if self._states is not None else None
+        states = _states_of(plan, self._states) if self._states is not None else None
         count = len(sampling)
         kind = self._kind(inputs, count, graphs, size, is_measured=measures != NOTHING)
         with self._launches.counted(kind):
@@ -322,10 +326,8 @@ class ModelRunner:
         )
 
 
-def _states_of(plan: StepPlan, storage: StateStorage, ops: Ops) -> StateBatch:
-    """The states of the plan's sequences, once those that it copies before the step are copied."""
-    if plan.state_copies:
-        ops.copy_rows(storage.rows, torch.tensor(plan.state_copies, device=storage.device))
+def _states_of(plan: StepPlan, storage: StateStorage) -> StateBatch:
+    """The states of the plan's sequences."""
     starts = [0, *accumulate(item.num_tokens for item in plan.scheduled)]
     places = {item.request.number: number for number, item in enumerate(plan.scheduled)}
     saves: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)

@@ -1,4 +1,5 @@
-"""The states of recurrent layers on the device: one tensor for each layer and part, one row a slot.
+"""The states of recurrent layers: one tensor on the device for each layer and part, one row a slot; and slots of whole
+states in host memory.
 
 A request's state is what Mamba, linear attention and short convolutions keep in place of keys and values: as large
 for one token as for a million, and overwritten by each. Owns the bytes; who has which slot, and why, it must not know.
@@ -6,12 +7,14 @@ for one token as for a million, and overwritten by each. Owns the bytes; who has
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 
+from kvscope_engine.model.tiers.host_slab import CudaPinner, HostSlab
 from kvscope_kernels.copy_rows import RowTensors, row_tensors
 from kvscope_telemetry.errors import KvscopeError
 
@@ -64,11 +67,22 @@ def slots_and_blocks(room: int, one_block: int, one_state: int, wanted: int, lon
     return slots, left // one_block if one_block else min(longest * slots, MAX_EMPTY_BLOCKS)
 
 
-class StateStorage:
-    """States of `num_slots` requests. Raises KvscopeError with the sizes when the device has no room for them."""
+def host_slots(host_bytes: int, one_block: int, one_state: int, wanted: int) -> int:
+    """Slots for states in `host_bytes` of host memory: as many as `wanted`, within half of it; all of it where no layer
+    has keys and values."""
+    share = STATES_SHARE if one_block else 1.0
+    return min(wanted, int(share * host_bytes) // one_state)
 
-    def __init__(self, num_slots: int, layers: Sequence[LayerState], device: torch.device) -> None:
+
+class StateStorage:
+    """States of `num_slots` requests, and `num_host_slots` in host memory, pinned where the device is a GPU: slots from
+    `num_slots` on. Raises KvscopeError with the sizes when there is no room for them."""
+
+    def __init__(
+        self, num_slots: int, layers: Sequence[LayerState], device: torch.device, num_host_slots: int = 0
+    ) -> None:
         self.num_slots = num_slots
+        self.num_host_slots = num_host_slots
         self.layers = tuple(layers)
         self.device = device
         self.slot_bytes = state_bytes(layers)
@@ -84,11 +98,27 @@ class StateStorage:
                 " give a smaller --max-num-seqs or --state-checkpoints"
             ) from error
         self._rows: RowTensors | None = row_tensors(self.slot_tensors) if num_slots else None
+        self._host: HostSlab | None = None
+        self.copy_seconds = 0.0
+        """What a copy of a state to host memory or back takes, as measured at the start."""
+        if num_host_slots:
+            self._host = HostSlab(num_host_slots, self.slot_bytes, CudaPinner() if device.type == "cuda" else None)
+            self.copy_seconds = self._practise()
 
     @property
     def num_bytes(self) -> int:
-        """Of all slots."""
+        """Of all slots on the device."""
         return self.num_slots * self.slot_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Of all slots in host memory."""
+        return self.num_host_slots * self.slot_bytes
+
+    @property
+    def note(self) -> str:
+        """What is not as it was asked for; empty when all is."""
+        return self._host.note if self._host is not None else ""
 
     @property
     def slot_tensors(self) -> tuple[torch.Tensor, ...]:
@@ -101,6 +131,20 @@ class StateStorage:
         assert self._rows is not None, "the storage is closed, or has no slots"
         return self._rows
 
+    def copy(self, pairs: Sequence[tuple[int, int]], copy_rows: Callable[[RowTensors, torch.Tensor], None]) -> None:
+        """Slots (from, to), one after the other, on the stream of the step; `copy_rows` is the device's."""
+        together: list[tuple[int, int]] = []
+        for source, target in (*pairs, (-1, -1)):
+            is_here = 0 <= max(source, target) < self.num_slots
+            touched = {slot for pair in together for slot in pair}
+            if together and not (is_here and target not in touched and source not in {to for _, to in together}):
+                copy_rows(self.rows, torch.tensor(together, device=self.device))
+                together.clear()
+            if is_here:
+                together.append((source, target))
+            elif source >= 0:
+                self._copy_with_host(source, target)
+
     def layer(self, layer: int) -> Sequence[torch.Tensor]:
         """The parts of a recurrent layer's state, each (num_slots, ...)."""
         return self._tensors[layer]
@@ -109,3 +153,33 @@ class StateStorage:
         """Give the memory back; the storage holds nothing afterwards."""
         self._rows = None
         self._tensors.clear()
+        if self._host is not None:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            self._host.close()
+
+    def _copy_with_host(self, source: int, target: int) -> None:
+        """One of the two slots is in host memory."""
+        assert self._host is not None, "there are no states in host memory"
+        here, there = min(source, target), max(source, target) - self.num_slots
+        start, row = 0, self._host.rows[there]
+        for tensor in self.slot_tensors:
+            part = tensor[here].view(torch.uint8)
+            kept = row[start : start + len(part)]
+            if target == here:
+                part.copy_(kept, non_blocking=True)
+            else:
+                kept.copy_(part, non_blocking=True)
+            start += len(part)
+
+    def _practise(self) -> float:
+        """Copy a state there and back, twice: what the first time costs more, it costs once."""
+        seconds = 0.0
+        for _ in range(2):
+            started = time.perf_counter()
+            self._copy_with_host(0, self.num_slots)
+            self._copy_with_host(self.num_slots, 0)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            seconds = (time.perf_counter() - started) / 2
+        return seconds
