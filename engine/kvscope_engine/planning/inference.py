@@ -41,6 +41,7 @@ from kvscope_engine.model.running.recurrent import recurrent_layers
 from kvscope_engine.model.running.state_storage import (
     MIN_SLOTS,
     LayerState,
+    host_slots,
     slots_and_blocks,
     state_bytes,
 )
@@ -134,6 +135,9 @@ class StagePlan:
     """Slots for states of recurrent layers: of requests that run, and of prefixes."""
     state_bytes: int = 0
     """Of all of them."""
+    num_host_states: int = 0
+    """The same in host memory, of requests swapped out and of prefixes."""
+    host_state_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +286,11 @@ def _stage_plan(
         )
     longest, wanted = num_blocks_for(length, question.block_size), 2 * question.max_num_seqs
     slots, blocks = slots_and_blocks(room, one_block, shape.state_bytes, wanted, longest)
-    return StagePlan(stage, memory, one_block, blocks, 0, groups, needs, slots, slots * shape.state_bytes)
+    below = host_slots(question.kv_host_memory, one_block, shape.state_bytes, wanted)
+    taken = below * shape.state_bytes
+    blocks_below = (question.kv_host_memory - taken) // one_block if one_block else 0
+    states = (slots, slots * shape.state_bytes, below, taken)
+    return StagePlan(stage, memory, one_block, blocks, blocks_below, groups, needs, *states)
 
 
 def _activations(skeleton: Skeleton, shape: ForwardShape, question: InferenceQuestion, tokens: int) -> int:
