@@ -249,6 +249,9 @@ def test_recurrent_states_are_rows_of_their_own(
     for watcher in watchers:
         watcher.settle(engine)
         assert_mirrored(watcher.mirror, engine)
+    counters = late.counters
+    moved = (counters.swapped_states, counters.offloaded_states, counters.loaded_states)
+    assert (min(moved) > 0) == (max(moved) > 0) == bool(tiers)
     held = held_states(engine)
     for number, content in zip(held, engine.block_text([row for row, _ in held.values()]), strict=True):
         assert (content.number, content.start + len(content.token_ids)) == (number, held[number][1])

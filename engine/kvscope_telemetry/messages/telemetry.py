@@ -335,6 +335,12 @@ class Counters(msgspec.Struct, frozen=True, gc=False):
     a lower tier."""
     recomputed_tokens: int = 0
     """That they had lost, and computed again."""
+    swapped_states: int = 0
+    """Recurrent states of preempted requests that were moved to host memory with their blocks."""
+    offloaded_states: int = 0
+    """Kept states that went to host memory instead of being forgotten."""
+    loaded_states: int = 0
+    """States that came back from there."""
 
 
 class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
