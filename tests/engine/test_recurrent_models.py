@@ -181,6 +181,36 @@ def test_kept_states_come_back_from_host_memory(make: Make, tmp_path: Path) -> N
     check_all_is_given_back(engine)
 
 
+def test_a_kept_file_has_blocks_without_states(make: Make, tmp_path: Path) -> None:
+    """A later start finds nothing in it, and says so."""
+    disk = {"disk_kv_memory_bytes": 1 << 20, "disk_kv_path": str(tmp_path / "kv"), "keep_disk_kv": True}
+    said = []
+    for _ in range(2):
+        engine = make("qwen3_next", host_kv_memory_bytes=1 << 18, num_gpu_blocks_override=12, max_num_seqs=1, **disk)
+        said.append(complete_all(engine, [prompt_of(seed, 40) for seed in range(4)]))
+        assert any("what the file keeps is of no use to a later start" in note for note in engine.notes)
+        assert scheduler_of(engine).totals.cached_tokens == 0
+        check_all_is_given_back(engine)
+        engine.close()
+    assert said[0] == said[1]
+
+
+def test_too_little_host_memory_for_a_state_is_said(make: Make) -> None:
+    engine = make("qwen3_next", host_kv_memory_bytes=6000)
+    assert any("half of --kv-host-memory does not hold a state of" in note for note in engine.notes)
+    [wanted] = complete_all(engine, [prompt_of(1, 30)], 12)
+    engine.submit(submit_of("again", prompt_of(1, 30), 12))
+    [request] = scheduler_of(engine).requests.values()
+    for _ in range(4):
+        engine.step(ahead=False)
+    assert scheduler_of(engine).preempt(request, "swap", "a test", 0) is None
+    assert scheduler_of(engine).preempt(request, "", "a test", 0) is not None
+    while engine.has_unfinished:
+        engine.step(ahead=False)
+    assert request.output_token_ids == wanted
+    check_all_is_given_back(engine)
+
+
 @pytest.mark.parametrize("family", MANY)
 @pytest.mark.parametrize("caching", [True, False])
 def test_completions_of_one_prompt_share_it(family: str, caching: bool, make: Make) -> None:

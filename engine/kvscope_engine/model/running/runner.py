@@ -188,9 +188,7 @@ class ModelRunner:
 
         `after` is the last step launched, where tokens that it samples are inputs of this one.
         """
-        if (
-            self._states is not None and plan.state_copies
-        ):  # first: those of requests that wait outlive a step that fails
+        if self._states is not None:  # first: states of requests that wait are to outlive a step that fails
             self._states.copy(plan.state_copies, self._ops.copy_rows)
         inputs = build_inputs(plan, self._rows, self._storage.block_size, after.rows() if after is not None else None)
         if self._others is not None:
