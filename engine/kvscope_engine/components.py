@@ -236,9 +236,9 @@ def build_components(
         config = _as_states_allow(config, recurrent_layers(model.loaded.module))
         size = _agreed_size(config, model, leader, progress)
         loaded, bent = bent_to_allocator(config, model.loaded, size.num_blocks)
-        cache = _build_cache(config, loaded, size, model.fingerprint, cache_log, undo)
-        states = _build_states(loaded, size.num_states)
-        scheduler = _build_scheduler(config, loaded, cache)
+        states = _build_states(config, loaded, size, undo)
+        cache = _build_cache(config, loaded, size, states, model.fingerprint, cache_log, undo)
+        scheduler = _build_scheduler(config, loaded, cache, states)
         streamed = streamed_weights(loaded.module)
         notes = model.attention.failures  # a library that fails in service is added, as what the runner gives up is
         has_pieces = config.wants_piecewise_graphs
@@ -386,6 +386,7 @@ def _build_cache(
     config: EngineConfig,
     loaded: LoadedModel,
     size: PoolSize,
+    states: StateStorage | None,
     fingerprint: str,
     cache_log: CacheLog | None,
     undo: ExitStack,
@@ -401,7 +402,8 @@ def _build_cache(
         sparse_decode=config.sparse_decode,
         groups=groups,
     )
-    mover = make_tier_mover(config, storage, fingerprint)
+    state_bytes = states.host_bytes if states is not None else 0
+    mover = make_tier_mover(config, storage, fingerprint, state_bytes=state_bytes)
     if mover is not None:
         undo.callback(mover.close)
     pool = make_pool(
@@ -412,7 +414,8 @@ def _build_cache(
         salt=mover.salt if mover is not None and mover.salt is not None else shared_salt(config),
         num_host=mover.num_host_places if mover is not None else 0,
         num_disk=mover.num_disk_places if mover is not None else 0,
-        num_states=size.num_states - (size.num_states > 0 and takes_pad_slot(config, loaded.device)),
+        num_states=states.num_slots if states is not None else 0,
+        num_host_states=size.num_host_states,
         space=virtual.space if virtual is not None else None,
         groups=tuple(group.rule for group in groups),
     )
@@ -430,10 +433,14 @@ def _group_of_states(loaded: LoadedModel, states: StateStorage | None) -> tuple[
     return (KVGroup(kind="state", num_layers=layers, block_size=size, block_bytes=states.slot_bytes),)
 
 
-def _build_states(loaded: LoadedModel, num_states: int) -> StateStorage | None:
-    if not num_states:
+def _build_states(config: EngineConfig, loaded: LoadedModel, size: PoolSize, undo: ExitStack) -> StateStorage | None:
+    if not size.num_states:
         return None
-    return StateStorage(num_states, recurrent_layers(loaded.module).states, loaded.device)
+    layers = recurrent_layers(loaded.module).states
+    pad = takes_pad_slot(config, loaded.device)
+    states = StateStorage(size.num_states - pad, layers, loaded.device, size.num_host_states, has_pad=pad)
+    undo.callback(states.close)
+    return states
 
 
 def expanded_notes(module: torch.nn.Module) -> list[str]:
@@ -477,17 +484,41 @@ def _notes_on_states(config: EngineConfig, states: StateStorage | None, *, toget
             f"at most {running} requests run at once, not {config.max_num_seqs}: states of recurrent layers get half of"
             " the KV memory (--kv-memory, --gpu-memory-utilization)"
         )
+    notes += _notes_on_states_below(config, states)
     if states.device.type == "cuda":
         graphs = "" if together or config.enforce_eager else "no CUDA graphs, and "
         notes.append(f"{graphs}no step begun before the last one's end: the model has recurrent layers")
     return notes
 
 
-def _build_scheduler(config: EngineConfig, loaded: LoadedModel, cache: _Cache) -> Scheduler:
+def _notes_on_states_below(config: EngineConfig, states: StateStorage) -> list[str]:
+    """What of host memory is theirs, and what that means for the tiers."""
+    if not config.host_kv_memory_bytes:
+        return []
+    if not states.num_host_slots:
+        return [
+            f"preempted requests are computed again, and prefixes in lower tiers are of use only while their states are"
+            f" on {states.device}: half of --kv-host-memory does not hold a state of {states.slot_bytes / MIB:.2f} MiB"
+        ]
+    notes = [
+        f"in host memory {states.num_host_slots} states, {states.host_bytes / MIB:.0f} MiB of --kv-host-memory, for"
+        " preempted requests and prefixes"
+    ]
+    notes += [states.note] if states.note else []
+    if config.disk_kv_memory_bytes:
+        kept = ": what the file keeps is of no use to a later start" if config.keep_disk_kv else ""
+        notes.append(f"blocks alone go to disk, states stay in memory{kept}")
+    return notes
+
+
+def _build_scheduler(
+    config: EngineConfig, loaded: LoadedModel, cache: _Cache, storage: StateStorage | None
+) -> Scheduler:
     states, max_num_seqs, pool = None, config.max_num_seqs, cache.pool
-    if pool.num_states:
-        keeps = pool.index is not None
-        states = StatePool(pool, config.state_interval, most_told(loaded.max_model_len), keeps=keeps)
+    if storage is not None:
+        keeps, seconds = pool.index is not None, storage.copy_seconds
+        most = most_told(loaded.max_model_len)
+        states = StatePool(pool, config.state_interval, most, keeps=keeps, copy_seconds=seconds)
         max_num_seqs = min(max_num_seqs, pool.num_states - 1)
     mapper = cache.virtual.memory if cache.virtual is not None else None
     return Scheduler(
@@ -577,6 +608,7 @@ def _hello(
             max_request_tokens=scheduler.max_request_tokens,
             groups=groups,
             num_states=pool.num_states,
+            num_host_states=pool.num_host_states,
             num_reserved_blocks=pool.num_blocks - pool.num_usable,
         ),
         device=_device_info(loaded.device, loaded.dtype, attention.words, loaded.rank.count),

@@ -173,7 +173,7 @@ class FrameBuilder:
                 self._last_token_ns.pop(request.number, None)
 
     def _counters(self) -> Counters:
-        totals = self._scheduler.totals
+        totals, states = self._scheduler.totals, self._scheduler.states
         return Counters(
             prompt_tokens=totals.prompt_tokens,
             cached_tokens=totals.cached_tokens,
@@ -196,6 +196,9 @@ class FrameBuilder:
             accepted_tokens=totals.accepted_tokens,
             restored_tokens=totals.restored_tokens,
             recomputed_tokens=totals.recomputed_tokens,
+            swapped_states=states.num_swapped if states is not None else 0,
+            offloaded_states=states.num_offloaded if states is not None else 0,
+            loaded_states=states.num_loaded if states is not None else 0,
         )
 
 

@@ -45,6 +45,7 @@ class Shape:
     num_disk: int = 0
     num_states: int = 0
     """Slots for states of recurrent layers, kept every `state_interval` tokens."""
+    num_host_states: int = 0
     state_interval: int = 16
     preemption: str = "swap"
     max_adapters: int = 0
@@ -203,13 +204,14 @@ class Drive:
             num_host=shape.num_host,
             num_disk=shape.num_disk,
             num_states=shape.num_states,
+            num_host_states=shape.num_host_states,
             space=space,
             groups=shape.groups,
         )
         self.kv = np.full((num_rows, shape.block_size), POISON, np.int64)
         self.mover = PretendMover(self.kv, shape)
-        self.states = [POISON] * shape.num_states
-        """What each slot holds: a number that tells all tokens before."""
+        self.states = [POISON] * (shape.num_states + shape.num_host_states)
+        """What each slot holds, on the device and in host memory: a number that tells all tokens before."""
         states = StatePool(self.pool, shape.state_interval, shape.max_model_len, keeps=shape.prefix_caching)
         self.scheduler = Scheduler(
             self.pool,
@@ -357,11 +359,12 @@ class Drive:
         return tuple(self._sample(item) for item in plan.scheduled)
 
     def _change_states(self, plan: StepPlan) -> None:
-        sources, targets = {source for source, _ in plan.state_copies}, [target for _, target in plan.state_copies]
-        assert len(set(targets)) == len(targets), "a state is copied to twice"
-        assert not sources & set(targets), "a state is copied from and to in one step"
         for source, target in plan.state_copies:
+            assert min(source, target) < self.shape.num_states, "a state is copied within host memory"
             self.states[target] = self.states[source]
+        if plan.scheduled:
+            for slot in np.flatnonzero(self.pool.ledger.state[self.pool.first_state :] == BlockState.FREE).tolist():
+                self.states[slot] = POISON
         kept = [save.slot for save in plan.state_saves]
         assert len(set(kept)) == len(kept), "two states are kept in one slot"
         for item in plan.scheduled:

@@ -28,7 +28,7 @@ kvscope's own engine with a tiny model of random weights. {counts}
 
 *Served* means: the greedy tokens are those of transformers' `generate` and the five largest log-probabilities are
 within 0.001 of its, in float32 on a CPU: in pieces and several requests at once, found again in the prefix cache,
-forked, and preempted (swapped to host memory, or computed again where there are states). Released models differ from
+forked, and preempted (swapped to host memory, with its states where there are any). Released models differ from
 tiny ones in size and weights, which are compared with transformers' eager attention, layer by layer, whenever one is
 loaded. A type's checkpoint is the one that transformers' source names beside its configuration; it was not loaded here.
 

@@ -192,16 +192,33 @@ def test_mirrors_equal_the_ledger_whatever_the_line_loses(
     assert watchers["every third"].sync.num_dropped >= watchers["every third"].num_lost - 2
 
 
-def test_recurrent_states_are_rows_of_their_own(watched: Callable[..., Engine], tmp_path: Path) -> None:
+def held_states(engine: Engine) -> dict[int, tuple[int, int]]:
+    """By request, the row of its state, on the device or in host memory, and of how many tokens that is."""
+    first = engine.hello.cache.first_state
+    return {
+        each.number: (first + slot, each.num_saved_tokens or each.num_computed_tokens)
+        for each in engine.components.scheduler.requests.values()
+        if (slot := max(each.state_slot, each.saved_state_slot)) >= 0
+    }
+
+
+@pytest.mark.parametrize(
+    "tiers", [{}, {"num_gpu_blocks_override": 24, "host_kv_memory_bytes": 1 << 17, "preemption": "swap"}]
+)
+def test_recurrent_states_are_rows_of_their_own(
+    watched: Callable[..., Engine], tmp_path: Path, tiers: dict[str, Any]
+) -> None:
     """Those of requests and those that are kept; whatever the line loses, the mirror knows whose each is."""
     path = tmp_path / "hybrid.json"
     path.write_text(json.dumps(recurrent_config("qwen3_next", vocab_size=256).to_dict(), default=str))
     watchers = [Watcher(), Watcher(LINES["every third"])]
     options = {"max_model_len": 128, "state_interval": 16, "state_checkpoints": 4, "max_num_seqs": 3}
-    engine = watched(*watchers, model=f"dummy:{path}", **options)
+    engine = watched(*watchers, model=f"dummy:{path}", **options, **tiers)
     cache, (follows, late) = engine.hello.cache, (watchers[0].mirror, watchers[1].mirror)
     assert [group.kind for group in cache.groups] == ["full", "state"]
-    assert cache.num_rows == engine.components.pool.ledger.num_blocks == cache.num_blocks + cache.num_states
+    num_states = cache.num_states + cache.num_host_states
+    assert cache.num_rows == engine.components.pool.ledger.num_blocks == cache.first_state + num_states
+    assert (cache.num_host_states > 0) == bool(tiers)
     assert cache.groups[1].block_bytes == engine.components.states.slot_bytes  # type: ignore[union-attr]
     seen: set[str] = set()
 
@@ -212,25 +229,32 @@ def test_recurrent_states_are_rows_of_their_own(watched: Callable[..., Engine], 
             return
         assert_mirrored(follows, engine)
         engine.components.scheduler.check_integrity()
-        running = [each for each in engine.components.scheduler.requests.values() if each.state_slot >= 0]
-        held = {each.number: (cache.first_state + each.state_slot, each.num_computed_tokens) for each in running}
-        ledger = follows.ledger
+        held, ledger = held_states(engine), follows.ledger
         told = {
             int(ledger.owner[row]): (row, int(ledger.filled[row]))
-            for row in cache.rows_by_tier[Tier.STATES]
+            for tier in (Tier.STATES, Tier.HOST_STATES)
+            for row in cache.rows_by_tier[tier]
             if ledger.state[row] == BlockState.ACTIVE
         }
         assert told == held
         assert all(follows.requests.table(number, 1).tolist() == [row] for number, (row, _) in held.items())
         seen.update({"kept"} if follows.count(BlockState.CACHED, Tier.STATES) else ())
+        seen.update({"kept below"} if follows.count(BlockState.CACHED, Tier.HOST_STATES) else ())
+        seen.update({"swapped"} if follows.count(BlockState.ACTIVE, Tier.HOST_STATES) else ())
         seen.update({"restored"} if ledger.prefix_hits[cache.first_state :].any() else ())
 
     drive(engine, 1, 160, after_step)
     words = [event.cause for event in engine.components.scheduler.take_events()]
-    assert seen == {"kept", "restored"}, words
+    assert seen == {"kept", "restored"} | ({"kept below", "swapped"} if tiers else set()), words
     for watcher in watchers:
         watcher.settle(engine)
         assert_mirrored(watcher.mirror, engine)
+    counters = late.counters
+    moved = (counters.swapped_states, counters.offloaded_states, counters.loaded_states)
+    assert (min(moved) > 0) == (max(moved) > 0) == bool(tiers)
+    held = held_states(engine)
+    for number, content in zip(held, engine.block_text([row for row, _ in held.values()]), strict=True):
+        assert (content.number, content.start + len(content.token_ids)) == (number, held[number][1])
     kept = np.flatnonzero(late.ledger.hash[cache.first_state :]) + cache.first_state
     for row, content in zip(kept.tolist(), engine.block_text(kept.tolist()), strict=True):
         assert content.start + len(content.token_ids) in (late.ledger.filled[row], 0), "the block that it follows"

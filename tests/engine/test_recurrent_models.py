@@ -19,6 +19,7 @@ from kvscope_engine.model.loading.loader import random_model
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
+from kvscope_telemetry.messages.request_state import RequestState
 
 Make = Callable[..., Engine]
 MANY = ("qwen3_next", "granitemoehybrid", "lfm2", "jamba", "mamba2", "rwkv")
@@ -89,6 +90,7 @@ def check_all_is_given_back(engine: Engine) -> None:
     states = scheduler.states
     assert states is not None
     assert states.num_free + states.num_checkpoints == states.num_slots
+    assert states.num_free_below + states.num_checkpoints_below == states.num_host_slots
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -128,6 +130,84 @@ def test_preempted_requests_say_the_same(family: str, make: Make) -> None:
     engine = make(family, num_gpu_blocks_override=17)
     assert complete_all(engine, prompts, 40) == wanted
     assert scheduler_of(engine).totals.preemptions > 0
+    check_all_is_given_back(engine)
+
+
+@pytest.mark.parametrize("family", [*MANY, "mamba"])
+@pytest.mark.parametrize("disk", [0, 1 << 20])
+def test_swapped_out_requests_say_the_same_as_transformers(
+    family: str, disk: int, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each third step one goes to host memory, with its state, and comes back without computing anything again."""
+    monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path))
+    prompts = [prompt_of(seed, 30) for seed in range(4)]
+    engine = make(family, host_kv_memory_bytes=1 << 22, disk_kv_memory_bytes=disk, preemption="swap")
+    wanted = transformers_tokens(tmp_path, family, prompts, 20)
+    scheduler = scheduler_of(engine)
+    for number, ids in enumerate(prompts):
+        engine.submit(submit_of(f"{number}", ids, 20))
+    requests, chance = list(scheduler.requests.values()), random.Random(1)
+    while engine.has_unfinished:
+        engine.step(ahead=False)
+        running = [each for each in requests if each.state is RequestState.RUNNING and each.num_computed_tokens]
+        if running and chance.random() < 0.4:
+            assert scheduler.preempt(chance.choice(running), "swap", "a test", 0) is not None
+        scheduler.check_integrity()
+    assert [each.output_token_ids for each in requests] == wanted
+    states, totals = scheduler.states, scheduler.totals
+    assert states is not None
+    assert states.num_loaded >= states.num_swapped > 5
+    assert (totals.recomputed_tokens, totals.lost_blocks) == (0, 0)
+    check_all_is_given_back(engine)
+
+
+def test_kept_states_come_back_from_host_memory(make: Make, tmp_path: Path) -> None:
+    """With blocks that were evicted, too."""
+    options: dict[str, Any] = {"state_checkpoints": 0, "max_num_seqs": 1, "num_gpu_blocks_override": 12}
+    engine = make("qwen3_next", state_interval=512, host_kv_memory_bytes=1 << 22, **options)
+    prompts = [prompt_of(seed, 40) for seed in range(4)]
+    assert any("in host memory 1 states" in note for note in engine.notes), "as many as run, and none for prefixes"
+    engine.close()
+    engine = make("qwen3_next", state_interval=512, host_kv_memory_bytes=1 << 22, **options | {"state_checkpoints": 4})
+    states, totals = scheduler_of(engine).states, scheduler_of(engine).totals
+    assert states is not None
+    found = []
+    for ids in prompts * 2:
+        before = totals.cached_tokens
+        complete_all(engine, [ids])
+        found.append(totals.cached_tokens - before)
+    assert found == [0] * 4 + [32] * 4
+    assert totals.loaded_blocks > 0
+    check_all_is_given_back(engine)
+
+
+def test_a_kept_file_has_blocks_without_states(make: Make, tmp_path: Path) -> None:
+    """A later start finds nothing in it, and says so."""
+    disk = {"disk_kv_memory_bytes": 1 << 20, "disk_kv_path": str(tmp_path / "kv"), "keep_disk_kv": True}
+    said = []
+    for _ in range(2):
+        engine = make("qwen3_next", host_kv_memory_bytes=1 << 18, num_gpu_blocks_override=12, max_num_seqs=1, **disk)
+        said.append(complete_all(engine, [prompt_of(seed, 40) for seed in range(4)]))
+        assert any("what the file keeps is of no use to a later start" in note for note in engine.notes)
+        assert scheduler_of(engine).totals.cached_tokens == 0
+        check_all_is_given_back(engine)
+        engine.close()
+    assert said[0] == said[1]
+
+
+def test_too_little_host_memory_for_a_state_is_said(make: Make) -> None:
+    engine = make("qwen3_next", host_kv_memory_bytes=6000)
+    assert any("half of --kv-host-memory does not hold a state of" in note for note in engine.notes)
+    [wanted] = complete_all(engine, [prompt_of(1, 30)], 12)
+    engine.submit(submit_of("again", prompt_of(1, 30), 12))
+    [request] = scheduler_of(engine).requests.values()
+    for _ in range(4):
+        engine.step(ahead=False)
+    assert scheduler_of(engine).preempt(request, "swap", "a test", 0) is None
+    assert scheduler_of(engine).preempt(request, "", "a test", 0) is not None
+    while engine.has_unfinished:
+        engine.step(ahead=False)
+    assert request.output_token_ids == wanted
     check_all_is_given_back(engine)
 
 
@@ -227,7 +307,6 @@ def test_the_first_token_of_a_known_prefix_comes_ten_times_sooner(make: Make) ->
     [
         ({"allocator": "contiguous"}, "allocator='contiguous'"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size=2"),
-        ({"host_kv_memory_bytes": 1 << 20}, "host_kv_memory_bytes"),
         ({"speculative_config": "ngram"}, "speculative_config"),
     ],
 )

@@ -94,7 +94,7 @@ def _tried(model_type: str, folder: Path) -> Outcome:
     if plan.num_parameters > MAX_PARAMETERS:
         raise ValueError(f"{plan.num_parameters / 1e6:.0f} million parameters are not tiny")
     reference, name, compared = _reference(config, folder)
-    options: dict[str, Any] = {} if plan.has_states else {"host_kv_memory_bytes": 1 << 22, "preemption": "swap"}
+    options: dict[str, Any] = {"host_kv_memory_bytes": 1 << 24, "preemption": "swap"}
     small = {"block_size": 4, "num_gpu_blocks_override": 1200, "max_num_batched_tokens": 24, "max_num_seqs": 8}
     if plan.has_states:
         small |= {"state_interval": 16, "state_checkpoints": 20}
@@ -108,7 +108,8 @@ def _tried(model_type: str, folder: Path) -> Outcome:
 def _kept(engine: Engine) -> list[str]:
     """Kinds of what the engine keeps of a request."""
     layers, states = engine.components.storage.layers, engine.components.states
-    kinds = [group.kind for group in engine.hello.cache.groups] or ["full"] * bool(layers)
+    groups = [group for group in engine.hello.cache.groups if group.num_layers and group.kind != "state"]
+    kinds = [group.kind for group in groups] or ["full"] * bool(layers)
     return list(dict.fromkeys(kinds + ["states"] * (states is not None)))
 
 
@@ -223,10 +224,9 @@ def _submit(name: str, ids: Sequence[int], n: int = 1) -> Submit:
 
 
 def _check_preempted(engine: Engine, asked: list[list[int]], wanted: list[tuple[list[int], list[list[float]]]]) -> int:
-    """Each third step one gives up its blocks, goes to host memory where it can, and comes back."""
+    """Each third step one gives up its blocks, goes to host memory, and comes back."""
     scheduler = engine.components.scheduler
     engine.reset_prefix_cache()
-    how = "swap" if scheduler.tiers is not None else "recompute"
     for number, ids in enumerate(asked):
         engine.submit(_submit(str(number), ids))
     requests, count, steps = dict(scheduler.requests), 0, 0
@@ -235,7 +235,7 @@ def _check_preempted(engine: Engine, asked: list[list[int]], wanted: list[tuple[
         steps += 1
         running = [request for request in requests.values() if request.state is RequestState.RUNNING]
         if steps % 3 == 0 and running:
-            count += scheduler.preempt(running[steps % len(running)], how, "a test", 0) is not None
+            count += scheduler.preempt(running[steps % len(running)], "swap", "a test", 0) is not None
         scheduler.check_integrity()
     for request, (tokens, _) in zip(requests.values(), wanted, strict=True):
         if request.output_token_ids != tokens:

@@ -72,6 +72,8 @@ def _inference(
         kv_bytes_a_token=plan.kv_bytes_a_token,
         num_blocks=plan.num_blocks,
         num_host_blocks=tightest.num_host_blocks,
+        num_host_states=tightest.num_host_states,
+        host_state_bytes=tightest.host_state_bytes,
         num_tokens=plan.num_tokens,
         rooms=tuple(Headroom(num_tokens=length, num_requests=plan.requests(length)) for length in shown),
         stages=tuple(_stage(stage, plan) for stage in plan.stages),

@@ -48,7 +48,7 @@ from kvscope_engine.planning.live_memory import LiveMemory
 from kvscope_engine.planning.shards import Stage, check_divisible, stages
 from kvscope_engine.planning.skeleton import Skeleton, build
 from kvscope_engine.policy.fit import BlockNeeds, num_blocks_for
-from kvscope_engine.policy.state_slots import MIN_SLOTS, slots_and_blocks
+from kvscope_engine.policy.state_slots import MIN_SLOTS, host_slots, slots_and_blocks
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 if TYPE_CHECKING:
@@ -133,6 +133,9 @@ class StagePlan:
     """Slots for states of recurrent layers: of requests that run, and of prefixes."""
     state_bytes: int = 0
     """Of all of them."""
+    num_host_states: int = 0
+    """The same in host memory, of requests swapped out and of prefixes."""
+    host_state_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +289,11 @@ def _stage_plan(
     pad = int(not question.enforce_eager)
     wanted = 2 * question.max_num_seqs + pad
     slots, blocks = slots_and_blocks(room, one_block, shape.state_bytes, wanted, longest)
-    return StagePlan(stage, memory, one_block, blocks, 0, groups, needs, slots - pad, slots * shape.state_bytes)
+    below = host_slots(question.kv_host_memory, one_block, shape.state_bytes, wanted - pad)
+    taken = below * shape.state_bytes
+    blocks_below = (question.kv_host_memory - taken) // one_block if one_block else 0
+    states = (slots - pad, slots * shape.state_bytes, below, taken)
+    return StagePlan(stage, memory, one_block, blocks, blocks_below, groups, needs, *states)
 
 
 def _activations(skeleton: Skeleton, shape: ForwardShape, question: InferenceQuestion, tokens: int) -> int:

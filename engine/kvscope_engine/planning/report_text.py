@@ -31,13 +31,18 @@ def _serving(plan: InferenceAnswer) -> list[str]:
     if plan.fits:
         paragraphs.append(
             f"KV cache: {plan.kv_bytes_a_token / 1024:,.1f} KiB a token, {plan.num_blocks:,} blocks of"
-            f" {plan.block_size} tokens, {plan.num_tokens:,} tokens"
-            + (f"; {plan.num_host_blocks:,} blocks in host memory" if plan.num_host_blocks else "")
+            f" {plan.block_size} tokens, {plan.num_tokens:,} tokens" + _in_host_memory(plan)
         )
         rows = [(f"{room.num_tokens:,}", f"{room.num_requests:,}") for room in plan.rooms]
         paragraphs.append(table(("tokens a request", "at once"), rows))
     paragraphs += _changes(plan.changes, "to let more fit")
     return [*paragraphs, *plan.notes]
+
+
+def _in_host_memory(plan: InferenceAnswer) -> str:
+    kept = [f"{plan.num_host_blocks:,} blocks"] if plan.num_host_blocks else []
+    kept += [f"{plan.num_host_states:,} states ({gib(plan.host_state_bytes)})"] if plan.num_host_states else []
+    return f"; {' and '.join(kept)} in host memory" if kept else ""
 
 
 def _verdict(plan: InferenceAnswer) -> str:

@@ -47,7 +47,7 @@ class StepPlan:
     copies: tuple[tuple[int, int], ...] = ()
     """Blocks to copy, (from, to), before anything is written: copy on write."""
     state_copies: tuple[tuple[int, int], ...] = ()
-    """Slots of recurrent states to copy, (from, to), before the step."""
+    """Slots of recurrent states to copy, (from, to), one after the other before the step."""
     state_saves: tuple[StateSave, ...] = ()
     """States to keep amid the step, each after tokens that run in it."""
 

@@ -86,8 +86,11 @@ class Request:
     num_accepted_tokens: int = 0
     state_slot: int = -1
     """Where the state of its recurrent layers is while it runs; -1: nowhere. The state pool's."""
+    saved_state_slot: int = -1
+    """Where it is in host memory while the request is swapped out; -1: nowhere."""
     state_tables: list[list[int]] = field(default_factory=list)
-    """One table with the ledger's row of that, empty while it has none; no table where the model has no such layers."""
+    """One table with the ledger's row of either, empty while it has none; no table where the model has no such
+    layers."""
     parted_at: int = 0
     """Tokens, from the first, that blocks were found for beyond the last state that could be gone on from."""
     matcher: TokenMatcher | None = None

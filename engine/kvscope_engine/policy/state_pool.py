@@ -2,9 +2,11 @@
 
 A state stands for all tokens before it and cannot be taken apart, so a cached prefix is of use only up to a place
 where a state was kept: a *checkpoint*, found by the digest of the prefix's last block. It is copied to a request that
-goes on from there. Owns who has which slot, which checkpoints there are, and the order in which they are evicted (the
-least recently used first). Knows no tensors: copies are asked for in the step's plan. Each slot has a row in the
-ledger of the block pool, behind all others, in a KV group of its own.
+goes on from there. Slots in host memory hold the states of swapped-out requests, and checkpoints that had to leave the
+device. Owns who has which slot, which checkpoints there are, and the order in which they are evicted (the least
+recently used first). Knows no tensors: copies are asked for in the step's plan, and take effect as if each were over
+when it is asked for, since they are made in that order before the step. Each slot has a row in the ledger of the block
+pool, behind all others, in a KV group of its own.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ def most_told(max_model_len: int) -> int:
 
 
 class StatePool:
-    """A slot for each row that `pool` has for states. With `keeps` they are kept at block boundaries, for prefixes to
-    be found again:
+    """A slot for each row that `pool` has for states, those in host memory last. With `keeps` they are kept at block
+    boundaries, for prefixes to be found again:
 
     - before the last block of a prompt that is full and is not its end, where the same prompt and the next turn of a
       conversation go on;
@@ -38,11 +40,16 @@ class StatePool:
     - every `interval` tokens, rounded up to whole blocks.
 
     Each costs a copy of one state, and its slot until it is evicted. A row says of how many tokens it is the state, at
-    most `max_tokens`.
+    most `max_tokens`. `copy_seconds` is what a copy to host memory or back takes.
     """
 
-    def __init__(self, pool: BlockPool, interval: int, max_tokens: int, *, keeps: bool) -> None:
+    def __init__(
+        self, pool: BlockPool, interval: int, max_tokens: int, *, keeps: bool, copy_seconds: float = 0.0
+    ) -> None:
         self.num_slots = pool.num_states
+        """On the device; those from this number on are in host memory."""
+        self.num_host_slots = pool.num_host_states
+        self.copy_seconds = copy_seconds
         self.block_size = pool.block_size
         self.interval = -(-interval // self.block_size) * self.block_size
         self.group = len(pool.groups)
@@ -51,63 +58,108 @@ class StatePool:
         self._max_tokens = max_tokens
         self._keeps = keeps
         pool.ledger.group[pool.first_state :] = self.group
+        num_all = self.num_slots + self.num_host_slots
         self._free = list(range(self.num_slots - 1, -1, -1))
+        self._free_below = list(range(num_all - 1, self.num_slots - 1, -1))
         self._checkpoints: OrderedDict[bytes, int] = OrderedDict()
-        self._copies: list[tuple[Request, int, int]] = []
-        self._waiting: set[int] = set()
-        """Slots that nobody has and that are still to be copied from."""
+        self._below: OrderedDict[bytes, int] = OrderedDict()
+        """Checkpoints in host memory; a prefix may have one on the device as well."""
+        self._copies: list[tuple[int, int]] = []
         self._saving: dict[int, StateSave] = {}
         self.num_kept = 0
         self.num_restored = 0
         self.num_evicted = 0
-        """Of checkpoints, since the start."""
+        self.num_offloaded = 0
+        """Of checkpoints, since the start; those that went to host memory are among the evicted."""
+        self.num_swapped = 0
+        """States of preempted requests that went to host memory, since the start."""
+        self.num_loaded = 0
+        """States of either kind that came back."""
         self._evicted_for: list[int] = []
 
     @property
     def num_checkpoints(self) -> int:
-        """Prefixes whose state is kept."""
+        """Prefixes whose state is kept on the device."""
         return len(self._checkpoints)
 
     @property
+    def num_checkpoints_below(self) -> int:
+        """Prefixes whose state is kept in host memory."""
+        return len(self._below)
+
+    @property
     def num_free(self) -> int:
-        """Slots that hold nothing of use."""
+        """Slots on the device that hold nothing of use."""
         return len(self._free)
+
+    @property
+    def num_free_below(self) -> int:
+        """The same in host memory."""
+        return len(self._free_below)
 
     @property
     def num_available(self) -> int:
         """Slots that a request could be given now."""
-        return len(self._free) + sum(slot not in self._sources for slot in self._checkpoints.values())
+        return len(self._free) + len(self._checkpoints)
 
-    def checkpoints(self, digests: Sequence[bytes]) -> Iterator[int]:
-        """How many of the first blocks of a text can be gone on from, most first."""
-        return (count for count in range(len(digests), 0, -1) if digests[count - 1] in self._checkpoints)
+    @property
+    def has_room_below(self) -> bool:
+        """Whether a request's state could be swapped out now."""
+        return bool(self._free_below or self._below)
 
-    def begin(self, request: Request, digest: bytes | None) -> None:
-        """A slot for a request that starts to run: from nothing, or from the checkpoint of `digest`.
+    def checkpoints(self, digests: Sequence[bytes], *, below: bool) -> Iterator[int]:
+        """How many of the first blocks of a text can be gone on from, most first; with what is `below`, or without."""
+        counts = range(len(digests), 0, -1)
+        return (count for count in counts if self._is_kept(digests[count - 1], below=below))
+
+    def load_seconds(self, digest: bytes) -> float:
+        """What it takes to have a kept state on the device."""
+        return 0.0 if digest in self._checkpoints else self.copy_seconds
+
+    def begin(self, request: Request, digest: bytes | None) -> bool:
+        """A slot for a request that starts to run: from nothing, or from the checkpoint of `digest`. Returns whether
+        that comes from host memory.
 
         There must be one (`num_available`); the checkpoint itself becomes the request's where there is no other.
         """
         assert request.state_slot < 0, f"request {request.number} has a state"
         if digest is None:
             self._give(request, self._take(request))
-            return
-        source = self._checkpoints[digest]
-        self._checkpoints.move_to_end(digest)
+            return False
+        is_here = digest in self._checkpoints
+        kept = self._checkpoints if is_here else self._below
+        source = kept.pop(digest)  # so that nobody is given its slot now
         self.num_restored += 1
-        if not self._free and self.num_available == 1 and source not in self._sources:
-            del self._checkpoints[digest]
+        if is_here and not self.num_available:
+            self._evict(digest, source, request)
             self._give(request, source)
-            return
-        ledger, row = self._pool.ledger, self.row(source)
-        ledger.prefix_hits[row] = min(int(ledger.prefix_hits[row]) + 1, MAX_PREFIX_HITS)
-        ledger.last_used_step[row] = self._pool.step
-        self._pool.touch_one(row)
+            return False
         self._copy(source, request)
+        kept[digest] = source
+        self._note_hit(source)
+        return not is_here
 
     def fork(self, parent: Request, child: Request) -> None:
         """The child goes on from where the parent is."""
         assert child.state_slot < 0, f"request {child.number} has a state"
         self._copy(parent.state_slot, child)
+
+    def swap_out(self, request: Request) -> None:
+        """The state of a request that no longer runs goes to host memory, which must have room (`has_room_below`)."""
+        slot = self._take_below()
+        assert slot is not None, "a state is swapped out without room for it"
+        source, request.state_slot = request.state_slot, -1
+        self._move_down(source, slot)
+        self._clear(source)
+        self._write(slot, BlockState.ACTIVE, request.number, request.num_computed_tokens)
+        request.saved_state_slot, request.state_tables = slot, [[self.row(slot)]]
+        self.num_swapped += 1
+
+    def swap_in(self, request: Request) -> None:
+        """A swapped-out request starts to run where it was; there must be a slot (`num_available`)."""
+        saved, request.saved_state_slot = request.saved_state_slot, -1
+        self._copy(saved, request)
+        self._clear(saved)
 
     def row(self, slot: int) -> int:
         """Of the ledger."""
@@ -116,30 +168,23 @@ class StatePool:
     def prefix(self, row: int) -> Prefix | None:
         """What the last block before a kept state holds, while the pool has it; None for every other row."""
         slot, pool = row - self._pool.first_state, self._pool
-        digest = next((digest for digest, kept in self._checkpoints.items() if kept == slot), b"")
+        kept = self._checkpoints if slot < self.num_slots else self._below
+        digest = next((digest for digest, at in kept.items() if at == slot), b"")
         block = pool.index.get(digest) if pool.index is not None else None
         return None if block is None else pool.prefix(block)
 
     def release(self, request: Request) -> None:
-        """Its state is of no use any more."""
-        if request.state_slot < 0:
-            return
-        self._copies = [copy for copy in self._copies if copy[0] is not request]
-        self._write(request.state_slot, BlockState.FREE, NO_OWNER, 0)
-        self._give_back(request.state_slot)
-        request.state_slot, request.state_tables = -1, [[]]
-        for slot in self._waiting - self._sources:
-            self._waiting.remove(slot)
-            self._free.append(slot)
+        """Its state is of no use any more, wherever it is."""
+        for slot in (request.state_slot, request.saved_state_slot):
+            if slot >= 0:
+                self._clear(slot)
+                request.state_tables = [[]]
+        request.state_slot = request.saved_state_slot = -1
 
     def plan(self, scheduled: Iterable[Scheduled]) -> tuple[tuple[tuple[int, int], ...], tuple[StateSave, ...]]:
         """Of the step that is being planned: copies (from, to) before it, and states to be kept amid it."""
-        copies = tuple((source, target) for _, source, target in self._copies)
-        sources = self._sources
-        saves = tuple(self._saves(scheduled, sources)) if self._keeps else ()
-        self._copies.clear()
-        self._free += self._waiting
-        self._waiting.clear()
+        saves = tuple(self._saves(scheduled)) if self._keeps else ()
+        copies, self._copies = tuple(self._copies), []
         return copies, saves
 
     def commit(self, scheduled: Iterable[Scheduled], saves: Iterable[StateSave]) -> None:
@@ -164,7 +209,7 @@ class StatePool:
                 self._pool.moves.copied([self.row(slot)])
 
     def take_evicted(self) -> list[int]:
-        """Of each checkpoint that was evicted since the last call, the request that got its slot."""
+        """Of each checkpoint that had to leave the device since the last call, the request that got its slot."""
         evicted, self._evicted_for = self._evicted_for, []
         return evicted
 
@@ -173,46 +218,53 @@ class StatePool:
         self._free += self._saving
         self._saving.clear()
 
-    def reset(self) -> int:
-        """Forget all checkpoints; returns how many there were."""
-        kept = {digest: slot for digest, slot in self._checkpoints.items() if slot in self._sources}
-        count = len(self._checkpoints) - len(kept)
-        for slot in (slot for digest, slot in self._checkpoints.items() if digest not in kept):
-            self._free.append(slot)
-            self._write(slot, BlockState.FREE, NO_OWNER, 0)
-        self._checkpoints = OrderedDict(kept)
-        return count
+    def reset(self) -> None:
+        """Forget all checkpoints."""
+        for slot in (*self._checkpoints.values(), *self._below.values()):
+            self._clear(slot)
+        self._checkpoints.clear()
+        self._below.clear()
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raise AssertionError unless each slot is exactly one of: free, a request's, a checkpoint, waiting, saving."""
-        running = [request for request in requests if request.state_slot >= 0]
-        held = [request.state_slot for request in running]
-        slots = [*self._free, *held, *self._checkpoints.values(), *self._waiting, *self._saving]
-        assert sorted(slots) == list(range(self.num_slots)), f"slots of states do not add up: {sorted(slots)}"
-        for request, _, target in self._copies:
-            assert request.state_slot == target, f"a state is copied to {target} for request {request.number}"
-        ledger = self._pool.ledger.part(self._pool.first_state, self._pool.first_state + self.num_slots)
-        expected = np.full(self.num_slots, BlockState.FREE, np.uint8)
-        expected[held], expected[list(self._checkpoints.values())] = BlockState.ACTIVE, BlockState.CACHED
+        """Raise AssertionError unless each slot is exactly one of: free, a request's, a checkpoint, saving."""
+        told = {
+            request: slot for request in requests if (slot := max(request.state_slot, request.saved_state_slot)) >= 0
+        }
+        assert all(min(request.state_slot, request.saved_state_slot) < 0 for request in told), (
+            "a state is in two places"
+        )
+        assert all(request.state_slot < self.num_slots for request in told), "a request runs on a state in host memory"
+        held, kept = list(told.values()), [*self._checkpoints.items(), *self._below.items()]
+        assert all(slot < self.num_slots for slot in self._checkpoints.values()), "a checkpoint is not on the device"
+        cached = [slot for _, slot in kept]
+        slots = [*self._free, *self._free_below, *held, *cached, *self._saving]
+        num_all = self.num_slots + self.num_host_slots
+        assert sorted(slots) == list(range(num_all)), f"slots of states do not add up: {sorted(slots)}"
+        assert all(slot >= self.num_slots for slot in (*self._free_below, *self._below.values())), "a slot is elsewhere"
+        ledger = self._pool.ledger.part(self._pool.first_state, self._pool.first_state + num_all)
+        expected = np.full(num_all, BlockState.FREE, np.uint8)
+        expected[held], expected[cached] = BlockState.ACTIVE, BlockState.CACHED
         assert (ledger.state == expected).all(), f"rows of states disagree: {ledger.state.tolist()} {expected.tolist()}"
         assert (ledger.ref_count == (expected == BlockState.ACTIVE)).all(), "a state is held otherwise than once"
-        assert ledger.owner[held].tolist() == [request.number for request in running], "a state is another's"
+        assert ledger.owner[held].tolist() == [request.number for request in told], "a state is another's"
         assert (ledger.group == self.group).all(), "a state is of another KV group"
         assert (expected != BlockState.FREE)[ledger.filled > 0].all(), "a free slot has tokens"
-        hashes = {slot: published_hash(group_digest(digest, self.group)) for digest, slot in self._checkpoints.items()}
+        hashes = {slot: published_hash(group_digest(digest, self.group)) for digest, slot in kept}
         assert hashes == {int(slot): int(ledger.hash[slot]) for slot in np.flatnonzero(ledger.hash)}, "hashes disagree"
-        for request in running:
-            assert request.state_tables == [[self.row(request.state_slot)]], "a table has another state"
+        for request, slot in told.items():
+            assert request.state_tables == [[self.row(slot)]], "a table has another state"
+            is_swapped = request.saved_state_slot >= 0
+            assert is_swapped == bool(request.saved_tables), "blocks or the state alone are swapped out"
+            tokens = request.num_saved_tokens if is_swapped else request.num_computed_tokens
+            assert ledger.filled[slot] == min(tokens, self._max_tokens), "a state is of other tokens"
 
-    @property
-    def _sources(self) -> set[int]:
-        return {source for _, source, _ in self._copies}
+    def _is_kept(self, digest: bytes, *, below: bool) -> bool:
+        return digest in self._checkpoints or (below and digest in self._below)
 
-    def _saves(self, scheduled: Iterable[Scheduled], sources: set[int]) -> Iterator[StateSave]:
+    def _saves(self, scheduled: Iterable[Scheduled]) -> Iterator[StateSave]:
         places = [(item.request, place) for item in scheduled for place in self._places(item)]
         for request, place in places:
-            is_known = self._digest(request, place) in self._checkpoints
-            if is_known or not (self._free or self._evictable(sources)):
+            if self._digest(request, place) in self._checkpoints or not self.num_available:
                 continue
             save = StateSave(request, place, self._take(request, of_last=True))
             self._saving[save.slot] = save
@@ -231,16 +283,16 @@ class StatePool:
         number = place // self.block_size - 1
         return request.block_digests[number] if 0 <= number < len(request.block_digests) else None
 
-    def _evictable(self, sources: set[int]) -> bool:
-        return any(slot not in sources for slot in self._checkpoints.values())
-
     def _copy(self, source: int, request: Request) -> None:
         """The request goes on from a copy."""
-        self._copies.append((request, source, -1))  # already: what is copied from is not taken
         slot = self._take(request)
-        self._copies[-1] = (request, source, slot)
+        self._copies.append((source, slot))
         self._give(request, slot)
-        self._pool.moves.copied([self.row(slot)])
+        if source < self.num_slots:
+            self._pool.moves.copied([self.row(slot)])
+        else:
+            self._pool.moves.loaded([self.row(slot)])
+            self.num_loaded += 1
 
     def _give(self, request: Request, slot: int) -> None:
         request.state_slot, request.state_tables = slot, [[self.row(slot)]]
@@ -253,14 +305,54 @@ class StatePool:
             slot = max(self._free) if of_last else min(self._free)
             self._free.remove(slot)
             return slot
-        sources = self._sources
-        digest = next(digest for digest, slot in self._checkpoints.items() if slot not in sources)
+        digest, slot = self._checkpoints.popitem(last=False)
+        self._evict(digest, slot, request)
+        return slot
+
+    def _evict(self, digest: bytes, slot: int, request: Request) -> None:
+        """A checkpoint that is found no more makes room for a request: it goes to host memory where that has room."""
         self.num_evicted += 1
         self._evicted_for.append(request.number)
-        slot = self._checkpoints.pop(digest)
+        self._offload(digest, slot)
+        self._write(slot, BlockState.FREE, NO_OWNER, 0)
+        self._pool.moves.evicted([self.row(slot)])
+
+    def _offload(self, digest: bytes, slot: int) -> None:
+        if digest in self._below:
+            self._below.move_to_end(digest)
+        elif (target := self._take_below()) is not None:
+            ledger, row, below = self._pool.ledger, self.row(slot), self.row(target)
+            self._write(target, BlockState.CACHED, int(ledger.owner[row]), int(ledger.filled[row]))
+            ledger.hash[below], ledger.parent[below] = ledger.hash[row], ledger.parent[row]
+            self._move_down(slot, target)
+            self._below[digest] = target
+            self.num_offloaded += 1
+
+    def _take_below(self) -> int | None:
+        """A slot in host memory, for which a checkpoint may be forgotten; None where requests have them all."""
+        if self._free_below:
+            return self._free_below.pop()
+        if not self._below:
+            return None
+        _, slot = self._below.popitem(last=False)
         self._write(slot, BlockState.FREE, NO_OWNER, 0)
         self._pool.moves.evicted([self.row(slot)])
         return slot
+
+    def _move_down(self, source: int, target: int) -> None:
+        self._copies.append((source, target))
+        self._pool.moves.saved([self.row(target)])
+
+    def _note_hit(self, slot: int) -> None:
+        ledger, row = self._pool.ledger, self.row(slot)
+        ledger.prefix_hits[row] = min(int(ledger.prefix_hits[row]) + 1, MAX_PREFIX_HITS)
+        ledger.last_used_step[row] = self._pool.step
+        self._pool.touch_one(row)
+
+    def _clear(self, slot: int) -> None:
+        """It holds nothing of use any more. Whoever gets it writes to it after all copies that were asked for."""
+        self._write(slot, BlockState.FREE, NO_OWNER, 0)
+        (self._free if slot < self.num_slots else self._free_below).append(slot)
 
     def _write(
         self, slot: int, state: BlockState, owner: int, num_tokens: int, digest: bytes = b"", before: bytes = b""
@@ -273,9 +365,3 @@ class StatePool:
         ledger.hash[row] = published_hash(group_digest(digest, self.group)) if digest else 0
         ledger.parent[row] = published_hash(group_digest(before, self.group)) if before else 0
         self._pool.touch_one(row)
-
-    def _give_back(self, slot: int) -> None:
-        if slot in self._sources:
-            self._waiting.add(slot)
-        else:
-            self._free.append(slot)

@@ -24,3 +24,10 @@ def slots_and_blocks(room: int, one_block: int, one_state: int, wanted: int, lon
     if left < 0:
         return slots, 0
     return slots, left // one_block if one_block else min(longest * slots, MAX_EMPTY_BLOCKS)
+
+
+def host_slots(host_bytes: int, one_block: int, one_state: int, wanted: int) -> int:
+    """Slots for states in `host_bytes` of host memory: as many as `wanted`, within half of it; all of it where no layer
+    has keys and values."""
+    share = STATES_SHARE if one_block else 1.0
+    return min(wanted, int(share * host_bytes) // one_state)

@@ -79,8 +79,10 @@ def kind_text(name: str) -> str:
 def reuse_clauses(data: EventData) -> list[str]:
     """Where a request's tokens came from, and what could not be read back."""
     parts = []
-    if data.num_loaded_blocks:
-        parts.append(f"{_blocks(data.num_loaded_blocks)} loaded from lower tiers")
+    loaded = [_blocks(data.num_loaded_blocks)] if data.num_loaded_blocks else []
+    loaded += ["the recurrent state"] if data.num_loaded_states else []
+    if loaded:
+        parts.append(f"{' and '.join(loaded)} loaded from lower tiers")
     if data.num_lost_tokens:
         parts.append(f"{data.num_lost_tokens} tokens could not be read back completely and are recomputed")
     return parts
@@ -107,7 +109,8 @@ def _started(event: Event, data: EventData) -> list[str]:
     parts.append(_needed(event, data))
     if data.num_pool_blocks or data.num_loaded_blocks:
         there = f"{event.num_tokens} of {data.num_known_tokens} tokens were there already"
-        state = " and the recurrent state after them" if data.num_states else ""
+        is_state_there = data.num_states and not data.num_loaded_states
+        state = " and the recurrent state after them" if is_state_there else ""
         parts.append(f"{there}, {_blocks(data.num_pool_blocks)} in the pool{state}")
     else:
         parts.append(f"all {data.num_known_tokens} tokens to compute")
@@ -163,7 +166,8 @@ def _choice(event: Event, data: EventData) -> str:
 
 def _price(event: Event, data: EventData) -> str:
     """What was lost or moved, and what it costs as far as that was measured."""
-    what = f"{event.num_tokens} tokens in {_blocks(event.num_blocks)}"
+    state = " and a recurrent state" if data.num_states else ""
+    what = f"{event.num_tokens} tokens in {_blocks(event.num_blocks)}{state}"
     swap, recompute = _about(data.swap_ns), _about(data.recompute_ns)
     if data.is_swapped:
         against = f", {recompute} to recompute" if recompute else ""
@@ -188,7 +192,8 @@ def _states_evicted(event: Event, data: EventData) -> list[str]:
         chosen = f"the least recently used kept state was evicted for request #{event.other}"
     else:
         chosen = f"the {data.num_states} least recently used kept states were evicted, first for request #{event.other}"
-    return ["no slot of recurrent states was free", chosen]
+    offloaded = [f"{data.num_offloaded} moved to host memory"] if data.num_offloaded else []
+    return ["no slot of recurrent states was free", chosen, *offloaded]
 
 
 def _paused(_: Event, data: EventData) -> list[str]:

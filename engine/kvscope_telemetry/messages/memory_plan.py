@@ -66,6 +66,9 @@ class InferenceAnswer(msgspec.Struct, frozen=True, kw_only=True):
     stages: tuple[StageUse, ...]
     changes: tuple[Change, ...]
     notes: tuple[str, ...] = ()
+    num_host_states: int = 0
+    """Of recurrent layers: slots in host memory, for requests swapped out and prefixes, and their bytes."""
+    host_state_bytes: int = 0
 
 
 class TrainingAnswer(msgspec.Struct, frozen=True, kw_only=True):

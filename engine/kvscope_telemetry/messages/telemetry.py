@@ -357,6 +357,12 @@ class Counters(msgspec.Struct, frozen=True, gc=False):
     a lower tier."""
     recomputed_tokens: int = 0
     """That they had lost, and computed again."""
+    swapped_states: int = 0
+    """Recurrent states of preempted requests that were moved to host memory with their blocks."""
+    offloaded_states: int = 0
+    """Kept states that went to host memory instead of being forgotten."""
+    loaded_states: int = 0
+    """States that came back from there."""
 
 
 class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -400,9 +406,10 @@ class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     """preempted: there and back, as measured; -1 unknown, the next too."""
     recompute_ns: int = -1
     num_offloaded: int = 0
-    """evicted: how many of the blocks went to host memory."""
+    """evicted, states_evicted: how many of the blocks, or states, went to host memory."""
     num_states: int = 0
-    """states_evicted: how many kept states; started: 1 where it goes on from one of them."""
+    """states_evicted: how many kept states; started: 1 where it goes on from one of them, or from its own; preempted:
+    1 where a state shared the fate of its blocks."""
     by: str = ""
     """asked: who did; its costs are as in preempted. engine_paused, single_step: who asked. engine_resumed: who had
     paused it."""
@@ -418,6 +425,8 @@ class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     """process_suspended: of that, how long the machine slept: the engine's clock stood still as well."""
     why: str = ""
     """engine_resumed: what ended the pause, in words."""
+    num_loaded_states: int = 0
+    """started: 1 where the state that it goes on from came back from host memory."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -29,6 +29,9 @@ TOTALS: Final = {
     "offloaded_blocks": "Cached blocks moved to a lower tier when evicted.",
     "loaded_blocks": "Blocks loaded from a lower tier.",
     "lost_blocks": "Blocks of a lower tier that could not be read back whole.",
+    "swapped_states": "Recurrent states of preempted requests swapped to host memory.",
+    "offloaded_states": "Kept recurrent states moved to host memory when evicted.",
+    "loaded_states": "Recurrent states loaded from host memory.",
     "restored_tokens": "Tokens recovered after preemptions without recomputation.",
     "recomputed_tokens": "Tokens lost by preemptions and recomputed.",
     "admitted": "Requests admitted (scheduled for the first time).",
@@ -39,6 +42,8 @@ TOTALS: Final = {
 TOTAL_NAMES: Final = {
     "swapped_blocks": "swapped_out_blocks",
     "loaded_blocks": "swapped_in_blocks",
+    "swapped_states": "swapped_out_states",
+    "loaded_states": "swapped_in_states",
     "admitted": "requests_admitted",
     "refused": "requests_refused",
 }

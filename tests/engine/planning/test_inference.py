@@ -201,6 +201,16 @@ def test_states_of_recurrent_layers_are_planned(skeleton: Make) -> None:
     assert stage.num_blocks * stage.block_bytes + stage.state_bytes <= stage.memory.kv
     assert len(stage.stage.kv) == 1
     assert plan.requests(16) == 16
+    assert (stage.num_host_states, stage.num_host_blocks) == (0, 0)
+
+
+def test_states_in_host_memory_are_planned(skeleton: Make) -> None:
+    """As many as run and are kept beside them, in half of it at most; blocks have the rest."""
+    one_state = 3 * (128 * 4 * 2 + 4 * 16 * 16 * 4)
+    for host, count in ((1 << 20, 16), (20 * one_state, 10)):
+        (stage,) = plan_inference(skeleton(HYBRID), _question(max_num_seqs=8, kv_host_memory=host)).stages
+        assert (stage.num_host_states, stage.host_state_bytes) == (count, count * one_state)
+        assert stage.num_host_blocks == (host - count * one_state) // stage.block_bytes
 
 
 def test_a_model_without_keys_and_values_is_planned(skeleton: Make) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kvscope_engine.policy.kv_groups import ONE_GROUP, GroupRule
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.messages.request_state import RequestState
 
@@ -29,6 +30,7 @@ def num_cached(drive: Drive, ids: Sequence[int], max_tokens: int = 2) -> int:
 def check_at_rest(drive: Drive) -> None:
     states = drive.scheduler.states
     assert states.num_free + states.num_checkpoints == states.num_slots
+    assert states.num_free_below + states.num_checkpoints_below == states.num_host_slots
 
 
 def test_the_same_prompt_goes_on_before_its_last_full_block(drive: Callable[..., Drive]) -> None:
@@ -101,13 +103,166 @@ def test_a_reset_cache_keeps_no_state(drive: Callable[..., Drive]) -> None:
     assert num_cached(here, prompt(1, 40)) == 0
 
 
+BELOW = {"num_host": 24, "num_host_states": 4, "preemption": "swap"}
+
+
+def swapped_out(drive: Drive, ids: Sequence[int]) -> Request:
+    """A request that ran for some steps and waits with its blocks and its state in host memory."""
+    request = drive.submit(ids, 20)
+    for _ in range(4):
+        drive.step()
+    given_up = drive.scheduler.preempt(request, "swap", "a person", drive.now_ns)
+    assert given_up is not None
+    assert given_up.is_swapped
+    assert isinstance(request, Request)
+    return request
+
+
+def test_a_swapped_out_request_computes_nothing_again(drive: Callable[..., Drive]) -> None:
+    here = drive(num_states=2, **BELOW)
+    request = swapped_out(here, prompt(1, 21))
+    states, num_tokens = here.scheduler.states, request.num_saved_tokens
+    row = here.pool.first_state + request.saved_state_slot
+    assert (request.state_slot, request.state_tables) == (-1, [[row]])
+    assert here.pool.ledger.filled[row] == num_tokens == 24
+    here.scheduler.check_integrity()
+    here.run()
+    totals = here.scheduler.totals
+    assert (states.num_swapped, totals.recomputed_tokens, totals.restored_tokens) == (1, 0, num_tokens)
+    words = [event.cause for event in here.scheduler.take_events()]
+    assert any("24 tokens in 6 blocks and a recurrent state swapped to a lower tier" in cause for cause in words), words
+    assert any("the recurrent state loaded from lower tiers" in cause for cause in words), words
+    check_at_rest(here)
+
+
+def test_an_aborted_request_leaves_host_memory(drive: Callable[..., Drive]) -> None:
+    here = drive(num_states=2, **BELOW)
+    here.scheduler.abort(swapped_out(here, prompt(1, 21)), here.now_ns)
+    here.scheduler.check_integrity()
+    check_at_rest(here)
+
+
+def test_blocks_and_state_are_swapped_or_neither_is(drive: Callable[..., Drive]) -> None:
+    here = drive(num_states=4, **BELOW | {"num_host_states": 1})
+    first, second = (here.submit(prompt(seed, 14), 20) for seed in (1, 2))
+    here.step()
+    assert here.scheduler.preempt(first, "swap", "a person", here.now_ns)
+    assert here.scheduler.preempt(second, "swap", "a person", here.now_ns) is None, "no state is dropped for another's"
+    assert second.state is RequestState.RUNNING
+    assert not second.saved_tables
+    here.scheduler.check_integrity()
+    given_up = here.scheduler.preempt(second, "", "a person", here.now_ns)
+    assert not given_up.is_swapped
+    here.run()
+    check_at_rest(here)
+
+
+def test_without_slots_in_host_memory_states_are_computed_again(drive: Callable[..., Drive]) -> None:
+    here = drive(num_states=3, **BELOW | {"num_host_states": 0})
+    request = here.submit(prompt(1, 21), 20)
+    here.step()
+    assert here.scheduler.preempt(request, "swap", "a person", here.now_ns) is None
+    assert here.scheduler.preempt(request, "", "a person", here.now_ns).swap_seconds is None
+    here.run()
+    check_at_rest(here)
+
+
+def test_the_state_counts_in_what_a_swap_costs(drive: Callable[..., Drive]) -> None:
+    here = drive(num_states=3, **BELOW | {"preemption": "auto"})
+    swapped = []
+    for copy_seconds in (0.1, 10.0):
+        here.scheduler.states.copy_seconds = copy_seconds
+        request = here.submit(prompt(1, 21), 20)
+        plan, _ = here.step()
+        here.scheduler.rate.observe(plan, plan.num_tokens / 10.0)
+        given_up = here.scheduler.preempt(request, "", "a person", here.now_ns)
+        assert given_up.swap_seconds > 2 * copy_seconds
+        swapped.append(given_up.is_swapped)
+        here.run()
+    assert swapped == [True, False]
+    check_at_rest(here)
+
+
+def test_a_kept_state_leaves_the_device_for_host_memory(drive: Callable[..., Drive]) -> None:
+    here = drive(num_states=2, num_blocks=64, max_num_seqs=1, state_interval=1024, **BELOW)
+    texts = [prompt(seed, 30) for seed in range(4)]
+    assert [num_cached(here, text) for text in texts] == [0] * 4
+    assert here.scheduler.states.num_offloaded == 3, "one is on the device, where nobody needs its slot"
+    assert [num_cached(here, text) for text in texts] == [28] * 4
+    words = [event.cause for event in here.scheduler.take_events()]
+    assert any("kept state was evicted for request #" in cause and "1 moved to host memory" in cause for cause in words)
+    check_at_rest(here)
+
+
+def test_the_least_recently_used_leaves_host_memory(drive: Callable[..., Drive]) -> None:
+    here = drive(num_states=2, num_blocks=64, max_num_seqs=1, state_interval=1024, **BELOW | {"num_host_states": 2})
+    texts = [prompt(seed, 30) for seed in range(5)]
+    for text in texts:
+        num_cached(here, text)
+    assert here.scheduler.states.num_checkpoints_below == 2
+    assert [num_cached(here, texts[number]) for number in (4, 2, 0)] == [28, 28, 0]
+    check_at_rest(here)
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_blocks_in_lower_tiers_are_found_with_their_state(drive: Callable[..., Drive], on_disk: bool) -> None:
+    """Where it pays to load both."""
+    tiers = {"num_host": 9, "num_disk": 60} if on_disk else {"num_host": 60}
+    here = drive(num_states=2, max_num_seqs=1, num_blocks=9, state_interval=1024, **BELOW | tiers)
+    texts = [prompt(seed, 30) for seed in range(4)]
+    for text in texts:
+        num_cached(here, text)
+    assert num_cached(here, texts[0]) == 28
+    assert here.scheduler.totals.loaded_blocks == 7
+    request = here.submit(prompt(9, 30), 2)
+    plan, _ = here.step()
+    here.scheduler.rate.observe(plan, plan.num_tokens / 10.0)
+    here.run()
+    assert request.is_finished
+    here.scheduler.states.copy_seconds = 3.0
+    assert num_cached(here, texts[1]) == 0, "28 tokens take 2.8 seconds"
+    here.scheduler.states.copy_seconds = 2.0
+    assert num_cached(here, texts[2]) == 28
+    here.mover.seconds_per_block = 1.0
+    assert num_cached(here, texts[3]) == 0
+    check_at_rest(here)
+
+
+def test_what_cannot_be_read_back_ends_at_a_state_before_it(drive: Callable[..., Drive]) -> None:
+    here = drive(
+        num_states=30, num_blocks=9, max_num_seqs=1, state_interval=8, **BELOW | {"num_host": 9, "num_disk": 60}
+    )
+    first = prompt(1, 30)
+    for text in (first, *(prompt(seed, 30) for seed in range(2, 6))):
+        num_cached(here, text)
+    tiers, index = here.scheduler.tiers, here.pool.index
+    digests: list[bytes] = []
+    index.extend(digests, first[:28], "", b"")
+    rows = [tiers.find(digest) for digest in digests]
+    assert all(tiers.is_on_disk(row) for row in rows)
+    here.mover.bad = {rows[4] - tiers.disk.first}
+    assert num_cached(here, first) == 16, "4 blocks are left, and a state is kept each 8 tokens"
+    assert here.scheduler.totals.lost_blocks
+    check_at_rest(here)
+
+
+@pytest.mark.parametrize("below", [{}, {"num_host": 12, "num_host_states": 3}, {"num_host": 5, "num_disk": 40}])
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_happens_each_goes_on_from_its_own_state(
-    drive: Callable[..., Drive], expected_completion: Callable[[Sequence[int], int], list[int]], seed: int
+    drive: Callable[..., Drive],
+    expected_completion: Callable[[Sequence[int], int], list[int]],
+    seed: int,
+    below: dict[str, int],
 ) -> None:
+    """On the device alone, and with tiers below: requests are swapped out and come back, kept states go down."""
     chance = random.Random(seed)
+    if below:
+        below = {"num_host_states": chance.choice((0, 1, 4))} | below
     shape = {"num_states": chance.choice((3, 5, 9)), "num_blocks": chance.choice((20, 40)), "max_num_seqs": 4}
-    here = drive(**shape, state_interval=chance.choice((4, 16, 64)), preemption="recompute")
+    how = chance.choice(("swap", "auto")) if below else "recompute"
+    groups = chance.choice((ONE_GROUP, (GroupRule(window=9),), (GroupRule(), GroupRule(window=6))))
+    shape["num_blocks"] *= len(groups)
+    here = drive(**shape, **below, state_interval=chance.choice((4, 16, 64)), preemption=how, groups=groups)
     requests: list[Request] = []
     for _ in range(120):
         what = chance.random()
@@ -120,13 +275,18 @@ def test_whatever_happens_each_goes_on_from_its_own_state(
             here.scheduler.preempt(chance.choice(running), "", "a person", here.now_ns)
         elif what < 0.6:
             here.scheduler.reset_prefix_cache(here.now_ns)
+        elif what < 0.72:
+            here.mover.bad = set(chance.sample(range(30), 20))
+        elif what < 0.76:
+            here.mover.seconds_per_block, here.scheduler.states.copy_seconds = chance.choices((1e-6, 1.0), k=2)
         victim = chance.choice(requests) if requests and chance.random() < 0.05 else None
         here.step(abort=victim)
     here.run()
     for request in requests:
         if request.finish_reason == "length":
             assert request.output_token_ids == expected_completion(request.prompt_token_ids, request.max_tokens)
-    states = here.scheduler.states
+    states, num_below = here.scheduler.states, here.pool.num_host_states
     assert states.num_kept > 0
     assert states.num_restored > 0 or shape["num_states"] < 5, "others need the slots"
+    assert (states.num_swapped + states.num_offloaded > 0) == (num_below > 0)
     check_at_rest(here)

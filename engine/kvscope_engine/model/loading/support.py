@@ -75,7 +75,6 @@ def check_options_with_states(config: EngineConfig, plan: Blueprint, name: str) 
         ("tensor_parallel_size", config.tensor_parallel_size, 1, "recurrent layers are not shared out"),
         ("cpu_offload_gb", config.cpu_offload_gb, 0, "weights of recurrent layers are not streamed"),
         ("speculative_config", config.speculative_config, None, "a state cannot go back behind a wrong guess"),
-        ("host_kv_memory_bytes", config.host_kv_memory_bytes, 0, "states are not kept in lower tiers"),
     )
     for option, value, accepted, why in refused:
         if value != accepted:

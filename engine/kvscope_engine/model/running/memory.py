@@ -23,7 +23,7 @@ from kvscope_engine.model.running.storage_for_model import groups_of_model
 from kvscope_engine.model.sparse.layers import layer_shapes
 from kvscope_engine.model.tiers.build import STAGING_BYTES
 from kvscope_engine.policy.fit import num_blocks_for
-from kvscope_engine.policy.state_slots import MIN_SLOTS, slots_and_blocks
+from kvscope_engine.policy.state_slots import MIN_SLOTS, host_slots, slots_and_blocks
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
@@ -42,6 +42,8 @@ class PoolSize(NamedTuple):
     """Of a GPU's memory, where the size of the pool was left to it."""
     num_states: int = 0
     """Slots for states of recurrent layers."""
+    num_host_states: int = 0
+    """The same in host memory."""
 
 
 def pool_size(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | None = None) -> PoolSize:
@@ -94,7 +96,8 @@ def _size_with_states(
     num_groups: int,
 ) -> PoolSize:
     """States of recurrent layers lie in the KV memory: one a request and some for prefixes, in half of it at most where
-    there are blocks as well. Where no layer has keys and values blocks are for prefixes alone, and take nothing."""
+    there are blocks as well. Where no layer has keys and values blocks are for prefixes alone, and take nothing. Host
+    memory is divided in the same way."""
     pad = takes_pad_slot(config, loaded.device)
     for_prefixes = config.max_num_seqs if config.state_checkpoints is None else config.state_checkpoints
     wanted = config.max_num_seqs + for_prefixes + pad
@@ -125,7 +128,8 @@ def _size_with_states(
             f" {one_state / MIB:.2f} MiB, and {least} of them and a block of {one_block / MIB:.2f} MiB are needed;"
             " free some, or give more --kv-memory or a smaller model"
         )
-    return PoolSize(num_blocks, plan, num_states)
+    num_host_states = host_slots(config.host_kv_memory_bytes, one_block, one_state, wanted - pad)
+    return PoolSize(num_blocks, plan, num_states, num_host_states)
 
 
 def takes_pad_slot(config: EngineConfig, device: torch.device) -> bool:

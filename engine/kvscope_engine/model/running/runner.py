@@ -196,6 +196,8 @@ class ModelRunner:
 
         `after` is the last step launched, where tokens that it samples are inputs of this one.
         """
+        if self._states is not None:  # first: states of requests that wait are to outlive a step that fails
+            self._states.copy(plan.state_copies, self._ops.copy_rows)
         inputs = build_inputs(plan, self._rows, self._storage.block_size, after.rows() if after is not None else None)
         adapted = self._lora.rows_of(plan.scheduled) if self._lora is not None else None
         if self._others is not None:
@@ -208,7 +210,6 @@ class ModelRunner:
         tensors = put_inputs(inputs, buffer) if graphs is None else graphs.put(inputs, size)
         options = self._sampler.inputs(sampling, buffer, self._vocab_size, num_output_tokens)
         pairs = buffer.put(np.array(plan.copies, np.int64)) if plan.copies else None
-        state_copies = buffer.put(np.array(plan.state_copies, np.int64)) if plan.state_copies else None
         state_saves = buffer.put(_saves_after(plan)) if plan.state_saves and graphs is not None else None
         awaited = buffer.put(inputs.awaited) if inputs.awaited is not None else None
         slots = buffer.put(adapted.slots) if adapted is not None else None
@@ -218,11 +219,7 @@ class ModelRunner:
         if awaited is not None and after is not None:
             tensors.input_ids.index_copy_(0, awaited[0], after.tokens.index_select(0, awaited[1]))
         timer = StepTimer(self._device)
-        states = None
-        if self._states is not None:
-            if state_copies is not None:
-                self._ops.copy_rows(self._states.rows, state_copies)
-            states = _states_of(plan, self._states) if graphs is None else None
+        states = _states_of(plan, self._states) if self._states is not None and graphs is None else None
         count = len(sampling)
         kind = self._kind(inputs, count, graphs, size, is_measured=measures != NOTHING)
         with self._launches.counted(kind):

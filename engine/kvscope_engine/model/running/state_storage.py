@@ -1,4 +1,5 @@
-"""The states of recurrent layers on the device: one tensor for each layer and part, one row a slot.
+"""The states of recurrent layers: one tensor on the device for each layer and part, one row a slot; and slots of whole
+states in host memory.
 
 A request's state is what Mamba, linear attention and short convolutions keep in place of keys and values: as large
 for one token as for a million, and overwritten by each. Owns the bytes; who has which slot, and why, it must not know.
@@ -6,11 +7,13 @@ for one token as for a million, and overwritten by each. Owns the bytes; who has
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from kvscope_engine.model.tiers.host_slab import CudaPinner, HostSlab
 from kvscope_kernels.copy_rows import RowTensors, row_tensors
 from kvscope_telemetry.errors import KvscopeError
 
@@ -44,16 +47,28 @@ def state_bytes(layers: Sequence[LayerState]) -> int:
 
 
 class StateStorage:
-    """States of `num_slots` requests. Raises KvscopeError with the sizes when the device has no room for them."""
+    """States of `num_slots` requests, and `num_host_slots` in host memory, pinned where the device is a GPU: slots from
+    `num_slots` on. With `has_pad` the device has one more, which is nobody's. Raises KvscopeError with the sizes when
+    there is no room for them."""
 
-    def __init__(self, num_slots: int, layers: Sequence[LayerState], device: torch.device) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        layers: Sequence[LayerState],
+        device: torch.device,
+        num_host_slots: int = 0,
+        *,
+        has_pad: bool = False,
+    ) -> None:
         self.num_slots = num_slots
+        self.num_host_slots = num_host_slots
+        self._has_pad = has_pad
         self.layers = tuple(layers)
         self.device = device
         self.slot_bytes = state_bytes(layers)
         try:
             self._tensors = [
-                [torch.zeros((num_slots, *part.shape), dtype=part.dtype, device=device) for part in layer]
+                [torch.zeros((num_slots + has_pad, *part.shape), dtype=part.dtype, device=device) for part in layer]
                 for layer in self.layers
             ]
         except (RuntimeError, MemoryError) as error:  # torch tells of memory by RuntimeError
@@ -63,16 +78,33 @@ class StateStorage:
                 " give a smaller --max-num-seqs or --state-checkpoints"
             ) from error
         self._rows: RowTensors | None = row_tensors(self.slot_tensors) if num_slots else None
+        self._host: HostSlab | None = None
+        self.copy_seconds = 0.0
+        """What a copy of a state to host memory or back takes, as measured at the start."""
+        if num_host_slots:
+            self._host = HostSlab(num_host_slots, self.slot_bytes, CudaPinner() if device.type == "cuda" else None)
+            self.copy_seconds = self._practise()
 
     @property
     def pad_slot(self) -> int:
-        """Of sequences that fill up a CUDA graph, where there are any: the last, which no request is given then."""
-        return self.num_slots - 1
+        """Of sequences that fill up a CUDA graph: behind those of requests on the device."""
+        assert self._has_pad, "no graphs are captured"
+        return self.num_slots
 
     @property
     def num_bytes(self) -> int:
-        """Of all slots."""
-        return self.num_slots * self.slot_bytes
+        """Of all slots on the device."""
+        return (self.num_slots + self._has_pad) * self.slot_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Of all slots in host memory."""
+        return self.num_host_slots * self.slot_bytes
+
+    @property
+    def note(self) -> str:
+        """What is not as it was asked for; empty when all is."""
+        return self._host.note if self._host is not None else ""
 
     @property
     def slot_tensors(self) -> tuple[torch.Tensor, ...]:
@@ -85,6 +117,20 @@ class StateStorage:
         assert self._rows is not None, "the storage is closed, or has no slots"
         return self._rows
 
+    def copy(self, pairs: Sequence[tuple[int, int]], copy_rows: Callable[[RowTensors, torch.Tensor], None]) -> None:
+        """Slots (from, to), one after the other, on the stream of the step; `copy_rows` is the device's."""
+        together: list[tuple[int, int]] = []
+        for source, target in (*pairs, (-1, -1)):
+            is_here = 0 <= max(source, target) < self.num_slots
+            touched = {slot for pair in together for slot in pair}
+            if together and not (is_here and target not in touched and source not in {to for _, to in together}):
+                copy_rows(self.rows, torch.tensor(together, device=self.device))
+                together.clear()
+            if is_here:
+                together.append((source, target))
+            elif source >= 0:
+                self._copy_with_host(source, target)
+
     def layer(self, layer: int) -> Sequence[torch.Tensor]:
         """The parts of a recurrent layer's state, each (num_slots, ...)."""
         return self._tensors[layer]
@@ -93,3 +139,33 @@ class StateStorage:
         """Give the memory back; the storage holds nothing afterwards."""
         self._rows = None
         self._tensors.clear()
+        if self._host is not None:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            self._host.close()
+
+    def _copy_with_host(self, source: int, target: int) -> None:
+        """One of the two slots is in host memory."""
+        assert self._host is not None, "there are no states in host memory"
+        here, there = min(source, target), max(source, target) - self.num_slots
+        start, row = 0, self._host.rows[there]
+        for tensor in self.slot_tensors:
+            part = tensor[here].view(torch.uint8)
+            kept = row[start : start + len(part)]
+            if target == here:
+                part.copy_(kept, non_blocking=True)
+            else:
+                kept.copy_(part, non_blocking=True)
+            start += len(part)
+
+    def _practise(self) -> float:
+        """Copy a state there and back some times: what the first costs more, it costs once."""
+        seconds = []
+        for _ in range(3):
+            started = time.perf_counter()
+            self._copy_with_host(0, self.num_slots)
+            self._copy_with_host(self.num_slots, 0)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            seconds.append((time.perf_counter() - started) / 2)
+        return min(seconds)

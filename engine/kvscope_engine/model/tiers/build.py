@@ -35,17 +35,23 @@ PRACTICE_BYTES: Final = 4 * MIB
 """Copied there and back at the start, to know what a swap costs: a few milliseconds."""
 
 
-def make_tier_mover(config: EngineConfig, storage: KVStorage, fingerprint: str) -> BlockMover | None:
-    """What moves blocks of `storage`; None without a host tier. `fingerprint` tells models and dtypes apart.
+def make_tier_mover(
+    config: EngineConfig, storage: KVStorage, fingerprint: str, *, state_bytes: int = 0
+) -> BlockMover | None:
+    """What moves blocks of `storage`; None without a host tier. `fingerprint` tells models and dtypes apart;
+    `state_bytes` of the host tier are taken by states of recurrent layers.
 
     Raises BadInput when a tier is larger than there is room, too small for a block, or its file cannot be had.
     """
     if not config.host_kv_memory_bytes:
         return None
+    has_disk = config.disk_kv_memory_bytes > 0
+    if not storage.block_tensors:
+        return _mover_of_nothing(storage, "no layer has keys and values: nothing goes to disk" * has_disk)
     words = BlockLayout(storage)
     is_cuda = words.device.type == "cuda"
     with ExitStack() as undo:
-        num_places = _places("--kv-host-memory", config.host_kv_memory_bytes, words.block_bytes)
+        num_places = _places("--kv-host-memory", config.host_kv_memory_bytes - state_bytes, words.block_bytes)
         slab = HostSlab(num_places, words.block_bytes, CudaPinner() if is_cuda else None)
         undo.callback(slab.close)
         copies = _staged(words, slab) if is_cuda else PlainCopies(words, slab.rows)
@@ -55,6 +61,12 @@ def make_tier_mover(config: EngineConfig, storage: KVStorage, fingerprint: str) 
         undo.pop_all()
     note = "; ".join(filter(None, (slab.note, kept.note if kept is not None else "")))
     return BlockMover(copies, slab, disk, kept.salt if kept is not None else None, note)
+
+
+def _mover_of_nothing(storage: KVStorage, note: str) -> BlockMover:
+    """Where no layer has keys and values: blocks are places in the prefix cache alone, and so are those below."""
+    slab = HostSlab(storage.num_blocks, 0)
+    return BlockMover(PlainCopies(None, slab.rows), slab, None, None, note)
 
 
 def _staged(words: BlockLayout, slab: HostSlab) -> StagedCopies:

@@ -43,11 +43,13 @@ class Copies(Protocol):
 
 
 class PlainCopies:
-    """Done when the call returns."""
+    """Done when the call returns. Without `words` blocks have no bytes."""
 
-    def __init__(self, words: BlockLayout, rows: torch.Tensor) -> None:
-        places = words.places(rows)
-        self._parts = [(part.blocks.numpy(), places[:, part.columns].numpy()) for part in words.parts]
+    def __init__(self, words: BlockLayout | None, rows: torch.Tensor) -> None:
+        self._parts = []
+        if words is not None:
+            places = words.places(rows)
+            self._parts = [(part.blocks.numpy(), places[:, part.columns].numpy()) for part in words.parts]
         self.saving = CopySpeed()
         self.loading = CopySpeed()
 

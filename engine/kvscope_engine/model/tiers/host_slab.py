@@ -52,9 +52,12 @@ class HostSlab:
     def __init__(self, num_places: int, block_bytes: int, pinner: Pinner | None = None) -> None:
         self.num_bytes = num_places * block_bytes
         _check_room(self.num_bytes, free_host_bytes())
-        self._map: mmap.mmap | None = mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.rows = torch.frombuffer(self._map, dtype=torch.uint8).view(num_places, block_bytes)
+        self._map: mmap.mmap | None = None
+        self.rows = torch.empty((num_places, 0), dtype=torch.uint8)
         """uint8 (num_places, block_bytes), page-aligned."""
+        if self.num_bytes:
+            self._map = mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self.rows = torch.frombuffer(self._map, dtype=torch.uint8).view(num_places, block_bytes)
         self.note = ""
         """Why it is not pinned although it was to be."""
         self._pinner = pinner

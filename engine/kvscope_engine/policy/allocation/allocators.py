@@ -31,6 +31,7 @@ def make_pool(
     num_host: int = 0,
     num_disk: int = 0,
     num_states: int = 0,
+    num_host_states: int = 0,
     space: AddressSpace | None = None,
     groups: tuple[GroupRule, ...] = ONE_GROUP,
 ) -> BlockPool:
@@ -50,12 +51,13 @@ def make_pool(
             num_host=num_host,
             num_disk=num_disk,
             num_states=num_states,
+            num_host_states=num_host_states,
             groups=groups,
         )
     assert groups == ONE_GROUP, f"allocator {name!r} has one KV group"
     if prefix_caching:
         raise BadInput(f"allocator={name!r} is not accepted with prefix caching: it needs prefix caching off")
-    assert not num_host + num_disk, f"allocator {name!r} has no lower tiers"
+    assert not num_host + num_disk + num_host_states, f"allocator {name!r} has no lower tiers"
     if name == "virtual":
         assert space is not None, "allocator 'virtual' has no address space"
         return MappedPool(space, block_size, num_states=num_states)

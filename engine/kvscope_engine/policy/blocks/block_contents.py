@@ -30,7 +30,7 @@ def block_content(
     if holder is None:
         return BlockContent(block=block)
     if is_state:
-        filled = holder.num_computed_tokens
+        filled = holder.num_saved_tokens or holder.num_computed_tokens
         start = max(0, filled - 1) // pool.block_size * pool.block_size
         filled -= start
     else:

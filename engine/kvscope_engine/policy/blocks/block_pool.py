@@ -145,8 +145,9 @@ class BlockPool:
 
     `salt` seeds the prefix hashes (random when None). `free` says which free block is handed out next (a `FreeList`
     when None). The ledger has more rows behind those of the blocks: one a place of the lower tiers, which `LowerTiers`
-    keeps, and then one a slot of recurrent states, which are the `StatePool`'s. Methods that change blocks cost the
-    same for one block as for some dozens: numpy is worth it from there on, and single blocks have a path of their own.
+    keeps, and then one a slot of recurrent states, on the device and in host memory, which are the `StatePool`'s.
+    Methods that change blocks cost the same for one block as for some dozens: numpy is worth it from there on, and
+    single blocks have a path of their own.
     """
 
     def __init__(
@@ -159,6 +160,7 @@ class BlockPool:
         num_host: int = 0,
         num_disk: int = 0,
         num_states: int = 0,
+        num_host_states: int = 0,
         free: FreeBlocks | None = None,
         groups: tuple[GroupRule, ...] = ONE_GROUP,
     ) -> None:
@@ -168,11 +170,13 @@ class BlockPool:
         self.num_host = num_host
         self.num_disk = num_disk
         self.num_states = num_states
+        self.num_host_states = num_host_states
         self.first_state = num_blocks + num_host + num_disk
-        self.ledger = Ledger(self.first_state + num_states)
+        self.ledger = Ledger(self.first_state + num_states + num_host_states)
         self.ledger.tier[num_blocks:] = Tier.HOST
         self.ledger.tier[num_blocks + num_host :] = Tier.DISK
         self.ledger.tier[self.first_state :] = Tier.STATES
+        self.ledger.tier[self.first_state + num_states :] = Tier.HOST_STATES
         self.index = PrefixIndex(block_size, salt) if prefix_caching else None
         self.history = PrefixHistory() if prefix_caching else None
         self.moves = MoveLog()

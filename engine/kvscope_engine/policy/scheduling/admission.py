@@ -66,12 +66,9 @@ class Admission:
     def start(self, request: Request, found: Reusable, builder: PlanBuilder) -> Event:
         """The request gets what was found for it; returns what a person is told."""
         pool = self._pool
-        reused = self._tables.start(request, found, pool.step, builder)
-        request.num_computed_tokens = reused
-        if self._states is not None:
-            place = reused // pool.block_size
-            self._states.begin(request, request.block_digests[place - 1] if place else None)
-            request.parted_at = reused + found.num_stateless if found.num_stateless else 0
+        request.num_computed_tokens = self._tables.start(request, found, pool.step, builder)
+        is_state_loaded = self._states is not None and self._start_state(self._states, request, found)
+        reused = request.num_computed_tokens
         if request.admitted_ns is None:
             request.num_cached_tokens = reused
             self._totals.begin(request.num_prompt_tokens, reused)
@@ -81,7 +78,25 @@ class Admission:
         if found.num_stateless:
             missed = Miss("state", reused + found.num_stateless)
         blocks = Blocks(self._num_blocks(request), self._tables.num_set_aside(request))
-        return causes.admitted(request, builder.now_ns, found, reused, blocks, missed, self._running_time)
+        event = causes.admitted(request, builder.now_ns, found, reused, blocks, missed, self._running_time)
+        return causes.with_loaded_state(event) if is_state_loaded else event
+
+    def _start_state(self, states: StatePool, request: Request, found: Reusable) -> bool:
+        """A slot with the state of the tokens that were found; returns whether it came from host memory.
+
+        Where not all blocks could be read back, the request goes on from the last kept state before that.
+        """
+        size, is_whole = self._pool.block_size, request.num_computed_tokens == found.num_tokens
+        request.parted_at = found.num_tokens + found.num_stateless if found.num_stateless else 0
+        if found.is_saved and is_whole:
+            states.swap_in(request)
+            return True
+        digests = request.block_digests[: request.num_computed_tokens // size]
+        place = len(digests) if is_whole else next(states.checkpoints(digests, below=True), 0)
+        request.num_computed_tokens = place * size
+        self._tables.trim(request, self._pool.step)
+        states.release(request)
+        return states.begin(request, digests[place - 1] if place else None)
 
     def _num_blocks(self, request: Request) -> int:
         return self._needs.at_most(request.num_tokens)

@@ -106,6 +106,7 @@ def _gave_up(victim: Request, given_up: GivenUp, why: EventData, now_ns: int, ne
     data = replace(
         why,
         is_swapped=given_up.is_swapped,
+        num_states=int(given_up.has_state),
         swap_ns=_ns(given_up.swap_seconds),
         recompute_ns=_ns(given_up.recompute_seconds),
     )
@@ -179,9 +180,16 @@ def evicted(count: int, num_offloaded: int, needy: int, now_ns: int) -> Event:
     return _in_words(Event(kind="evicted", time_ns=now_ns, other=needy, num_blocks=count, data=data))
 
 
-def states_evicted(needy: Sequence[int], now_ns: int) -> Event:
-    """Kept states of recurrent layers were given away, one to each of the requests `needy`."""
-    data = EventData(kind="states_evicted", num_states=len(needy))
+def with_loaded_state(event: Event) -> Event:
+    """The same, of a request whose recurrent layers go on from a state that was in host memory."""
+    assert event.data is not None, "an admission has data"
+    return _in_words(replace(event, data=replace(event.data, num_loaded_states=1)))
+
+
+def states_evicted(needy: Sequence[int], num_offloaded: int, now_ns: int) -> Event:
+    """Slots of kept states of recurrent layers were given away, one to each of the requests `needy`; `num_offloaded`
+    of the states went to host memory."""
+    data = EventData(kind="states_evicted", num_states=len(needy), num_offloaded=num_offloaded)
     return _in_words(Event(kind="evicted", time_ns=now_ns, other=needy[0], data=data))
 
 

@@ -5,6 +5,7 @@ Reads everything, changes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from kvscope_engine.policy.blocks.block_pool import BlockPool
@@ -30,6 +31,8 @@ class Reusable:
     """What of it is in the pool, one group after another."""
     num_to_load: int
     """Blocks that are in lower tiers."""
+    is_saved: bool = False
+    """Whether it is what the request saved when it was swapped out, with the state of its recurrent layers."""
     num_stateless: int = 0
     """Tokens in blocks beyond these, that are of no use since no recurrent state was kept there."""
 
@@ -46,28 +49,34 @@ def find_reusable(
     loading them costs less than computing their tokens, both as measured. With `states`, what ends at one of them.
     """
     digests, index, size = usable_digests(pool, request), pool.index, pool.block_size
-    found = NOTHING if index is None else find_prefix(pool.groups, digests, size, index.get)
-    if states is not None:
-        return _with_state(pool, states, found, digests)
+    found = in_pool = NOTHING if index is None else find_prefix(pool.groups, digests, size, index.get)
+    if states is not None and index is not None:
+        found = next(_with_states(pool, states, in_pool, digests, index.get, below=False), NOTHING)
     if request.saved_tables and found.num_places * size <= request.num_saved_tokens:
         return _with_saved(pool, request, digests)
     if tiers is not None and index is not None and found.num_places < len(digests):
-        found = _worth_loading(pool, tiers, rate, found, digests)
-    return _reusable(pool, found.tables, found.num_let_go, found.num_places * size)
+        found = _worth_loading(pool, tiers, rate, found, digests, states)
+    reusable = _reusable(pool, found.tables, found.num_let_go, found.num_places * size)
+    if states is None:
+        return reusable
+    return replace(reusable, num_stateless=max(0, in_pool.num_places - found.num_places) * size)
 
 
-def _with_state(pool: BlockPool, states: StatePool, found: Found, digests: list[bytes]) -> Reusable:
-    """What is found, up to the last kept state that all blocks are there for."""
-    index, size, num_places = pool.index, pool.block_size, found.num_places
-    kept = NOTHING
-    for count in states.checkpoints(digests[:num_places]):
-        assert index is not None, "looked for prefixes without an index"
-        kept = found if count == num_places else find_prefix(pool.groups, digests[:count], size, index.get)
-        if kept.num_places == count:
-            break
-        kept = NOTHING
-    reusable = _reusable(pool, kept.tables, kept.num_let_go, kept.num_places * size)
-    return replace(reusable, num_stateless=(num_places - kept.num_places) * size)
+def _with_states(
+    pool: BlockPool,
+    states: StatePool,
+    found: Found,
+    digests: list[bytes],
+    get: Callable[[bytes], int | None],
+    *,
+    below: bool,
+) -> Iterator[Found]:
+    """What is found, up to each kept state that all blocks are there for, longest first."""
+    for count in states.checkpoints(digests[: found.num_places], below=below):
+        is_all = count == found.num_places
+        shorter = found if is_all else find_prefix(pool.groups, digests[:count], pool.block_size, get)
+        if shorter.num_places == count:
+            yield shorter
 
 
 def _with_saved(pool: BlockPool, request: Request, digests: list[bytes]) -> Reusable:
@@ -81,11 +90,17 @@ def _with_saved(pool: BlockPool, request: Request, digests: list[bytes]) -> Reus
                 block = index.get(group_digest(digests[place], group))
                 table[place] = table[place] if block is None else block
         tables.append(table)
-    return _reusable(pool, tuple(tables), request.num_let_go, request.num_saved_tokens)
+    found = _reusable(pool, tuple(tables), request.num_let_go, request.num_saved_tokens)
+    return replace(found, is_saved=True)
 
 
 def _worth_loading(
-    pool: BlockPool, tiers: LowerTiers, rate: PrefillRate, in_pool: Found, digests: list[bytes]
+    pool: BlockPool,
+    tiers: LowerTiers,
+    rate: PrefillRate,
+    in_pool: Found,
+    digests: list[bytes],
+    states: StatePool | None,
 ) -> Found:
     """What is in any tier, or `in_pool` where it is cheaper to compute the tokens from there on."""
     index = pool.index
@@ -95,13 +110,19 @@ def _worth_loading(
         block = index.get(digest)
         return tiers.find(digest) if block is None else block
 
-    found = find_prefix(pool.groups, digests, pool.block_size, get)
-    if found.num_places <= in_pool.num_places:
-        return in_pool
-    lower = [row for table in found.tables for row in table if row >= pool.num_blocks]
-    to_compute = rate.seconds((found.num_places - in_pool.num_places) * pool.block_size)
-    to_load = tiers.load_seconds(len(lower), sum(map(tiers.is_on_disk, lower)))
-    return found if to_compute is None or to_load < to_compute else in_pool
+    longest = find_prefix(pool.groups, digests, pool.block_size, get)
+    some = [longest] if states is None else _with_states(pool, states, longest, digests, get, below=True)
+    for found in some:
+        if found.num_places <= in_pool.num_places:
+            break
+        lower = [row for table in found.tables for row in table if row >= pool.num_blocks]
+        to_compute = rate.seconds((found.num_places - in_pool.num_places) * pool.block_size)
+        to_load = tiers.load_seconds(len(lower), sum(map(tiers.is_on_disk, lower)))
+        if states is not None:
+            to_load += states.load_seconds(digests[found.num_places - 1])
+        if to_compute is None or to_load < to_compute:
+            return found
+    return in_pool
 
 
 def _reusable(pool: BlockPool, tables: tuple[list[int], ...], num_let_go: tuple[int, ...], num_tokens: int) -> Reusable:

@@ -120,7 +120,7 @@ class Scheduler:
         """Whoever runs the steps tells it how long they took."""
         self.tiers = None if mover is None else LowerTiers(pool, mover, self.totals, self._saved_rows_moved)
         self.tables = BlockTables(pool, allocation, self._changes, self.tiers)
-        self._preemption = Preemption(self.tables, self.tiers, self.rate, pool.block_size, preemption)
+        self._preemption = Preemption(self.tables, self.tiers, self.rate, pool.block_size, preemption, states)
         watermark = 0 if allocation.reserves else max(1, pool.num_blocks // 100)
         self.states = states
         """Of the states of recurrent layers; None where a model has no such layers."""
@@ -242,6 +242,7 @@ class Scheduler:
         if self.states is not None:
             self.states.drop_uncommitted()
         evicted_before, offloaded_before = self._pool.evicted_blocks, self.totals.offloaded_blocks
+        states_before = self.states.num_offloaded if self.states is not None else 0
         self._continue_prefills(self._continue_decodes(builder, ahead), builder, ahead)
         if not builder.has_preempted:
             self._admit(builder, self._way() if builder.budget and not ahead else [])
@@ -260,7 +261,8 @@ class Scheduler:
             copies, saves = self.states.plan(plan.scheduled)
             plan = replace(plan, state_copies=copies, state_saves=saves)
             if evicted := self.states.take_evicted():
-                self._changes.event(causes.states_evicted(evicted, now_ns))
+                num_offloaded = self.states.num_offloaded - states_before
+                self._changes.event(causes.states_evicted(evicted, num_offloaded, now_ns))
         return plan
 
     def commit(self, plan: StepPlan, step: int, now_ns: int) -> None:
@@ -539,8 +541,6 @@ class Scheduler:
         """A request that gave up its blocks waits again."""
         self._running.remove(victim)
         self._waiting.stop(victim)
-        if self.states is not None:
-            self.states.release(victim)
         self._state_moved(victim)
         victim.num_preemptions += 1
         victim.preempted_ns = now_ns

@@ -134,7 +134,7 @@ def test_a_graph_runs_decodes_as_a_step_does(family: str) -> None:
     shapes = [call.shape for call in check_hook(module)]
     assert recurrent_layers(module).decode_together
     kv = KVStorage(16, BLOCK_SIZE, shapes, torch.float32, CPU)
-    states = StateStorage(17, recurrent_layers(module).states, CPU)
+    states = StateStorage(16, recurrent_layers(module).states, CPU, has_pad=True)
     tensors = (*kv.block_tensors, *states.slot_tensors)
     for tensor in tensors:
         tensor.zero_()

@@ -354,7 +354,7 @@ def _states(module: torch.nn.Module, num_slots: int) -> StateStorage | None:
     for part in module.modules():
         if hasattr(part, "layer_idx") and hasattr(part, "q_proj"):
             part.kvscope_layer = 0  # type: ignore[assignment]
-    return StateStorage(num_slots, recurrent.states, GPU)
+    return StateStorage(num_slots, recurrent.states, GPU, has_pad=True)
 
 
 def join_unproven(module: torch.nn.Module, quantization: str) -> None:
