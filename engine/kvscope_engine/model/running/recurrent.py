@@ -22,7 +22,7 @@ from torch.nn.functional import silu, softplus
 from transformers.cache_utils import LinearAttentionLayer
 
 from kvscope_engine.model.loading.interface_use import uses_interface
-from kvscope_engine.model.running.state_storage import LayerState, StateStorage
+from kvscope_engine.model.running.state_storage import LayerState, Slots, StateStorage
 
 MAX_STATES: Final = 8
 """Of one kind in a layer, as transformers numbers them."""
@@ -168,8 +168,8 @@ class StateBatch(StateStep):
     """Of a sequence: (row of the batch, slot), where the state is before that row goes to a slot of its own."""
     decodes: list[int] = field(default_factory=list)
     """Sequences that can be run together, where there are several, in the order of their slots."""
-    decode_slots: torch.Tensor | slice | None = None
-    """Where their states are: side by side, or by their slots on the device."""
+    decode_slots: Slots | None = None
+    """Where their states are."""
 
     def __post_init__(self) -> None:
         singles = [
@@ -180,9 +180,7 @@ class StateBatch(StateStep):
         if len(singles) > 1:
             self.decodes = sorted(singles, key=self.slots.__getitem__)
             slots = [self.slots[number] for number in self.decodes]
-            is_run = slots[-1] - slots[0] == len(slots) - 1
-            device = self.storage.device
-            self.decode_slots = slice(slots[0], slots[-1] + 1) if is_run else torch.tensor(slots, device=device)
+            self.decode_slots = Slots(slots, self.storage.device)
 
     def run(self, layer: RecurrentLayer, given: dict[str, Any]) -> Any:
         """Each sequence's tokens on its own state."""
@@ -192,11 +190,10 @@ class StateBatch(StateStep):
         if together:
             assert self.decode_slots is not None, "decodes that run together have slots"
             rows = [self.query_start[number] for number in together]
-            states = [tensor[self.decode_slots] for tensor in tensors]
+            states = [self.decode_slots.read(tensor) for tensor in tensors]
             output, _ = layer.call(_sequences_first(given, num_tokens, rows), states, goes_on=True)
-            if isinstance(self.decode_slots, torch.Tensor):  # otherwise they were overwritten where they are
-                for tensor, state in zip(tensors, states, strict=True):
-                    tensor.index_copy_(0, self.decode_slots, state)
+            for tensor, state in zip(tensors, states, strict=True):
+                self.decode_slots.write(tensor, state)
             outputs |= {row: _picked(output, index) for index, row in enumerate(rows)}
             for number in together:
                 self._save(number, self.query_start[number + 1], tensors)
