@@ -13,7 +13,6 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from types import FunctionType
 from typing import Any, Final, Protocol
 
 import torch
@@ -22,6 +21,7 @@ from torch.nn.functional import silu, softplus
 from transformers.cache_utils import LinearAttentionLayer
 
 from kvscope_engine.model.loading.interface_use import uses_interface
+from kvscope_engine.model.running.mamba_update import calling, with_update_in_place
 from kvscope_engine.model.running.state_storage import LayerState, Slots, StateStorage
 
 MAX_STATES: Final = 8
@@ -109,7 +109,8 @@ class RecurrentLayers:
 
     def _take_over(self, name: str, part: nn.Module, caller: StateCaller) -> None:
         names = tuple(inspect.signature(part.forward).parameters)
-        layer = RecurrentLayer(len(self.layers), name, part, part.forward, caller, names, scan=ContinuedScan.of(part))
+        own = with_update_in_place(part) or part.forward
+        layer = RecurrentLayer(len(self.layers), name, part, own, caller, names, scan=ContinuedScan.of(part))
         self.layers.append(layer)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -362,19 +363,16 @@ class ContinuedScan:
     is, but for the name of the scan that it calls.
     """
 
-    def __init__(self, module: nn.Module, forward: Any) -> None:
-        self._scan = forward.__globals__[SCAN]
+    def __init__(self, module: nn.Module) -> None:
+        self._scan = getattr(inspect.unwrap(type(module).forward), "__globals__", {}).get(SCAN)
         self._states: list[torch.Tensor] = []
-        names = forward.__globals__ | {SCAN: self._continued}
-        own = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
-        self._forward = own.__get__(module)
+        self._forward: Any = calling(module, SCAN, self._continued)
 
     @classmethod
     def of(cls, module: nn.Module) -> ContinuedScan | None:
         """None where the layer calls no such scan."""
-        forward: Any = inspect.unwrap(type(module).forward)
-        is_scan = SCAN in getattr(forward, "__globals__", {}) and SCAN in forward.__code__.co_names
-        return cls(module, forward) if is_scan else None
+        made = cls(module)
+        return None if made._forward is None else made
 
     def forward(self, state: torch.Tensor, given: dict[str, Any]) -> Any:
         """(1, T, hidden) from `state`, (1, inner, N), or (1, heads, inner of a head, N) for a scan a head."""
