@@ -1,4 +1,4 @@
-"""One token of Mamba 2 layers, in place: the same numbers as transformers' own update, in half as many passes.
+"""One token of Mamba 2 layers, in place: what transformers' own update gives, in half as many passes.
 
 transformers spreads the decay of a head over its whole state before it takes the exponential, and writes the new state
 beside the old one: nine passes over each state, of which four are left here. Owns the update and how a layer's own
