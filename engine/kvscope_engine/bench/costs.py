@@ -128,7 +128,7 @@ def _plan(case: Case, block_size: int, vocab_size: int) -> StepPlan:
             sampling=SAMPLING,
             max_tokens=1,
             arrival_ns=0,
-            block_tables=[list(range(place * blocks, (place + 1) * blocks))],
+            block_tables=(list(range(place * blocks, (place + 1) * blocks)),),
             num_computed_tokens=case.start,
         )
         scheduled.append(Scheduled(request, case.start, case.num_tokens, True))

@@ -364,7 +364,7 @@ class ContinuedScan:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._scan = getattr(inspect.unwrap(type(module).forward), "__globals__", {}).get(SCAN)
+        self._scan: Any = getattr(inspect.unwrap(type(module).forward), "__globals__", {}).get(SCAN)
         self._states: list[torch.Tensor] = []
         self._forward: Any = calling(module, SCAN, self._continued)
 
