@@ -15,7 +15,6 @@ import tempfile
 import time
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from kvscope_engine.bench.family_shapes import FAMILIES
@@ -24,6 +23,8 @@ from kvscope_engine.bench.table import table
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
+LOGITS_SCALE: Final = 8.0
+"""Random ones are 0.5 apart, and the engine computes those near the largest once more (`float32_head`)."""
 TURN_STEPS: Final = 8
 """A block of tokens has its boundary in each second turn."""
 
@@ -80,15 +81,13 @@ def _measure(family: str, counts: Sequence[int], args: argparse.Namespace) -> di
     import torch
 
     from kvscope_engine import Engine
-    from kvscope_engine.model.loading.hf_config import read_config
-    from kvscope_engine.model.loading.loader import random_model
+    from kvscope_engine.model.loading.device import choose_dtype
 
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        file = Path(folder) / "config.json"
-        family_config(family).to_json_file(file, use_diff=False)
+        module = _saved_model(family, choose_dtype(args.dtype, torch.device("cpu")), folder)
         config = EngineConfig(
-            model=f"dummy:{file}",
+            model=folder,
             device="cpu",
             dtype=args.dtype,
             num_threads=args.num_threads,
@@ -96,9 +95,20 @@ def _measure(family: str, counts: Sequence[int], args: argparse.Namespace) -> di
             max_model_len=args.context + (args.repeats + 2) * TURN_STEPS + 1,
         )
         with Engine(config) as engine:
-            module = random_model(read_config(file), engine.dtype, torch.device("cpu"), config.seed, lambda _: None)
-            module.requires_grad_(False).eval()
             return {str(count): _summary(_turns(engine, module, count, args)) for count in counts}
+
+
+def _saved_model(family: str, dtype: Any, folder: str) -> Any:
+    """A random model, as it is in `folder`: with logits as far apart as those of a trained one, not all alike."""
+    import torch
+
+    from kvscope_engine.model.loading.loader import random_model
+
+    module: Any = random_model(family_config(family), dtype, torch.device("cpu"), 0, lambda _: None)
+    module.requires_grad_(False).eval()
+    module.get_output_embeddings().weight.mul_(LOGITS_SCALE)
+    module.save_pretrained(folder)
+    return module
 
 
 def family_config(family: str) -> Any:

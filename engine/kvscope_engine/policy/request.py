@@ -88,7 +88,7 @@ class Request:
     """Where the state of its recurrent layers is while it runs; -1: nowhere. The state pool's."""
     saved_state_slot: int = -1
     """Where it is in host memory while the request is swapped out; -1: nowhere."""
-    state_tables: list[list[int]] = field(default_factory=list)
+    state_tables: tuple[list[int], ...] = ()
     """One table with the ledger's row of either, empty while it has none; no table where the model has no such
     layers."""
     parted_at: int = 0

@@ -152,7 +152,7 @@ class StatePool:
         self._move_down(source, slot)
         self._clear(source)
         self._write(slot, BlockState.ACTIVE, request.number, request.num_computed_tokens)
-        request.saved_state_slot, request.state_tables = slot, [[self.row(slot)]]
+        request.saved_state_slot, request.state_tables = slot, ([self.row(slot)],)
         self.num_swapped += 1
 
     def swap_in(self, request: Request) -> None:
@@ -178,7 +178,7 @@ class StatePool:
         for slot in (request.state_slot, request.saved_state_slot):
             if slot >= 0:
                 self._clear(slot)
-                request.state_tables = [[]]
+                request.state_tables = ([],)
         request.state_slot = request.saved_state_slot = -1
 
     def plan(self, scheduled: Iterable[Scheduled]) -> tuple[tuple[tuple[int, int], ...], tuple[StateSave, ...]]:
@@ -252,7 +252,7 @@ class StatePool:
         hashes = {slot: published_hash(group_digest(digest, self.group)) for digest, slot in kept}
         assert hashes == {int(slot): int(ledger.hash[slot]) for slot in np.flatnonzero(ledger.hash)}, "hashes disagree"
         for request, slot in told.items():
-            assert request.state_tables == [[self.row(slot)]], "a table has another state"
+            assert request.state_tables == ([self.row(slot)],), "a table has another state"
             is_swapped = request.saved_state_slot >= 0
             assert is_swapped == bool(request.saved_tables), "blocks or the state alone are swapped out"
             tokens = request.num_saved_tokens if is_swapped else request.num_computed_tokens
@@ -295,7 +295,7 @@ class StatePool:
             self.num_loaded += 1
 
     def _give(self, request: Request, slot: int) -> None:
-        request.state_slot, request.state_tables = slot, [[self.row(slot)]]
+        request.state_slot, request.state_tables = slot, ([self.row(slot)],)
         self._write(slot, BlockState.ACTIVE, request.number, request.num_computed_tokens)
 
     def _take(self, request: Request, *, of_last: bool = False) -> int:

@@ -83,6 +83,18 @@ def test_nobody_starts_without_a_slot(drive: Callable[..., Drive]) -> None:
     check_at_rest(here)
 
 
+def test_those_who_run_lie_side_by_side(drive: Callable[..., Drive]) -> None:
+    here = drive(num_states=12, state_interval=1024)
+    requests = []
+    for seed in range(4):
+        requests.append(here.submit(prompt(seed, 20), 9))
+        here.step()
+    assert here.scheduler.states.num_checkpoints
+    assert [request.state_slot for request in requests] == [0, 1, 2, 3]
+    here.run()
+    check_at_rest(here)
+
+
 def test_a_fork_goes_on_from_a_copy(drive: Callable[..., Drive]) -> None:
     here = drive(num_states=6)
     parent = here.submit(prompt(1, 21), 12)

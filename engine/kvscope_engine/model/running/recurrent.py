@@ -13,7 +13,6 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from types import FunctionType
 from typing import Any, Final, Protocol
 
 import torch
@@ -22,7 +21,8 @@ from torch.nn.functional import silu, softplus
 from transformers.cache_utils import LinearAttentionLayer
 
 from kvscope_engine.model.loading.interface_use import uses_interface
-from kvscope_engine.model.running.state_storage import LayerState, StateStorage
+from kvscope_engine.model.running.mamba_update import calling, with_update_in_place
+from kvscope_engine.model.running.state_storage import LayerState, Slots, StateStorage
 
 MAX_STATES: Final = 8
 """Of one kind in a layer, as transformers numbers them."""
@@ -114,7 +114,8 @@ class RecurrentLayers:
 
     def _take_over(self, name: str, part: nn.Module, caller: StateCaller) -> None:
         names = tuple(inspect.signature(part.forward).parameters)
-        layer = RecurrentLayer(len(self.layers), name, part, part.forward, caller, names, scan=ContinuedScan.of(part))
+        own = with_update_in_place(part) or part.forward
+        layer = RecurrentLayer(len(self.layers), name, part, own, caller, names, scan=ContinuedScan.of(part))
         self.layers.append(layer)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -173,8 +174,8 @@ class StateBatch(StateStep):
     """Of a sequence: (row of the batch, slot), where the state is before that row goes to a slot of its own."""
     decodes: list[int] = field(default_factory=list)
     """Sequences that can be run together, where there are several, in the order of their slots."""
-    decode_slots: torch.Tensor | slice | None = None
-    """Where their states are: side by side, or by their slots on the device."""
+    decode_slots: Slots | None = None
+    """Where their states are."""
 
     def __post_init__(self) -> None:
         singles = [
@@ -185,9 +186,7 @@ class StateBatch(StateStep):
         if len(singles) > 1:
             self.decodes = sorted(singles, key=self.slots.__getitem__)
             slots = [self.slots[number] for number in self.decodes]
-            is_run = slots[-1] - slots[0] == len(slots) - 1
-            device = self.storage.device
-            self.decode_slots = slice(slots[0], slots[-1] + 1) if is_run else torch.tensor(slots, device=device)
+            self.decode_slots = Slots(slots, self.storage.device)
 
     def run(self, layer: RecurrentLayer, given: dict[str, Any]) -> Any:
         """Each sequence's tokens on its own state."""
@@ -197,11 +196,10 @@ class StateBatch(StateStep):
         if together:
             assert self.decode_slots is not None, "decodes that run together have slots"
             rows = [self.query_start[number] for number in together]
-            states = [tensor[self.decode_slots] for tensor in tensors]
+            states = [self.decode_slots.read(tensor) for tensor in tensors]
             output, _ = layer.call(_sequences_first(given, num_tokens, rows), states, goes_on=True)
-            if isinstance(self.decode_slots, torch.Tensor):  # otherwise they were overwritten where they are
-                for tensor, state in zip(tensors, states, strict=True):
-                    tensor.index_copy_(0, self.decode_slots, state)
+            for tensor, state in zip(tensors, states, strict=True):
+                self.decode_slots.write(tensor, state)
             outputs |= {row: _picked(output, index) for index, row in enumerate(rows)}
             for number in together:
                 self._save(number, self.query_start[number + 1], tensors)
@@ -395,19 +393,16 @@ class ContinuedScan:
     is, but for the name of the scan that it calls.
     """
 
-    def __init__(self, module: nn.Module, forward: Any) -> None:
-        self._scan = forward.__globals__[SCAN]
+    def __init__(self, module: nn.Module) -> None:
+        self._scan: Any = getattr(inspect.unwrap(type(module).forward), "__globals__", {}).get(SCAN)
         self._states: list[torch.Tensor] = []
-        names = forward.__globals__ | {SCAN: self._continued}
-        own = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
-        self._forward = own.__get__(module)
+        self._forward: Any = calling(module, SCAN, self._continued)
 
     @classmethod
     def of(cls, module: nn.Module) -> ContinuedScan | None:
         """None where the layer calls no such scan."""
-        forward: Any = inspect.unwrap(type(module).forward)
-        is_scan = SCAN in getattr(forward, "__globals__", {}) and SCAN in forward.__code__.co_names
-        return cls(module, forward) if is_scan else None
+        made = cls(module)
+        return None if made._forward is None else made
 
     def forward(self, state: torch.Tensor, given: dict[str, Any]) -> Any:
         """(1, T, hidden) from `state`, (1, inner, N), or (1, heads, inner of a head, N) for a scan a head."""

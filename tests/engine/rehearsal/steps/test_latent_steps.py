@@ -33,7 +33,7 @@ def scheduled(number: int, num_cached: int, num_tokens: int) -> Scheduled:
         max_tokens=9,
         arrival_ns=0,
         output_token_ids=[],
-        block_tables=[list(range((num_cached + num_tokens) // 16 + 2))],
+        block_tables=(list(range((num_cached + num_tokens) // 16 + 2)),),
     )
     return Scheduled(request, num_cached, num_tokens, True)
 

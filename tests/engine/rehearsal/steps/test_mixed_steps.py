@@ -27,7 +27,7 @@ def make_request(number: int, num_prompt: int, num_output: int = 0) -> Request:
         max_tokens=99,
         arrival_ns=0,
         output_token_ids=[3] * num_output,
-        block_tables=[list(range(num_prompt // 16 + 2))],
+        block_tables=(list(range(num_prompt // 16 + 2)),),
     )
 
 
