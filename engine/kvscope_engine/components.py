@@ -40,6 +40,7 @@ from kvscope_engine.model.running.cpu_threads import CpuThreads
 from kvscope_engine.model.running.kv_storage import MIB, KVStorage, block_bytes
 from kvscope_engine.model.running.layer_groups import LayerGroup
 from kvscope_engine.model.running.memory import PoolSize, pool_size
+from kvscope_engine.model.running.own_forward import own_forward, states_of
 from kvscope_engine.model.running.recurrent import recurrent_layers
 from kvscope_engine.model.running.runner import ModelRunner
 from kvscope_engine.model.running.state_storage import StateStorage
@@ -59,6 +60,7 @@ from kvscope_engine.submission import SubmissionLimits
 from kvscope_kernels.libraries.choice import Choice
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.engine_config import EngineConfig
+from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import (
     CacheInfo,
@@ -232,7 +234,8 @@ def build_components(
         threads = CpuThreads(config.num_threads)
         model = _ready_model(config, leader, progress, undo)
         asked = config
-        if recurrent_layers(model.loaded.module).layers:
+        own = own_forward(model.loaded.module)
+        if own is not None or recurrent_layers(model.loaded.module).layers:
             config = replace(config, enforce_eager=True)
         size = _agreed_size(config, model, leader, progress)
         loaded, bent = bent_to_allocator(config, model.loaded, size.num_blocks)
@@ -251,6 +254,7 @@ def build_components(
             *bent,
             *(streamed.notes if streamed is not None else ()),
             *cache.notes(config),
+            *_notes_on_own_forward(asked, loaded),
             *_notes_on_states(asked, states),
         ]
         runner = _build_runner(config, loaded, cache.storage, model, leader, notes, has_pieces, states)
@@ -350,10 +354,32 @@ def _ready_model(
     fingerprint = _fingerprint(config, loaded)  # of the weights by their names, which fusing gives up
     progress(Progress(stage="warm up"))
     fused = make_ready_to_run(loaded.module, loaded.quantization)
+    check_options_with_own_forward(config, loaded)
     lora = LoraAdapters(config, loaded, adapters) if config.has_lora else None  # before memory is measured
     attention = attention_choice(config, loaded, lambda tried: progress(Progress(stage="warm up", detail=tried)))
     check_fused(fused.layers, loaded.num_layers, loaded.rank, loaded.info.name)
     return _ReadyModel(loaded, fused, attention, fingerprint, lora)
+
+
+def check_options_with_own_forward(config: EngineConfig, loaded: LoadedModel) -> None:
+    """Raise BadInput, naming the option, for what is not done with a model that is run by its own code."""
+    own = own_forward(loaded.module)
+    if own is None:
+        return
+    refused = (
+        ("tensor_parallel_size", config.tensor_parallel_size, 1, "its layers are not shared out"),
+        ("cpu_offload_gb", config.cpu_offload_gb, 0, "its weights are not streamed"),
+        ("kv_cache_dtype", config.kv_cache_dtype, "auto", "its cache is kept bit by bit"),
+        ("sparse_decode", config.sparse_decode, None, "its attention is its own"),
+        ("page_heat", config.page_heat, 0, "its attention is not seen"),
+        ("lora_modules", config.has_lora, False, "adapters are for batches of several requests"),
+    )
+    for option, value, accepted, why in refused:
+        if value != accepted:
+            raise BadInput(
+                f"{option}={value!r} is not accepted with model {loaded.info.name!r}: {loaded.info.architecture} is run"
+                f" by transformers' own code ({own.why:.120}), and {why}"
+            )
 
 
 def _agreed_size(
@@ -411,7 +437,7 @@ def _build_cache(
 def _build_states(loaded: LoadedModel, num_states: int) -> StateStorage | None:
     if not num_states:
         return None
-    return StateStorage(num_states, recurrent_layers(loaded.module).states, loaded.device)
+    return StateStorage(num_states, states_of(loaded.module), loaded.device)
 
 
 def expanded_notes(module: torch.nn.Module) -> list[str]:
@@ -419,6 +445,8 @@ def expanded_notes(module: torch.nn.Module) -> list[str]:
     config: Any = module.config
     config = config.get_text_config(decoder=True)
     calls = check_hook(module)
+    if own_forward(module) is not None:
+        return []
     sizes: list[Any] = [getattr(config, name, None) for name in ("kv_lora_rank", "qk_rope_head_dim")]
     if any(call.shape.latent_dim for call in calls) or not all(isinstance(size, int) for size in sizes):
         return []
@@ -426,6 +454,18 @@ def expanded_notes(module: torch.nn.Module) -> list[str]:
     return [
         f"the cache holds keys and values in place of latents, {calls[0].shape.numbers:,} numbers a token and layer and"
         f" not {sum(sizes):,}: {why:.200}"
+    ]
+
+
+def _notes_on_own_forward(config: EngineConfig, loaded: LoadedModel) -> list[str]:
+    """That requests do not run together, and what does not go with that."""
+    own = own_forward(loaded.module)
+    if own is None:
+        return []
+    graphs = "; no CUDA graphs" if loaded.device.type == "cuda" and not config.enforce_eager else ""
+    return [
+        f"{loaded.info.architecture} is run by transformers' own code, one request after the other in each step, which is"
+        f" slower{graphs}: {own.why:.200}"
     ]
 
 

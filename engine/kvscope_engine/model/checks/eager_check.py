@@ -57,7 +57,7 @@ may be so much further off than those that the layers move when their own inputs
 NUDGE_LIMIT: Final = 0.5
 """But never more than this share of its size: of another layer's output it is 1.4."""
 
-_LENGTHS: Final = ("sliding_window", "attention_chunk_size", "floor_scale")
+LENGTHS: Final = ("sliding_window", "attention_chunk_size", "floor_scale")
 """What says after how many tokens attention does something else; the last is of Llama 4's temperature."""
 
 
@@ -68,7 +68,7 @@ def check_equals_eager(module: nn.Module, layers: Sequence[LayerShape], places: 
     """
     sequences = check_sequences(module.config, next(module.parameters()).device)
     places = [*places, *_recurrent_places(module)]
-    with _short_windows(module) as is_shortened:
+    with short_windows(module) as is_shortened:
         eager = _eager_trace(module, sequences, places)
         paged = paged_trace(module, layers, places, forced=eager)
     fault = first_fault(paged, eager)
@@ -226,8 +226,8 @@ def _num_rows(sequences: Sequence[CheckSequence]) -> int:
 
 
 @contextmanager
-def _short_windows(module: nn.Module) -> Iterator[bool]:
-    """Sliding windows, chunks and steps of temperature of a few tokens inside, wherever something says how long they
+def short_windows(module: nn.Module, lengths: Sequence[str] = LENGTHS) -> Iterator[bool]:
+    """Sliding windows, chunks and steps of temperature, and whatever has the other `lengths`, of a few tokens inside, wherever something says how long they
     are; whether there are any.
 
     One that is as long as the context is none, and stays as it is.
@@ -238,7 +238,7 @@ def _short_windows(module: nn.Module) -> Iterator[bool]:
     for holder in {
         id(owner): owner for part in module.modules() for owner in (part, getattr(part, "config", None))
     }.values():
-        for name in _LENGTHS:
+        for name in lengths:
             length = getattr(holder, name, None)
             if isinstance(length, int) and SHORT_WINDOW < length < limit:
                 changed.append((holder, name, length))

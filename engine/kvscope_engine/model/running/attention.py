@@ -18,6 +18,7 @@ from kvscope_engine.model.latent.latents import Latents, held_latents
 from kvscope_engine.model.latent.runs import RunGroup, attend_runs, run_groups
 from kvscope_engine.model.running.attention_scores import AttentionScores
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerKV
+from kvscope_engine.model.running.own_forward import OwnBatch
 from kvscope_engine.model.running.recurrent import StateStep
 from kvscope_engine.model.sparse.page_choice import Chosen, PageChoice, heads_apart
 from kvscope_engine.model.sparse.skips import BlockSkips
@@ -136,6 +137,8 @@ class PagedContext(AttentionContext):
     """How runs over latents are put together, the same for all layers."""
     states: StateStep | None = None
     """What recurrent layers go on from; None where there are no such layers."""
+    own: OwnBatch | None = None
+    """The step's sequences, for a model that is run by its own code; None for others."""
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
