@@ -123,7 +123,7 @@ SIZES: Final[dict[str, Any]] = {
     "linear_head_dim": 16,
     "linear_num_heads": 4,
     "index_head_dim": 16,
-    "index_n_heads": 2,
+    "index_n_heads": 16,
     "index_topk": 16,
     "d_rel": 8,
     "hc_lowrank": 8,

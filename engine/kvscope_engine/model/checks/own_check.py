@@ -7,6 +7,7 @@ an indexer chooses tokens it is done again with few of them, so that there is so
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -47,7 +48,9 @@ def check_own_forward(module: nn.Module) -> None:
     device = next(module.parameters()).device
     sequences = tuple(_from_the_start(each) for each in check_sequences(module.config, device))
     places = _places(own)
-    is_exact = next(module.parameters()).dtype in BOUNDS
+    config: Any = module.config
+    chosen = min((getattr(config.get_text_config(decoder=True), name, math.inf) for name in CHOICES))
+    is_exact = next(module.parameters()).dtype in BOUNDS and chosen >= max(each.length for each in sequences)
     for lengths, of_all in ((LENGTHS, is_exact), ((*LENGTHS, *CHOICES), False))[: 1 + own.has_indexer]:
         with short_windows(module, lengths), own.new_cache():
             whole = _whole_trace(module, sequences, places)
