@@ -320,11 +320,14 @@ class _Cache:
     def _shown(self, group: LayerGroup) -> KVGroup:
         layers, rule = [self.storage.layers[number] for number in group.layers], group.rule
         kind = "latent" if layers and all(layer.latent_dim for layer in layers) else "full"
+        index_bytes = self.pool.block_size * sum(layer.index_bytes(self.storage.dtype) for layer in layers)
+        kind = "indexed" if index_bytes else kind
         return KVGroup(
             kind="chunked" if rule.is_chunked else "window" if rule.window else kind,
             num_layers=len(layers),
             block_bytes=block_bytes(layers, self.pool.block_size, self.storage.dtype),
             window=rule.window,
+            index_bytes=index_bytes,
         )
 
     def notes(self, config: EngineConfig) -> list[str]:

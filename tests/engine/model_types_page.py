@@ -42,8 +42,10 @@ _SERVED: Final = """
 {rows}
 
 Full: keys and values of all tokens. Window: of a sliding window alone. Latent: MLA's latents. States: one of each
-recurrent layer for a request. Types that also see or hear are served by their text part, and compared with what the
-whole says to text; where transformers does not run that without pictures or sounds, with the text part.
+recurrent layer for a request. Indexed: keys (or latents) and values, and the keys of an indexer that chooses among
+them. Own code: run by transformers' own code, one request after the other in each step. Types that also see or hear
+are served by their text part, and compared with what the whole says to text; where transformers does not run that
+without pictures or sounds, with the text part.
 """
 _REFUSED: Final = """
 ## Refused

@@ -114,6 +114,14 @@ def _serving_notes(plan: InferencePlan) -> tuple[str, ...]:
             "the KV cache holds latents and rotary keys (MLA); as keys and values it would be"
             f" {plan.expanded_times:,.1f} times as large"
         )
+    if plan.index_bytes:
+        share = plan.index_bytes / plan.kv_bytes_a_token
+        notes.append(f"{share:.0%} of the KV cache, {plan.index_bytes:,} bytes a token, are keys of indexers")
+    if plan.why_own:
+        notes.append(
+            "kvscope's engine runs this model by transformers' own code, one request after the other in each step:"
+            f" without CUDA graphs, an 8-bit KV cache or several GPUs ({plan.why_own:.120})"
+        )
     if plan.lets_go:
         length, groups = plan.max_model_len, plan.tightest.groups
         held, kept = plan.request_bytes(length), plan.kept_bytes(length)

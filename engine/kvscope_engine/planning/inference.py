@@ -36,8 +36,8 @@ from kvscope_engine.model.running.attention import register_attention
 from kvscope_engine.model.running.forward import Forward
 from kvscope_engine.model.running.kv_storage import QUANTIZED_DTYPES, block_bytes, storage_dtype
 from kvscope_engine.model.running.layer_groups import LayerGroup, group_layers
+from kvscope_engine.model.running.own_forward import own_forward, states_of
 from kvscope_engine.model.running.profile_run import NoAttention
-from kvscope_engine.model.running.recurrent import recurrent_layers
 from kvscope_engine.model.running.state_storage import (
     MIN_SLOTS,
     LayerState,
@@ -146,6 +146,10 @@ class InferencePlan:
     stages: tuple[StagePlan, ...]
     expanded_times: float = 1.0
     """Of a model of latents: how many times as much its KV would be as keys and values."""
+    why_own: str = ""
+    """Why the engine runs the model by transformers' own code; empty where it does not."""
+    index_bytes: int = 0
+    """Of a token, that indexers keep."""
 
     @property
     def tightest(self) -> StagePlan:
@@ -222,7 +226,9 @@ def plan_inference(skeleton: Skeleton, question: InferenceQuestion) -> Inference
     layers = tuple(shape.layers)
     divided = stages(skeleton, layers, question.tensor_parallel, question.pipeline_parallel)
     made = tuple(_stage_plan(skeleton, stage, shape, question, length, tokens) for stage in divided)
-    return InferencePlan(question, skeleton, length, made, _expanded_times(shape.calls))
+    dtype = storage_dtype(question.kv_cache_dtype, question.activations)
+    index_bytes = sum(layer.index_bytes(dtype) for layer in layers)
+    return InferencePlan(question, skeleton, length, made, _expanded_times(shape.calls), shape.why_own, index_bytes)
 
 
 def _expanded_times(calls: Sequence[LayerCall]) -> float:
@@ -314,7 +320,7 @@ def _reserves(
         num_ranks=question.tensor_parallel,
     )
     vocab = int(skeleton.config.vocab_size) if stage.has_head else 0
-    is_eager = question.enforce_eager or bool(shape.states)
+    is_eager = question.enforce_eager or bool(shape.states or shape.why_own)
     graphs = 0 if is_eager else GRAPH_BYTES + graph_tensor_bytes(limits, vocab)
     return StepReserves(
         attention_partials=split_partials_bytes(limits, heads, PROCESSORS) + latent_bytes(limits, heads),
@@ -337,6 +343,8 @@ class ForwardShape:
     """Bytes at the peak, without the head."""
     states: tuple[LayerState, ...] = ()
     """What each recurrent layer keeps for a request."""
+    why_own: str = ""
+    """Why it is run by transformers' own code; empty where our attention runs."""
 
     @property
     def state_bytes(self) -> int:
@@ -357,8 +365,8 @@ def forward_shape(skeleton: Skeleton, dtype: torch.dtype, num_tokens: int) -> Fo
         module = build(skeleton.whole, dtype, torch.device("cpu")).eval()
         try:
             calls = seen_calls(module)
-            states = tuple(recurrent_layers(module).states)
-            num_run = min(num_tokens, RECURRENT_TOKENS) if states else num_tokens
+            states, own = tuple(states_of(module)), own_forward(module)
+            num_run = min(num_tokens, RECURRENT_TOKENS) if states and own is None else num_tokens
             ids = torch.zeros(num_run, dtype=torch.int64)
             with LiveMemory() as memory:
                 memory.name("weights", [*module.parameters(), *module.buffers()])
@@ -369,4 +377,5 @@ def forward_shape(skeleton: Skeleton, dtype: torch.dtype, num_tokens: int) -> Fo
         except (RuntimeError, TypeError, ValueError, AttributeError) as error:  # a external model raises what it likes
             line = " ".join(str(error).split())
             raise BadInput(f"model {skeleton.name!r} cannot be planned: {type(error).__name__}: {line:.200}") from error
-    return ForwardShape(calls, round(memory.peak["activations"] * num_tokens / num_run), states)
+    activations = round(memory.peak["activations"] * num_tokens / num_run)
+    return ForwardShape(calls, activations, states, own.why if own is not None else "")

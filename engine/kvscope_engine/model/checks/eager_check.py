@@ -61,8 +61,12 @@ LENGTHS: Final = ("sliding_window", "attention_chunk_size", "floor_scale")
 """What says after how many tokens attention does something else; the last is of Llama 4's temperature."""
 
 
+class DiffersError(BadInput):
+    """Attention over blocks gives something else: a fault, and none to be got round by running the model otherwise."""
+
+
 def check_equals_eager(module: nn.Module, layers: Sequence[LayerShape], places: Sequence[LayerPlace]) -> Trace | None:
-    """Raises BadInput naming the first layer that gives something else than transformers' eager attention.
+    """Raises DiffersError naming the first layer that gives something else than transformers' eager attention.
 
     What each layer gives is returned, to be compared with; None where sliding windows were not the model's own.
     """
@@ -73,7 +77,7 @@ def check_equals_eager(module: nn.Module, layers: Sequence[LayerShape], places: 
         paged = paged_trace(module, layers, places, forced=eager)
     fault = first_fault(paged, eager)
     if fault:
-        raise BadInput(f"paged attention does not give what eager attention gives ({fault})")
+        raise DiffersError(f"paged attention does not give what eager attention gives ({fault})")
     return None if is_shortened else paged
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvscope_engine.model.checks.eager_check import check_equals_eager
+from kvscope_engine.model.checks.eager_check import DiffersError, check_equals_eager
 from kvscope_engine.model.checks.layer_trace import LayerPlace, Trace, decoder_layer_of, number_of
 from kvscope_engine.model.checks.own_check import check_own_forward
 from kvscope_engine.model.checks.recurrent_check import StateTrial
@@ -136,6 +136,8 @@ def check_hook(module: nn.Module) -> tuple[LayerCall, ...]:
             found, trace = _checked_with_latents(module)
         except torch.OutOfMemoryError:
             raise
+        except DiffersError as error:
+            raise _refusal(module, _words(error)) from error
         except _FAILURES as error:
             found = _checked_own(module, error)
         module.kvscope_layer_calls = found  # type: ignore[assignment]
@@ -146,9 +148,6 @@ def check_hook(module: nn.Module) -> tuple[LayerCall, ...]:
 def _checked_own(module: nn.Module, error: Exception) -> tuple[LayerCall, ...]:
     """The layers of a model that our attention cannot serve, run by transformers' own code. Raises BadInput in the
     words of `error`, why it cannot, where that does not give what it should either."""
-    weight = bad_weight(module)
-    if weight is not None:
-        raise BadInput(f"the model is damaged: its weight {weight}") from error
     try:
         calls = own_calls(module, _words(error))
         check_own_forward(module)
@@ -156,9 +155,16 @@ def _checked_own(module: nn.Module, error: Exception) -> tuple[LayerCall, ...]:
         raise
     except _FAILURES as own_error:
         undo(module)
-        words = f"{_words(error)}; by transformers' own code: {_words(own_error)}"
-        raise BadInput(f"model architecture {type(module).__name__} is not supported: {words:.400}") from error
+        raise _refusal(module, f"{_words(error)}; by transformers' own code: {_words(own_error)}") from error
     return calls
+
+
+def _refusal(module: nn.Module, words: str) -> BadInput:
+    """Why the model is not run: its weights, or its architecture."""
+    weight = bad_weight(module)
+    if weight is not None:
+        return BadInput(f"the model is damaged: its weight {weight}")
+    return BadInput(f"model architecture {type(module).__name__} is not supported: {words:.400}")
 
 
 def own_calls(module: nn.Module, why: str) -> tuple[LayerCall, ...]:

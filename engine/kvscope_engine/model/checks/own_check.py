@@ -49,7 +49,7 @@ def check_own_forward(module: nn.Module) -> None:
     sequences = tuple(_from_the_start(each) for each in check_sequences(module.config, device))
     places = _places(own)
     config: Any = module.config
-    chosen = min((getattr(config.get_text_config(decoder=True), name, math.inf) for name in CHOICES))
+    chosen = min(getattr(config.get_text_config(decoder=True), name, math.inf) for name in CHOICES)
     is_exact = next(module.parameters()).dtype in BOUNDS and chosen >= max(each.length for each in sequences)
     for lengths, of_all in ((LENGTHS, is_exact), ((*LENGTHS, *CHOICES), False))[: 1 + own.has_indexer]:
         with short_windows(module, lengths), own.new_cache():

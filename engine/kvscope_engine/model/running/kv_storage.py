@@ -75,6 +75,16 @@ class LayerShape:
         """A token."""
         return self.vectors * self.num_kv_heads * self.head_dim
 
+    @property
+    def multiplied(self) -> int:
+        """Numbers that attention multiplies for one query head and one token: of the key, and of the value."""
+        widths = [part.shape[-1] for part in self.parts if part.name != "index"] or [self.head_dim]
+        return sum(widths) + (self.latent_dim or (0 if self.parts else self.head_dim))
+
+    def index_bytes(self, stored: torch.dtype) -> int:
+        """Of a token, that an indexer keeps, in a storage of `stored`."""
+        return sum(part.numbers(stored) * stored.itemsize for part in self.parts if part.name == "index")
+
 
 class LayerKV(NamedTuple):
     """Keys and values of a layer, each (num_blocks, block_size, heads, dim), and their scales without dim, or None.

@@ -2,9 +2,10 @@
 
 What such a model attends by (distances in its scores, an indexer that chooses tokens, two attentions a layer, masks of
 its own) stays transformers' matter. It is called for one sequence of the flattened batch at a time, with a `Cache` of
-transformers whose layers keep nothing themselves: what a layer is given is written to the sequence's KV blocks, and what
-it gives back is read from there. A token's numbers of one layer (key, value, and an indexer's key) lie side by side in
-one row of the layer's tensor, bit by bit as the model made them. States of recurrent layers come from `StateStorage`.
+transformers whose layers keep nothing themselves: what a layer is given is written to the sequence's KV blocks, and
+what it gives back is read from there. A token's numbers of one layer (key, value, and an indexer's key) lie side by
+side in one row of the layer's tensor, bit by bit as the model made them. States of recurrent layers come from
+`StateStorage`.
 
 Owns the cache and the calling. Whether a model gives the same this way as without a cache is proven when it is loaded
 (`own_check`); who runs, and where its blocks are, it must not know.
@@ -44,9 +45,12 @@ KEY: Final = "key"
 VALUE: Final = "value"
 INDEX: Final = "index"
 """What an indexer keeps of a token."""
+_ORDER: Final = (KEY, VALUE, INDEX)
 MAX_SCORES: Final = 1 << 27
 """Of all query heads in one call: so that a long prompt behind a long context is cut into pieces that fit (512 MiB in
 float32)."""
+LEAST_TOKENS: Final = 32
+"""Of such a piece: fewer save little, where keys and values of the context are expanded for each call."""
 _ATTRIBUTE: Final = "kvscope_own_forward"
 _KNOWN: Final = (
     DynamicLayer,
@@ -230,9 +234,13 @@ class OwnLayer:
     module: str
     """The attention's name in the model."""
 
+    latent_dim: int = 0
+    """Numbers of a latent, where the keys are latents (MLA)."""
+
     def shape(self, dtype: torch.dtype) -> LayerShape:
         """In a storage of `dtype`."""
-        return LayerShape(1, sum(part.numbers(dtype) for part in self.parts), parts=self.parts)
+        numbers = sum(part.numbers(dtype) for part in self.parts)
+        return LayerShape(1, numbers, latent_dim=self.latent_dim, parts=self.parts)
 
 
 class OwnForward:
@@ -309,7 +317,7 @@ class OwnForward:
 
     def piece(self, length: int) -> int:
         """Tokens that run in one call with up to `length` in all."""
-        return max(1, MAX_SCORES // (self._num_heads * max(1, length)))
+        return max(LEAST_TOKENS, MAX_SCORES // (self._num_heads * max(1, length)))
 
     @contextmanager
     def new_cache(self) -> Iterator[None]:
@@ -372,8 +380,15 @@ class OwnForward:
         self._cache, self.called = None, frozenset(seen.called)
         if not seen.parts and not states:
             raise BadInput("it keeps nothing of a token in transformers' cache")
+        latent_dim = getattr(self._module.config.get_text_config(decoder=True), "kv_lora_rank", None)
         layers = tuple(
-            OwnLayer(number, tuple(seen.parts[number]), _window(cache.layers[number]), seen.places[number])
+            OwnLayer(
+                number,
+                parts := tuple(sorted(seen.parts[number], key=lambda part: _ORDER.index(part.name))),
+                _window(cache.layers[number]),
+                seen.places[number],
+                latent_dim if parts[0].shape == (1, latent_dim) else 0,
+            )
             for number in sorted(seen.parts)
         )
         return layers, states, state_layers
