@@ -201,6 +201,7 @@ CHANGES: Final[dict[str, dict[str, Any]]] = {
     },
     "gemma4_text": _GEMMA4,
     "gemma4_unified_text": _GEMMA4,
+    "git": {"initializer_range": 0.1},
     "glm4v_text": _rope(2, 3, 3, partial_rotary_factor=1.0),
     "glm4v_moe_text": _rope(2, 3, 3, partial_rotary_factor=1.0),
     "glm_ocr_text": _rope(2, 3, 3),

@@ -218,7 +218,7 @@ def plan_inference(skeleton: Skeleton, question: InferenceQuestion) -> Inference
     """
     length = _length(skeleton, question)
     tokens = min(question.max_num_batched_tokens, length * question.max_num_seqs)
-    shape = forward_shape(skeleton, question.activations, tokens)
+    shape = forward_shape(skeleton, question.activations, tokens, length)
     if shape.states and question.tensor_parallel * question.pipeline_parallel > 1:
         raise BadInput(f"model {skeleton.name!r} has recurrent layers, which run on one GPU alone")
     if shape.calls:
@@ -358,8 +358,9 @@ class ForwardShape:
 
 
 @lru_cache(maxsize=16)
-def forward_shape(skeleton: Skeleton, dtype: torch.dtype, num_tokens: int) -> ForwardShape:
-    """Run `num_tokens` through a model without data. Raises BadInput where the engine would refuse it."""
+def forward_shape(skeleton: Skeleton, dtype: torch.dtype, num_tokens: int, length: int = 0) -> ForwardShape:
+    """Run `num_tokens` through a model without data, of requests of up to `length`; 0: as many. Raises BadInput where
+    the engine would refuse it."""
     register_attention()
     with FakeTensorMode(), torch.inference_mode():
         module = build(skeleton.whole, dtype, torch.device("cpu")).eval()
@@ -371,7 +372,7 @@ def forward_shape(skeleton: Skeleton, dtype: torch.dtype, num_tokens: int) -> Fo
             with LiveMemory() as memory:
                 memory.name("weights", [*module.parameters(), *module.buffers()])
                 memory.restart_peak()
-                Forward(module).fill(ids, ids, NoAttention())
+                Forward(module).fill(ids, ids, NoAttention(length))
         except KvscopeError as error:
             raise BadInput(f"model {skeleton.name!r} is not supported: {error}") from error
         except (RuntimeError, TypeError, ValueError, AttributeError) as error:  # a external model raises what it likes

@@ -231,8 +231,8 @@ def _num_rows(sequences: Sequence[CheckSequence]) -> int:
 
 @contextmanager
 def short_windows(module: nn.Module, lengths: Sequence[str] = LENGTHS) -> Iterator[bool]:
-    """Sliding windows, chunks and steps of temperature, and whatever has the other `lengths`, of a few tokens inside, wherever something says how long they
-    are; whether there are any.
+    """Sliding windows, chunks and steps of temperature, or what else has the names `lengths`, of a few tokens inside,
+    wherever something says how long they are; whether there are any.
 
     One that is as long as the context is none, and stays as it is.
     """

@@ -234,9 +234,9 @@ def seen_calls(module: nn.Module, *, with_latents: bool = True) -> tuple[LayerCa
     except _FAILURES as error:
         try:
             return own_calls(module, _words(error))
-        except _FAILURES:
+        except _FAILURES as own_error:
             undo(module)
-            raise error from None
+            raise BadInput(f"{_words(error)}; by transformers' own code: {_words(own_error)}") from error
 
 
 def _seen(module: nn.Module, *, with_latents: bool) -> tuple[tuple[LayerCall, ...], StateTrial]:

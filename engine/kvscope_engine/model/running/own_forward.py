@@ -35,7 +35,6 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from kvscope_engine.model.loading.hf_config import position_limit
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape, TokenPart
 from kvscope_engine.model.running.recurrent import StateBatch, recurrent_layers
 from kvscope_engine.model.running.state_storage import LayerState, StatePart
@@ -273,7 +272,8 @@ class OwnForward:
         """
         batch: OwnBatch | None = getattr(context, "own", None)
         if batch is None:
-            return self._largest(ids, len(ids) if rows is None else len(rows))
+            longest = getattr(context, "longest", 0) or len(ids)
+            return self._largest(ids, len(ids) if rows is None else len(rows), longest)
         wanted = () if rows is not None and not len(rows) else batch.rows
         found: list[torch.Tensor] = []
         for number, (start, end) in enumerate(pairwise(batch.query_start)):
@@ -297,10 +297,9 @@ class OwnForward:
         self._cache = None
         return torch.cat(found) if found else ids.new_zeros(0)
 
-    def _largest(self, ids: torch.Tensor, num_rows: int) -> torch.Tensor:
-        """As many tokens as one call has behind a text of the greatest length, or as `ids` has alone: what a step takes
-        at most, but for its blocks."""
-        longest = position_limit(self._module.config.get_text_config(decoder=True)) or len(ids)
+    def _largest(self, ids: torch.Tensor, num_rows: int, longest: int) -> torch.Tensor:
+        """As many tokens as one call has at the end of a text of `longest`, then as it has of `ids` alone: what a step
+        takes at most, but for its blocks."""
         most = self.piece(longest)
         logits = []
         for count, past in {(min(len(ids), most), max(0, longest - most)), (min(len(ids), self.piece(len(ids))), 0)}:
