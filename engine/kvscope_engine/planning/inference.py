@@ -221,6 +221,8 @@ def plan_inference(skeleton: Skeleton, question: InferenceQuestion) -> Inference
     shape = forward_shape(skeleton, question.activations, tokens, length)
     if shape.states and question.tensor_parallel * question.pipeline_parallel > 1:
         raise BadInput(f"model {skeleton.name!r} has recurrent layers, which run on one GPU alone")
+    if shape.why_own:
+        _check_own(skeleton.name, shape, question)
     if shape.calls:
         check_divisible(shape.calls[0].num_query_heads, question.tensor_parallel)
     layers = tuple(shape.layers)
@@ -229,6 +231,18 @@ def plan_inference(skeleton: Skeleton, question: InferenceQuestion) -> Inference
     dtype = storage_dtype(question.kv_cache_dtype, question.activations)
     index_bytes = sum(layer.index_bytes(dtype) for layer in layers)
     return InferencePlan(question, skeleton, length, made, _expanded_times(shape.calls), shape.why_own, index_bytes)
+
+
+def _check_own(name: str, shape: ForwardShape, question: InferenceQuestion) -> None:
+    """What is not done with a model that is run by its own code. Latents are held whole by each GPU, which vLLM and
+    SGLang do."""
+    if question.kv_cache_dtype != "auto":
+        raise BadInput(
+            f"kv_cache_dtype={question.kv_cache_dtype!r} is not accepted: model {name!r} is run by transformers' own"
+            " code"
+        )
+    if question.tensor_parallel > 1 and not all(layer.latent_dim for layer in shape.layers):
+        raise BadInput(f"model {name!r} is run by transformers' own code, on one GPU alone")
 
 
 def _expanded_times(calls: Sequence[LayerCall]) -> float:
