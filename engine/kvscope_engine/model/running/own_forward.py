@@ -326,7 +326,7 @@ class OwnForward:
         self._cache = None
 
     def _pieces(self, start: int, end: int, past: int, cuts: Sequence[int]) -> list[tuple[int, int]]:
-        most, pieces = self.piece(past + end - start), []
+        most, pieces = self.piece(past + end - start), list[tuple[int, int]]()
         ends = sorted({end, *(row for row in cuts if start < row < end)})
         for last in ends:
             first = pieces[-1][1] if pieces else start
@@ -379,7 +379,7 @@ class OwnForward:
         self._cache, self.called = None, frozenset(seen.called)
         if not seen.parts and not states:
             raise BadInput("it keeps nothing of a token in transformers' cache")
-        latent_dim = getattr(self._module.config.get_text_config(decoder=True), "kv_lora_rank", None)
+        latent_dim = int(getattr(self._module.config.get_text_config(decoder=True), "kv_lora_rank", None) or 0)
         layers = tuple(
             OwnLayer(
                 number,
