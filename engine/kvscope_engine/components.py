@@ -467,8 +467,8 @@ def _notes_on_own_forward(config: EngineConfig, loaded: LoadedModel) -> list[str
         return []
     graphs = "; no CUDA graphs" if loaded.device.type == "cuda" and not config.enforce_eager else ""
     return [
-        f"{loaded.info.architecture} is run by transformers' own code, one request after the other in each step, which"
-        f" is slower{graphs}: {own.why:.200}"
+        f"{loaded.info.architecture} is run by transformers' own code, {own.how} in each step, which is slower{graphs}:"
+        f" {own.why:.200}"
     ]
 
 

@@ -43,7 +43,7 @@ _SERVED: Final = """
 
 Full: keys and values of all tokens. Window: of a sliding window alone. Latent: MLA's latents. States: one of each
 recurrent layer for a request. Indexed: keys (or latents) and values, and the keys of an indexer that chooses among
-them. Own code: run by transformers' own code, one request after the other in each step. Types that also see or hear
+them. Own code: run by transformers' own code, prompts one after the other in each step. Types that also see or hear
 are served by their text part, and compared with what the whole says to text; where transformers does not run that
 without pictures or sounds, with the text part.
 """

@@ -119,7 +119,7 @@ def _serving_notes(plan: InferencePlan) -> tuple[str, ...]:
         notes.append(f"{share:.0%} of the KV cache, {plan.index_bytes:,} bytes a token, are keys of indexers")
     if plan.why_own:
         notes.append(
-            "kvscope's engine runs this model by transformers' own code, one request after the other in each step:"
+            "kvscope's engine runs this model by transformers' own code, prompts one after the other in each step,"
             f" without CUDA graphs, an 8-bit KV cache or several GPUs ({plan.why_own:.120})"
         )
     if plan.lets_go:

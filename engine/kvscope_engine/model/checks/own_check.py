@@ -55,9 +55,30 @@ def check_own_forward(module: nn.Module) -> None:
         with short_windows(module, lengths), own.new_cache():
             whole = _whole_trace(module, sequences, places)
             paged = _paged_trace(module, own, sequences, places, whole)
-        fault = _fault(paged, whole, of_all)
-        if fault:
-            raise BadInput(f"it does not give piece by piece what it gives at once ({fault})")
+            fault = _fault(paged, whole, of_all)
+            if fault:
+                raise BadInput(f"it does not give piece by piece what it gives at once ({fault})")
+            if not own.takes_batches and lengths == LENGTHS:
+                own.takes_batches = _takes_batches(module, own, sequences, places, whole)
+
+
+def _takes_batches(
+    module: nn.Module,
+    own: OwnForward,
+    sequences: Sequence[CheckSequence],
+    places: Sequence[LayerPlace],
+    whole: Trace,
+) -> bool:
+    """Whether decodes of several sequences, padded on the left, are right in one call."""
+    own.takes_batches = True
+    rows = [piece.sequence.first_row + piece.start for step in _steps(sequences)[-2:] for piece in step.pieces]
+    singles = [row for row in rows if row != sequences[0].first_row + sequences[0].length - 3]
+    try:
+        return not _fault(_paged_trace(module, own, sequences, places, whole), whole, True, singles)
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, AssertionError):
+        return False
+    finally:
+        own.takes_batches = False
 
 
 def _from_the_start(sequence: CheckSequence) -> CheckSequence:
@@ -69,24 +90,24 @@ def _from_the_start(sequence: CheckSequence) -> CheckSequence:
 def _steps(sequences: Sequence[CheckSequence]) -> list[CheckStep]:
     """Prompts in pieces, one behind the other's, and single tokens that follow."""
     first, second, third = sequences
-    half, last, near = first.length // 2, second.length - 2, first.length - 3
-    return [
-        CheckStep((ScriptPiece(first, 0, half), ScriptPiece(second, 0, last))),
+    half, near = first.length // 2, first.length - 3
+    steps = [
+        CheckStep((ScriptPiece(first, 0, half), ScriptPiece(second, 0, second.length - 3))),
         CheckStep(
             (
-                ScriptPiece(second, last, last + 1),
+                ScriptPiece(second, second.length - 3, second.length - 2),
                 ScriptPiece(first, half, near),
-                ScriptPiece(third, 0, third.length - 1),
+                ScriptPiece(third, 0, third.length - 2),
             )
         ),
-        CheckStep(
-            (
-                ScriptPiece(third, third.length - 1, third.length),
-                ScriptPiece(second, last + 1, second.length),
-                ScriptPiece(first, near, first.length),
-            )
-        ),
+        CheckStep((_last(second, 2), _last(third, 2), ScriptPiece(first, near, first.length - 1))),
     ]
+    return [*steps, CheckStep((_last(first, 1), _last(second, 1), _last(third, 1)))]
+
+
+def _last(sequence: CheckSequence, number: int) -> ScriptPiece:
+    """The last token but so many."""
+    return ScriptPiece(sequence, sequence.length - number, sequence.length - number + 1)
 
 
 def _places(own: OwnForward) -> list[LayerPlace]:
@@ -134,8 +155,8 @@ def _paged_trace(
             context.own = OwnBatch(ends, [piece.end for piece in step.pieces], range(ends[-1]))
             rows = step.rows
 
-            def tell(of_batch: list[int], rows: list[int] = rows) -> None:
-                tap.rows = [[rows[row] for row in of_batch]]
+            def tell(of_batch: list[list[int]], rows: list[int] = rows) -> None:
+                tap.rows = [[rows[row] for row in sequence] for sequence in of_batch]
 
             own.watch.append(tell)
             try:
@@ -152,8 +173,8 @@ def _paged_trace(
     return tap.trace
 
 
-def _fault(found: Trace, whole: Trace, of_all: bool) -> str:
-    """Where they differ by more than rounding, in words: in any token, or in one of four."""
+def _fault(found: Trace, whole: Trace, of_all: bool, rows: list[int] | None = None) -> str:
+    """Where they differ by more than rounding, in words: in any token (of `rows`), or in one of four."""
     assert found.logits is not None, "a script computes logits"
     assert whole.logits is not None, "a script computes logits"
     bound = LAYER_SLACK * BOUNDS.get(found.logits.dtype, LOW_BOUND)
@@ -164,7 +185,8 @@ def _fault(found: Trace, whole: Trace, of_all: bool) -> str:
         ("the logits after layer", dict.fromkeys(last, found.logits), last),
     ):
         for layer in sorted(here.keys() & there.keys()):
-            apart = difference(here[layer], there[layer])
+            picked = slice(None) if rows is None else rows
+            apart = difference(here[layer][picked], there[layer][picked])
             measured = apart.worst_row if of_all else apart.three_quarters
             if not (apart.is_number and measured <= bound and apart.overall <= (bound if of_all else MOST_OFF)):
                 return f"{words} {layer}: {apart.overall:.3g} of its size, {apart.worst_row:.3g} of a token's"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from kvscope_engine import Engine, EngineConfig, SamplingParams
 from kvscope_engine.model.checks.hook_check import check_hook
 from kvscope_engine.model.running import own_forward as own_module
 from kvscope_engine.model.running.kv_storage import TokenPart
-from kvscope_engine.model.running.own_forward import _InBlocks, own_forward
+from kvscope_engine.model.running.own_forward import OwnForward, _InBlocks, own_forward
 from kvscope_engine.planning.answer import answer
 from kvscope_engine.planning.inference import InferenceQuestion, plan_inference
 from kvscope_engine.planning.skeleton import read_skeleton
@@ -106,7 +107,7 @@ def test_a_token_of_another_place_is_noticed(
     def wrong(self: _InBlocks, layer: int, name: str, first: int) -> torch.Tensor:
         found = read(self, layer, name, first)
         past = self.past - first
-        return torch.cat([found[:past].roll(1, 0), found[past:]]) if name == "value" else found
+        return torch.cat([found[:, :past].roll(1, 1), found[:, past:]], 1) if name == "value" else found
 
     monkeypatch.setattr(_InBlocks, "read", wrong)
     with pytest.raises(BadInput, match="by transformers' own code: it does not give piece by piece"):
@@ -118,7 +119,7 @@ def test_lost_keys_of_an_indexer_are_noticed(monkeypatch: pytest.MonkeyPatch) ->
 
     def wrong(self: _InBlocks, layer: int, name: str, first: int) -> torch.Tensor:
         found = read(self, layer, name, first)
-        return torch.cat([found[: self.past] * 0, found[self.past :]]) if name == "index" else found
+        return torch.cat([found[:, : self.past] * 0, found[:, self.past :]], 1) if name == "index" else found
 
     monkeypatch.setattr(_InBlocks, "read", wrong)
     with pytest.raises(BadInput, match="it does not give piece by piece"):
@@ -128,13 +129,41 @@ def test_lost_keys_of_an_indexer_are_noticed(monkeypatch: pytest.MonkeyPatch) ->
 def test_another_sequences_state_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     made = own_module._States.__init__
 
-    def all_in_one(self: Any, batch: Any, number: int) -> None:
-        made(self, batch, number)
-        self._slot = 1
+    def all_in_one(self: Any, batch: Any, numbers: Any) -> None:
+        made(self, batch, numbers)
+        self._slots = torch.ones_like(self._slots)
 
     monkeypatch.setattr(own_module._States, "__init__", all_in_one)
     with pytest.raises(BadInput, match="it does not give piece by piece"):
         check_hook(model_of("qwen4_exp_text"))
+
+
+def test_decodes_run_together_where_a_model_is_right_with_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    for model_type, is_right in (("falcon", True), ("deepseek_v32", True), ("gpt_neox_japanese", False)):
+        module = model_of(model_type)
+        check_hook(module)
+        own = own_forward(module)
+        assert own is not None
+        assert own.takes_batches is is_right, model_type
+    tokens = OwnForward._tokens
+
+    def unpadded(self: OwnForward, context: Any, numbers: Any, longest: int) -> Any:
+        found = tokens(self, context, numbers, longest)
+        return replace(found, places=[(blocks.roll(1, 0), slots.roll(1, 0)) for blocks, slots in found.places])
+
+    monkeypatch.setattr(OwnForward, "_tokens", unpadded)
+    module = model_of("falcon")
+    check_hook(module)
+    own = own_forward(module)
+    assert own is not None
+    assert not own.takes_batches, "another's tokens are noticed, and each is run alone, which is right"
+
+
+def test_more_decodes_than_one_call_has_room_for(engine_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [random.Random(seed).choices(range(3, 90), k=4 + 3 * seed) for seed in range(7)]
+    wanted = tokens_of(engine_of("deepseek_v32"), asked)
+    monkeypatch.setattr(OwnForward, "_most_together", lambda self, length: 3)
+    assert tokens_of(engine_of("deepseek_v32"), asked) == wanted
 
 
 @pytest.mark.parametrize("model_type", NAMES)
@@ -143,7 +172,7 @@ def test_requests_together_say_what_each_says_alone(model_type: str, engine_of: 
     together = tokens_of(engine, prompts())
     assert together == [tokens_of(engine, [ids])[0] for ids in prompts()]
     assert len({token for tokens in together for token in tokens}) > 3
-    assert any("is run by transformers' own code, one request after the other" in note for note in engine.notes)
+    assert any("run by transformers' own code, prompts one after the other" in note for note in engine.notes)
 
 
 @pytest.mark.parametrize("model_type", ["falcon", "deepseek_v32", "dots3_note_text"])
@@ -185,7 +214,7 @@ def test_a_plan_counts_what_an_engine_holds(model_type: str, engine_of: Make, tm
     plan = plan_inference(skeleton, InferenceQuestion(gpu_memory=8 << 30, block_size=4, max_model_len=256))
     assert plan.tightest.block_bytes == engine.components.storage.block_bytes
     notes = answer(skeleton, plan, (64,)).inference.notes
-    assert any("by transformers' own code, one request after the other" in note for note in notes)
+    assert any("by transformers' own code, prompts one after the other" in note for note in notes)
     assert any("are keys of indexers" in note for note in notes) is (model_type != "falcon")
     with pytest.raises(BadInput, match="kv_cache_dtype='fp8' is not accepted"):
         plan_inference(skeleton, InferenceQuestion(gpu_memory=8 << 30, kv_cache_dtype="fp8"))
