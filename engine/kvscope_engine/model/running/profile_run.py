@@ -63,11 +63,11 @@ def step_profile(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory
     forward = Forward(loaded.module)
     ids = torch.zeros(tokens, dtype=torch.int64, device=loaded.device)
     positions = torch.arange(tokens, device=loaded.device) % loaded.max_model_len
-    nothing = NoAttention(loaded.max_model_len)
+    longest = loaded.max_model_len
     rows = torch.arange(samples, device=loaded.device)
     try:
-        activations = _peak(memory, lambda: forward.fill(ids, positions, nothing))
-        whole = _peak(memory, lambda: _sample(forward.logits(ids, positions, nothing, rows)))
+        activations = _peak(memory, lambda: forward.fill(ids, positions, NoAttention(longest)))
+        whole = _peak(memory, lambda: _sample(forward.logits(ids, positions, NoAttention(longest), rows)))
     except torch.OutOfMemoryError as error:
         raise KvscopeError(
             f"no memory for a step of {tokens} tokens on {loaded.device}: give a smaller --max-num-batched-tokens"
