@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,13 +15,17 @@ from tests.engine.model_types import tiny_config
 from torch import nn
 
 from kvscope_engine import Engine, EngineConfig, SamplingParams
-from kvscope_engine.model.checks.hook_check import check_hook
+from kvscope_engine.model.checks.hook_check import check_hook, own_calls
+from kvscope_engine.model.running import kv_storage
 from kvscope_engine.model.running import own_forward as own_module
-from kvscope_engine.model.running.kv_storage import TokenPart
-from kvscope_engine.model.running.own_forward import OwnForward, _InBlocks, own_forward
+from kvscope_engine.model.running.attention import DecodeBatch, PagedContext, PrefillBatch
+from kvscope_engine.model.running.kv_storage import KVStorage, TokenPart
+from kvscope_engine.model.running.own_forward import OwnBatch, OwnForward, _InBlocks, own_forward
+from kvscope_engine.model.running.recurrent import StateBatch
 from kvscope_engine.planning.answer import answer
 from kvscope_engine.planning.inference import InferenceQuestion, plan_inference
 from kvscope_engine.planning.skeleton import read_skeleton
+from kvscope_kernels import ops_for
 from kvscope_telemetry.engine_config import SpeculativeConfig
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Submit
@@ -183,6 +188,45 @@ def test_long_prompts_in_small_pieces_say_the_same(
     monkeypatch.setattr(own_module, "MAX_SCORES", 1)
     monkeypatch.setattr(own_module, "LEAST_TOKENS", 3)
     assert tokens_of(engine_of(model_type), prompts()) == wanted
+
+
+@pytest.mark.parametrize("model_type", ["falcon", "deepseek_v32", "dots3_note_text"])
+def test_blocks_as_they_lie_on_a_gpu_say_the_same(
+    model_type: str, engine_of: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = tokens_of(engine_of(model_type), prompts())
+    monkeypatch.setattr(kv_storage, "_is_hnd", lambda _: True)
+    assert tokens_of(engine_of(model_type), prompts()) == wanted
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("model_type", ["falcon", "deepseek_v32", "dots3_note_text", "inkling_text"])
+@torch.inference_mode()
+def test_all_that_a_call_makes_is_where_the_model_is(model_type: str, together: bool) -> None:
+    """On a device without data, whose tensors do not mix with a CPU's, and that cannot be waited for."""
+    module = model_of(model_type, torch.bfloat16).to("meta")
+    calls = own_calls(module, "it is to be seen")
+    own = own_forward(module)
+    assert own is not None
+    own.takes_batches = together
+    device = torch.device("meta")
+    storage = KVStorage(16, 4, [call.shape for call in calls], torch.bfloat16, device)
+    tables = (torch.zeros(3, 4, dtype=torch.int32, device=device),)
+    seq_lens = torch.zeros(2, dtype=torch.int32, device=device)
+    decode = DecodeBatch(tables, seq_lens, 9)
+    prefill = PrefillBatch(tables, seq_lens, 8, seq_lens, 5)
+    context = PagedContext(storage, ops_for("cpu"), (), 2, decode, prefill)
+    context.own = OwnBatch([0, 1, 2, 7], [9, 5, 8], [0, 1, 6])
+    if own.states:
+        context.states = StateBatch(_states_without_data(own.states), [1, 2, 3], [True] * 3, [0, 1, 2, 7])
+    ids = torch.zeros(7, dtype=torch.int64, device=device)
+    logits = own.run(ids, context, torch.zeros(3, dtype=torch.int64, device=device))
+    assert (logits.shape[0], logits.device.type) == (3, "meta")
+
+
+def _states_without_data(states: Any) -> Any:
+    made = [[torch.zeros((4, *part.shape), dtype=part.dtype, device="meta") for part in layer] for layer in states]
+    return SimpleNamespace(device=torch.device("meta"), layer=made.__getitem__)
 
 
 def test_guessed_tokens_are_checked_as_elsewhere(engine_of: Make) -> None:
