@@ -206,7 +206,7 @@ class KVStorage:
         source = self.layers[layer].shares_with
         if source is not None:
             return self._layer_view(source)._replace(is_shared=True)
-        hnd, place, form = _is_hnd(self.device), self._place[layer], self.layers[layer]
+        hnd, place, form = is_hnd(self.device), self._place[layer], self.layers[layer]
         shape = _packed_shape(self.num_blocks, self.block_size, form, hnd)
         packed, group = _first_of_rows(self._packed[place], shape), self._group.get(layer, 0)
         k_scale = v_scale = None
@@ -224,7 +224,7 @@ class KVStorage:
 
         Not written to, so that a CPU hands out pages only as blocks are used; operations never read free slots.
         """
-        hnd = _is_hnd(self.device)
+        hnd = is_hnd(self.device)
         packed = [_packed_shape(self.num_blocks, self.block_size, layer, hnd) for layer in self.layers]
         shapes = [_shape_for([packed[layer] for layer in sharing]) for sharing in self._sharing]
         scale_shapes = []
@@ -290,7 +290,7 @@ def tensor_block_bytes(layers: Sequence[LayerShape], block_size: int, dtype: tor
     return (*data, *scales, *bounds)
 
 
-def _is_hnd(device: torch.device) -> bool:
+def is_hnd(device: torch.device) -> bool:
     return device.type == "cuda"
 
 

@@ -197,7 +197,7 @@ class _Zeros(Tokens):
 
 
 @dataclass(slots=True)
-class _InBlocks(Tokens):
+class TokensInBlocks(Tokens):
     """Sequences in the block pool, which end at one place."""
 
     storage: KVStorage
@@ -283,13 +283,14 @@ class OwnForward:
         """What stands against our attention."""
         self.watch: list[Any] = []
         """Called with the rows of the batch that run next."""
-        self._module: Any = module
+        model: Any = module
+        self._module = model
         self._set_eager()
         self._keeps_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
         self._takes_positions = _takes(module, "position_ids")
         self.takes_batches = False
         """Whether decodes of several sequences can be run together; found out when the model is proven."""
-        text = self._module.config.get_text_config(decoder=True)
+        text = model.config.get_text_config(decoder=True)
         self._num_heads = num_query_heads(text)
         self._position_dims: dict[int, int] = {}
         self._cache: Any = None
@@ -330,8 +331,8 @@ class OwnForward:
         batch: OwnBatch = context.own
         start, end = batch.query_start[number : number + 2]
         past = batch.seq_lens[number] - (end - start)
-        tokens = self._tokens(context, [number], past + end - start)
-        states = _States(context.states, [number]) if self.states else None
+        tokens = self.tokens(context, [number], past + end - start)
+        states = StatesOfCall(context.states, [number]) if self.states else None
         goes_on = past > 0
         for first, last in self._pieces(start, end, past, () if states is None else states.cuts):
             tokens.past, tokens.end = past + first - start, past + last - start
@@ -359,11 +360,11 @@ class OwnForward:
         batch: OwnBatch = context.own
         lengths = [batch.seq_lens[number] for number in numbers]
         longest = max(lengths)
-        tokens = self._tokens(context, numbers, longest)
+        tokens = self.tokens(context, numbers, longest)
         tokens.past, tokens.end = longest - 1, longest
         rows = [batch.query_start[number] for number in numbers]
         self._tell([[row] for row in rows])
-        states = _States(context.states, numbers) if self.states else None
+        states = StatesOfCall(context.states, numbers) if self.states else None
         cache = self._begin(tokens, ids.device)
         if states is not None:
             states.put_in(cache, self._state_layers, self.states)
@@ -386,16 +387,16 @@ class OwnForward:
         singles = [n for n in range(len(lengths)) if starts[n + 1] - starts[n] == 1 and lengths[n] > 1]
         groups: list[list[int]] = []
         for number in sorted(singles, key=lambda n: -lengths[n]):
-            if not groups or len(groups[-1]) >= self._most_together(lengths[groups[-1][0]]):
+            if not groups or len(groups[-1]) >= self.most_together(lengths[groups[-1][0]]):
                 groups.append([])
             groups[-1].append(number)
         return [group for group in groups if len(group) > 1]
 
-    def _most_together(self, length: int) -> int:
+    def most_together(self, length: int) -> int:
         """Sequences of up to `length` tokens in one call."""
         return max(1, MAX_SCORES // (self._numbers_a_token * length))
 
-    def _tokens(self, context: Any, numbers: Sequence[int], longest: int) -> _InBlocks:
+    def tokens(self, context: Any, numbers: Sequence[int], longest: int) -> TokensInBlocks:
         """Where the tokens of sequences of the step lie, the shorter ones padded with their own last token."""
         count, size, device = context.num_single_token, context.storage.block_size, context.storage.device
         lengths = torch.tensor([context.own.seq_lens[number] for number in numbers], device=device)[:, None]
@@ -410,7 +411,7 @@ class OwnForward:
                 for number in numbers
             ]
             places.append((torch.stack(tables).long().gather(1, blocks), slots))
-        return _InBlocks(context.storage, self._numbers, places, indices.clamp_min(0))
+        return TokensInBlocks(context.storage, self._numbers, places, indices.clamp_min(0))
 
     def _tell(self, rows: list[list[int]]) -> None:
         for tell in self.watch:
@@ -433,7 +434,7 @@ class OwnForward:
             kept = range(max(0, count - num_rows), count)
             found = self._call(ids[None, :count], self._begin(_Zeros(past), ids.device), kept)
             logits += [found[0]] if found is not None else []
-        if self.takes_batches and (together := min(len(ids), self._most_together(longest))) > 1:
+        if self.takes_batches and (together := min(len(ids), self.most_together(longest))) > 1:
             self._call(ids[:together, None], self._begin(_Zeros(longest - 1), ids.device), ())
         self._cache = None
         return torch.cat([logits[0]] * -(-num_rows // len(logits[0])))[:num_rows] if logits else ids.new_zeros(0)
@@ -607,7 +608,7 @@ def _state(layer: Any) -> Iterator[StatePart]:
                 yield StatePart(kind, index, tuple(tensor.shape[1:]), tensor.dtype)
 
 
-class _States:
+class StatesOfCall:
     """States of recurrent layers of a call's sequences, from their slots into a cache and back."""
 
     def __init__(self, batch: StateBatch, numbers: Sequence[int]) -> None:

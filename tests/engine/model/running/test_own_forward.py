@@ -20,7 +20,7 @@ from kvscope_engine.model.running import kv_storage
 from kvscope_engine.model.running import own_forward as own_module
 from kvscope_engine.model.running.attention import DecodeBatch, PagedContext, PrefillBatch
 from kvscope_engine.model.running.kv_storage import KVStorage, TokenPart
-from kvscope_engine.model.running.own_forward import OwnBatch, OwnForward, _InBlocks, own_forward
+from kvscope_engine.model.running.own_forward import OwnBatch, OwnForward, TokensInBlocks, own_forward
 from kvscope_engine.model.running.recurrent import StateBatch
 from kvscope_engine.planning.answer import answer
 from kvscope_engine.planning.inference import InferenceQuestion, plan_inference
@@ -107,38 +107,38 @@ def test_it_is_found_what_a_layer_keeps(model_type: str, dtype: torch.dtype) -> 
 def test_a_token_of_another_place_is_noticed(
     model_type: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = _InBlocks.read
+    read = TokensInBlocks.read
 
-    def wrong(self: _InBlocks, layer: int, name: str, first: int) -> torch.Tensor:
+    def wrong(self: TokensInBlocks, layer: int, name: str, first: int) -> torch.Tensor:
         found = read(self, layer, name, first)
         past = self.past - first
         return torch.cat([found[:, :past].roll(1, 1), found[:, past:]], 1) if name == "value" else found
 
-    monkeypatch.setattr(_InBlocks, "read", wrong)
+    monkeypatch.setattr(TokensInBlocks, "read", wrong)
     with pytest.raises(BadInput, match="by transformers' own code: it does not give piece by piece"):
         check_hook(model_of(model_type, dtype))
 
 
 def test_lost_keys_of_an_indexer_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = _InBlocks.read
+    read = TokensInBlocks.read
 
-    def wrong(self: _InBlocks, layer: int, name: str, first: int) -> torch.Tensor:
+    def wrong(self: TokensInBlocks, layer: int, name: str, first: int) -> torch.Tensor:
         found = read(self, layer, name, first)
         return torch.cat([found[:, : self.past] * 0, found[:, self.past :]], 1) if name == "index" else found
 
-    monkeypatch.setattr(_InBlocks, "read", wrong)
+    monkeypatch.setattr(TokensInBlocks, "read", wrong)
     with pytest.raises(BadInput, match="it does not give piece by piece"):
         check_hook(model_of("deepseek_v32"))
 
 
 def test_another_sequences_state_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = own_module._States.__init__
+    made = own_module.StatesOfCall.__init__
 
     def all_in_one(self: Any, batch: Any, numbers: Any) -> None:
         made(self, batch, numbers)
         self._slots = torch.ones_like(self._slots)
 
-    monkeypatch.setattr(own_module._States, "__init__", all_in_one)
+    monkeypatch.setattr(own_module.StatesOfCall, "__init__", all_in_one)
     with pytest.raises(BadInput, match="it does not give piece by piece"):
         check_hook(model_of("qwen4_exp_text"))
 
@@ -150,13 +150,13 @@ def test_decodes_run_together_where_a_model_is_right_with_that(monkeypatch: pyte
         own = own_forward(module)
         assert own is not None
         assert own.takes_batches is is_right, model_type
-    tokens = OwnForward._tokens
+    tokens = OwnForward.tokens
 
     def unpadded(self: OwnForward, context: Any, numbers: Any, longest: int) -> Any:
         found = tokens(self, context, numbers, longest)
         return replace(found, places=[(blocks.roll(1, 0), slots.roll(1, 0)) for blocks, slots in found.places])
 
-    monkeypatch.setattr(OwnForward, "_tokens", unpadded)
+    monkeypatch.setattr(OwnForward, "tokens", unpadded)
     module = model_of("falcon")
     check_hook(module)
     own = own_forward(module)
@@ -167,7 +167,7 @@ def test_decodes_run_together_where_a_model_is_right_with_that(monkeypatch: pyte
 def test_more_decodes_than_one_call_has_room_for(engine_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = [random.Random(seed).choices(range(3, 90), k=4 + 3 * seed) for seed in range(7)]
     wanted = tokens_of(engine_of("deepseek_v32"), asked)
-    monkeypatch.setattr(OwnForward, "_most_together", lambda self, length: 3)
+    monkeypatch.setattr(OwnForward, "most_together", lambda self, length: 3)
     assert tokens_of(engine_of("deepseek_v32"), asked) == wanted
 
 
@@ -195,7 +195,7 @@ def test_blocks_as_they_lie_on_a_gpu_say_the_same(
     model_type: str, engine_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = tokens_of(engine_of(model_type), prompts())
-    monkeypatch.setattr(kv_storage, "_is_hnd", lambda _: True)
+    monkeypatch.setattr(kv_storage, "is_hnd", lambda _: True)
     assert tokens_of(engine_of(model_type), prompts()) == wanted
 
 
