@@ -24,6 +24,7 @@ from kvscope_engine.model.fused.fuse import Fused
 from kvscope_engine.model.loading.device import free_bytes, gpu_uuids
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
+from kvscope_engine.model.loading.support import Blueprint, check_options_with_states
 from kvscope_engine.model.lora.adapters import LoraAdapters, read_given
 from kvscope_engine.model.memory.allocator import AllocatorUse, allocator_use
 from kvscope_engine.model.memory.memory_plan import MemoryPlan
@@ -369,6 +370,8 @@ def check_options_with_own_forward(config: EngineConfig, loaded: LoadedModel) ->
     own = own_forward(loaded.module)
     if own is None:
         return
+    if own.states:
+        check_options_with_states(config, Blueprint(loaded.info.architecture, 0, has_states=True), loaded.info.name)
     refused = (
         ("tensor_parallel_size", config.tensor_parallel_size, 1, "its layers are not shared out"),
         ("cpu_offload_gb", config.cpu_offload_gb, 0, "its weights are not streamed"),
