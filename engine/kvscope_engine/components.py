@@ -24,6 +24,7 @@ from kvscope_engine.model.fused.fuse import Fused
 from kvscope_engine.model.loading.device import free_bytes, gpu_uuids
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
+from kvscope_engine.model.loading.support import Blueprint, check_options_with_states
 from kvscope_engine.model.lora.adapters import LoraAdapters, layers_of, read_given
 from kvscope_engine.model.lora.slots import in_full
 from kvscope_engine.model.memory.allocator import AllocatorUse, allocator_use
@@ -41,7 +42,8 @@ from kvscope_engine.model.running.cpu_threads import CpuThreads
 from kvscope_engine.model.running.kv_storage import MIB, KVStorage, LayerShape, block_bytes
 from kvscope_engine.model.running.layer_groups import LayerGroup
 from kvscope_engine.model.running.memory import PoolSize, pool_size, takes_pad_slot
-from kvscope_engine.model.running.recurrent import RecurrentLayers, recurrent_layers
+from kvscope_engine.model.running.own_forward import own_forward, states_of
+from kvscope_engine.model.running.recurrent import recurrent_layers
 from kvscope_engine.model.running.runner import ModelRunner
 from kvscope_engine.model.running.state_storage import StateStorage
 from kvscope_engine.model.running.storage_for_model import expanded_layers, groups_of_model, storage_for_model
@@ -60,6 +62,7 @@ from kvscope_engine.submission import SubmissionLimits
 from kvscope_kernels.libraries.choice import Choice
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.engine_config import EngineConfig
+from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import (
     CacheInfo,
@@ -233,7 +236,7 @@ def build_components(
         threads = CpuThreads(config.num_threads)
         model = _ready_model(config, leader, progress, undo)
         asked = config
-        config = _as_states_allow(config, recurrent_layers(model.loaded.module))
+        config = _as_model_allows(config, model.loaded.module)
         size = _agreed_size(config, model, leader, progress)
         loaded, bent = bent_to_allocator(config, model.loaded, size.num_blocks)
         states = _build_states(config, loaded, size, undo)
@@ -252,6 +255,7 @@ def build_components(
             *bent,
             *(streamed.notes if streamed is not None else ()),
             *cache.notes(config),
+            *_notes_on_own_forward(asked, loaded),
             *_notes_on_states(asked, states, together=recurrent_layers(loaded.module).decode_together),
         ]
         runner = _build_runner(config, loaded, cache.storage, model, leader, notes, has_pieces, states)
@@ -321,12 +325,15 @@ class _Cache:
         is_latent = bool(layers) and all(layer.latent_dim for layer in layers)
         kind, block_size, dtype = "latent" if is_latent else "full", self.pool.block_size, self.storage.dtype
         expanded = [self.expanded[number] for number in group.layers] if is_latent else []
+        index_bytes = block_size * sum(layer.index_bytes(dtype) for layer in layers)
+        kind = "indexed" if index_bytes else kind
         return KVGroup(
             kind="chunked" if rule.is_chunked else "window" if rule.window else kind,
             num_layers=len(layers),
             block_bytes=block_bytes(layers, block_size, dtype),
             window=rule.window,
             expanded_bytes=block_bytes(expanded, block_size, dtype),
+            index_bytes=index_bytes,
         )
 
     def notes(self, config: EngineConfig) -> list[str]:
@@ -344,11 +351,13 @@ def _as_it_runs(config: EngineConfig) -> EngineConfig:
     return replace(config, enforce_eager=True) if config.cpu_offload_gb else config
 
 
-def _as_states_allow(config: EngineConfig, recurrent: RecurrentLayers) -> EngineConfig:
-    """Decodes alone are in CUDA graphs where each recurrent layer takes them together; steps with prompts are not."""
-    if not recurrent.layers:
-        return config
-    return replace(config, enforce_eager=config.enforce_eager or not recurrent.decode_together, piecewise_graphs=False)
+def _as_model_allows(config: EngineConfig, module: torch.nn.Module) -> EngineConfig:
+    """A model that is run by its own code has no CUDA graphs; of one with recurrent layers decodes alone are in them,
+    where each takes them together, and steps with prompts are not."""
+    recurrent = recurrent_layers(module)
+    if own_forward(module) is not None or not recurrent.decode_together:
+        return replace(config, enforce_eager=True)
+    return replace(config, piecewise_graphs=False) if recurrent.layers else config
 
 
 def _ready_model(
@@ -363,10 +372,34 @@ def _ready_model(
     fingerprint = _fingerprint(config, loaded)  # of the weights by their names, which fusing gives up
     progress(Progress(stage="warm up"))
     fused = make_ready_to_run(loaded.module, loaded.quantization)
+    check_options_with_own_forward(config, loaded)
     lora = LoraAdapters(config, loaded, adapters, leader) if config.has_lora else None  # before memory is measured
     attention = attention_choice(config, loaded, lambda tried: progress(Progress(stage="warm up", detail=tried)))
     check_fused(fused.layers, loaded.num_layers, loaded.rank, loaded.info.name)
     return _ReadyModel(loaded, fused, attention, fingerprint, lora)
+
+
+def check_options_with_own_forward(config: EngineConfig, loaded: LoadedModel) -> None:
+    """Raise BadInput, naming the option, for what is not done with a model that is run by its own code."""
+    own = own_forward(loaded.module)
+    if own is None:
+        return
+    if own.states:
+        check_options_with_states(config, Blueprint(loaded.info.architecture, 0, has_states=True), loaded.info.name)
+    refused = (
+        ("tensor_parallel_size", config.tensor_parallel_size, 1, "its layers are not shared out"),
+        ("cpu_offload_gb", config.cpu_offload_gb, 0, "its weights are not streamed"),
+        ("kv_cache_dtype", config.kv_cache_dtype, "auto", "its cache is kept bit by bit"),
+        ("sparse_decode", config.sparse_decode, None, "its attention is its own"),
+        ("page_heat", config.page_heat, 0, "its attention is not seen"),
+        ("lora_modules", config.has_lora, False, "adapters are for batches of several requests"),
+    )
+    for option, value, accepted, why in refused:
+        if value != accepted:
+            raise BadInput(
+                f"{option}={value!r} is not accepted with model {loaded.info.name!r}: {loaded.info.architecture} is run"
+                f" by transformers' own code ({own.why:.120}), and {why}"
+            )
 
 
 def _agreed_size(
@@ -436,8 +469,8 @@ def _group_of_states(loaded: LoadedModel, states: StateStorage | None) -> tuple[
 def _build_states(config: EngineConfig, loaded: LoadedModel, size: PoolSize, undo: ExitStack) -> StateStorage | None:
     if not size.num_states:
         return None
-    layers = recurrent_layers(loaded.module).states
     pad = takes_pad_slot(config, loaded.device)
+    layers = states_of(loaded.module)
     states = StateStorage(size.num_states - pad, layers, loaded.device, size.num_host_states, has_pad=pad)
     undo.callback(states.close)
     return states
@@ -448,6 +481,8 @@ def expanded_notes(module: torch.nn.Module) -> list[str]:
     config: Any = module.config
     config = config.get_text_config(decoder=True)
     calls = check_hook(module)
+    if own_forward(module) is not None:
+        return []
     sizes: list[Any] = [getattr(config, name, None) for name in ("kv_lora_rank", "qk_rope_head_dim")]
     if any(call.shape.latent_dim for call in calls) or not all(isinstance(size, int) for size in sizes):
         return []
@@ -467,6 +502,18 @@ def _notes_on_bias(module: torch.nn.Module) -> list[str]:
     return [
         f"{count} of {len(calls)} layers that attend add a number for each distance to their scores: they run on"
         " torch's operations, one request after the other, which is slower; where their attention falls is not measured"
+    ]
+
+
+def _notes_on_own_forward(config: EngineConfig, loaded: LoadedModel) -> list[str]:
+    """That requests do not run together, and what does not go with that."""
+    own = own_forward(loaded.module)
+    if own is None:
+        return []
+    graphs = "; no CUDA graphs" if loaded.device.type == "cuda" and not config.enforce_eager else ""
+    return [
+        f"{loaded.info.architecture} is run by transformers' own code, {own.how} in each step, which is slower{graphs}:"
+        f" {own.why:.200}"
     ]
 
 

@@ -42,10 +42,12 @@ _SERVED: Final = """
 {rows}
 
 Full: keys and values of all tokens. Window: of a sliding window alone. Latent: MLA's latents. States: one of each
-recurrent layer for a request. Types that also see or hear are served by their text part, and compared with what the
-whole says to text; where transformers does not run that without pictures or sounds, with the text part. Positions of
-RoBERTa and its kin begin behind that of padding, as they were trained and as transformers' model has it when it is
-given none; its `generate` counts them from 0. These are compared with the model by its own positions.
+recurrent layer for a request. Indexed: keys (or latents) and values, and the keys of an indexer that chooses among
+them. Own code: run by transformers' own code, prompts one after the other in each step. Types that also see or hear
+are served by their text part, and compared with what the whole says to text; where transformers does not run that
+without pictures or sounds, with the text part. Positions of RoBERTa and its kin begin behind that of padding, as they
+were trained and as transformers' model has it when it is given none; its `generate` counts them from 0. These are
+compared with the model by its own positions.
 """
 _REFUSED: Final = """
 ## Refused

@@ -9,7 +9,7 @@ import pytest
 from tests.engine.model_types_page import PAGE, page, read_results
 
 VERSION, RESULTS = read_results()
-SAMPLE = ("llama", "gemma2", "bert", "aya_vision", "deepseek_v3", "recurrent_gemma", "falcon", "blt")
+SAMPLE = ("llama", "gemma2", "bert", "aya_vision", "deepseek_v3", "recurrent_gemma", "falcon", "deepseek_v32", "blt")
 SAMPLE += ("mllama", "chameleon", "inkling_text", "inkling2_text", "roberta")
 
 

@@ -22,6 +22,7 @@ from kvscope_engine.model.loading.hf_config import read_config
 from kvscope_engine.model.loading.loader import random_model
 from kvscope_engine.model.loading.support import blueprint
 from kvscope_engine.model.loading.text_part import loading_class, reading_config
+from kvscope_engine.model.running.own_forward import own_forward
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.request_state import RequestState
@@ -110,7 +111,8 @@ def _kept(engine: Engine) -> list[str]:
     layers, states = engine.components.storage.layers, engine.components.states
     groups = [group for group in engine.hello.cache.groups if group.num_layers and group.kind != "state"]
     kinds = [group.kind for group in groups] or ["full"] * bool(layers)
-    return list(dict.fromkeys(kinds + ["states"] * (states is not None)))
+    is_own = own_forward(engine.components.loaded.module) is not None
+    return list(dict.fromkeys(kinds + ["states"] * (states is not None) + ["own code"] * is_own))
 
 
 def _reference(config: Any, folder: Path) -> tuple[Any, str, str]:

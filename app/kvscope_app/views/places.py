@@ -77,6 +77,7 @@ _GROUPS: Final = {
     "window": "sliding window",
     "chunked": "chunked attention",
     "latent": "latent attention (MLA)",
+    "indexed": "attention to what an indexer chooses (DSA)",
     "state": "recurrent state",
     "cross": "cross attention",
     "chunks": "chunks of a store",
@@ -88,7 +89,9 @@ def group_name(group: KVGroup) -> str:
     """`sliding window of 128, 5 layers`."""
     words = _GROUPS.get(group.kind, group.kind)
     words += f" of {count(group.window)}" if group.window else ""
-    return words + (f", {plural(group.num_layers, 'layer')}" if group.num_layers else "")
+    words += f", {plural(group.num_layers, 'layer')}" if group.num_layers else ""
+    share = group.index_bytes / group.block_bytes if group.block_bytes else 0.0
+    return words + (f", {share:.0%} of it the indexers' keys" if share else "")
 
 
 def map_sections(cache: CacheInfo) -> tuple[int, ...]:

@@ -118,6 +118,14 @@ def _serving_notes(plan: InferencePlan) -> tuple[str, ...]:
             "the KV cache holds latents and rotary keys (MLA); with MLA expanded, as keys and values of each head, it"
             f" would be {plan.expanded_times:,.1f} times as large: {_at_once(plan, length, wide)}"
         )
+    if plan.index_bytes:
+        share = plan.index_bytes / plan.kv_bytes_a_token
+        notes.append(f"{share:.0%} of the KV cache, {plan.index_bytes:,} bytes a token, are keys of indexers")
+    if plan.why_own:
+        notes.append(
+            "kvscope's engine runs this model by transformers' own code, prompts one after the other in each step,"
+            f" without CUDA graphs, an 8-bit KV cache or several GPUs ({plan.why_own:.120})"
+        )
     if plan.lets_go:
         groups = plan.tightest.groups
         held, kept = plan.request_bytes(length), plan.kept_bytes(length)

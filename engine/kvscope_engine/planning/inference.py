@@ -36,8 +36,8 @@ from kvscope_engine.model.running.attention import register_attention
 from kvscope_engine.model.running.forward import Forward
 from kvscope_engine.model.running.kv_storage import QUANTIZED_DTYPES, block_bytes, storage_dtype
 from kvscope_engine.model.running.layer_groups import LayerGroup, group_layers
+from kvscope_engine.model.running.own_forward import own_forward, states_of
 from kvscope_engine.model.running.profile_run import NoAttention
-from kvscope_engine.model.running.recurrent import recurrent_layers
 from kvscope_engine.model.running.state_storage import (
     LayerState,
     state_bytes,
@@ -148,6 +148,10 @@ class InferencePlan:
     stages: tuple[StagePlan, ...]
     expanded_times: float = 1.0
     """Of a model of latents: how many times as much its KV would be as keys and values."""
+    why_own: str = ""
+    """Why the engine runs the model by transformers' own code; empty where it does not."""
+    index_bytes: int = 0
+    """Of a token, that indexers keep."""
 
     @property
     def tightest(self) -> StagePlan:
@@ -221,15 +225,32 @@ def plan_inference(skeleton: Skeleton, question: InferenceQuestion) -> Inference
     """
     length = _length(skeleton, question)
     tokens = min(question.max_num_batched_tokens, length * question.max_num_seqs)
-    shape = forward_shape(skeleton, question.activations, tokens)
+    shape = forward_shape(skeleton, question.activations, tokens, length)
     if shape.states and question.tensor_parallel * question.pipeline_parallel > 1:
         raise BadInput(f"model {skeleton.name!r} has recurrent layers, which run on one GPU alone")
+    if shape.why_own:
+        _check_own(skeleton.name, shape, question)
     if shape.calls:
         check_divisible(shape.calls[0].num_query_heads, question.tensor_parallel)
     layers = tuple(shape.layers)
     divided = stages(skeleton, layers, question.tensor_parallel, question.pipeline_parallel)
     made = tuple(_stage_plan(skeleton, stage, shape, question, length, tokens) for stage in divided)
-    return InferencePlan(question, skeleton, length, made, _expanded_times(shape.calls, question.tensor_parallel))
+    dtype = storage_dtype(question.kv_cache_dtype, question.activations)
+    index_bytes = sum(layer.index_bytes(dtype) for layer in layers)
+    times = _expanded_times(shape.calls, question.tensor_parallel)
+    return InferencePlan(question, skeleton, length, made, times, shape.why_own, index_bytes)
+
+
+def _check_own(name: str, shape: ForwardShape, question: InferenceQuestion) -> None:
+    """What is not done with a model that is run by its own code. Latents are held whole by each GPU, which vLLM and
+    SGLang do."""
+    if question.kv_cache_dtype != "auto":
+        raise BadInput(
+            f"kv_cache_dtype={question.kv_cache_dtype!r} is not accepted: model {name!r} is run by transformers' own"
+            " code"
+        )
+    if question.tensor_parallel > 1 and not all(layer.latent_dim for layer in shape.layers):
+        raise BadInput(f"model {name!r} is run by transformers' own code, on one GPU alone")
 
 
 def _expanded_times(calls: Sequence[LayerCall], num_ranks: int) -> float:
@@ -286,7 +307,7 @@ def _stage_plan(
             stage, memory, one_block, room // one_block, question.kv_host_memory // one_block, groups, needs
         )
     longest = num_blocks_for(length, question.block_size)
-    pad = int(not question.enforce_eager)
+    pad = int(not question.enforce_eager and not shape.why_own)
     wanted = 2 * question.max_num_seqs + pad
     slots, blocks = slots_and_blocks(room, one_block, shape.state_bytes, wanted, longest)
     below = host_slots(question.kv_host_memory, one_block, shape.state_bytes, wanted - pad)
@@ -325,11 +346,12 @@ def _reserves(
         num_ranks=question.tensor_parallel,
     )
     vocab = int(skeleton.config.vocab_size) if stage.has_head else 0
-    graphs = 0 if question.enforce_eager else GRAPH_BYTES + graph_tensor_bytes(limits, vocab)
+    is_eager = question.enforce_eager or bool(shape.why_own)
+    graphs = 0 if is_eager else GRAPH_BYTES + graph_tensor_bytes(limits, vocab)
     return StepReserves(
         attention_partials=split_partials_bytes(limits, heads, PROCESSORS) + latent_bytes(limits, heads),
         graphs=graphs + step_buffer_bytes(limits, vocab),
-        piecewise_graphs=0 if question.enforce_eager or shape.states else piecewise_bytes(limits, heads),
+        piecewise_graphs=0 if is_eager or shape.states else piecewise_bytes(limits, heads),
         sampling=sampling_bytes(limits, vocab),
     )
 
@@ -347,6 +369,8 @@ class ForwardShape:
     """Bytes at the peak, without the head."""
     states: tuple[LayerState, ...] = ()
     """What each recurrent layer keeps for a request."""
+    why_own: str = ""
+    """Why it is run by transformers' own code; empty where our attention runs."""
 
     @property
     def state_bytes(self) -> int:
@@ -360,23 +384,25 @@ class ForwardShape:
 
 
 @lru_cache(maxsize=16)
-def forward_shape(skeleton: Skeleton, dtype: torch.dtype, num_tokens: int) -> ForwardShape:
-    """Run `num_tokens` through a model without data. Raises BadInput where the engine would refuse it."""
+def forward_shape(skeleton: Skeleton, dtype: torch.dtype, num_tokens: int, length: int = 0) -> ForwardShape:
+    """Run `num_tokens` through a model without data, of requests of up to `length`; 0: as many. Raises BadInput where
+    the engine would refuse it."""
     register_attention()
     with FakeTensorMode(), torch.inference_mode():
         module = build(skeleton.whole, dtype, torch.device("cpu")).eval()
         try:
             calls = seen_calls(module)
-            states = tuple(recurrent_layers(module).states)
-            num_run = min(num_tokens, RECURRENT_TOKENS) if states else num_tokens
+            states, own = tuple(states_of(module)), own_forward(module)
+            num_run = min(num_tokens, RECURRENT_TOKENS) if states and own is None else num_tokens
             ids = torch.zeros(num_run, dtype=torch.int64)
             with LiveMemory() as memory:
                 memory.name("weights", [*module.parameters(), *module.buffers()])
                 memory.restart_peak()
-                Forward(module).fill(ids, ids, NoAttention())
+                Forward(module).fill(ids, ids, NoAttention(length))
         except KvscopeError as error:
             raise BadInput(f"model {skeleton.name!r} is not supported: {error}") from error
         except (RuntimeError, TypeError, ValueError, AttributeError) as error:  # a external model raises what it likes
             line = " ".join(str(error).split())
             raise BadInput(f"model {skeleton.name!r} cannot be planned: {type(error).__name__}: {line:.200}") from error
-    return ForwardShape(calls, round(memory.peak["activations"] * num_tokens / num_run), states)
+    activations = round(memory.peak["activations"] * num_tokens / num_run)
+    return ForwardShape(calls, activations, states, own.why if own is not None else "")

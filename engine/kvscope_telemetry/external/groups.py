@@ -87,7 +87,7 @@ class Groups:
     def block_size(self) -> int:
         """Of the device's blocks: those of full attention, where there are several kinds; 0 where none is told of."""
         of_device = [group for group in self._groups if group.is_on_device]
-        first = next((group for group in of_device if group.kind in ("full", "latent")), None)
+        first = next((group for group in of_device if group.kind in ("full", "latent", "indexed")), None)
         return first.size if first else of_device[0].size if of_device else 0
 
     def told(self, block_size: int) -> tuple[KVGroup, ...]:

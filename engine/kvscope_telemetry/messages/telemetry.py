@@ -69,9 +69,9 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     what may be freed; what a prompt finds cached is what all groups have of it."""
 
     kind: str
-    """"full", "window" (sliding), "chunked", "latent" (MLA), "state" (Mamba, linear attention), "cross", "chunks"
-    (of a store beside the engine, as LMCache's, which hold what other groups hold), "" (not told), or a word of a later
-    version."""
+    """"full", "window" (sliding), "chunked", "latent" (MLA), "indexed" (of layers that choose tokens by an indexer's
+    keys, as DeepSeek's sparse attention), "state" (Mamba, linear attention), "cross", "chunks" (of a store beside the
+    engine, as LMCache's, which hold what other groups hold), "" (not told), or a word of a later version."""
     num_layers: int = 0
     block_size: int = 0
     """Tokens that one of its blocks is for; 0: `CacheInfo.block_size`."""
@@ -83,6 +83,8 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of a pool that is its alone; 0: all groups have one pool, or it is not told."""
     expanded_bytes: int = 0
     """Of a block of latents, if each head's keys and values were held in their place; 0: no latents, or unknown."""
+    index_bytes: int = 0
+    """Of `block_bytes`, what indexers keep."""
 
 
 class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -110,7 +110,7 @@ def test_wrong_questions_are_refused_by_name(skeleton: Make, wrong: dict[str, ob
 
 def test_what_the_engine_refuses_is_refused_here(skeleton: Make) -> None:
     with pytest.raises(BadInput, match="not supported"):
-        skeleton({"model_type": "bloom", "hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 100})
+        skeleton({"model_type": "openai-gpt", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 100})
 
 
 GEMMA_3_27B = {

@@ -135,7 +135,7 @@ def test_a_swapped_out_request_computes_nothing_again(drive: Callable[..., Drive
     request = swapped_out(here, prompt(1, 21))
     states, num_tokens = here.scheduler.states, request.num_saved_tokens
     row = here.pool.first_state + request.saved_state_slot
-    assert (request.state_slot, request.state_tables) == (-1, [[row]])
+    assert (request.state_slot, request.state_tables) == (-1, ([row],))
     assert here.pool.ledger.filled[row] == num_tokens == 24
     here.scheduler.check_integrity()
     here.run()

@@ -57,23 +57,27 @@ may be so much further off than those that the layers move when their own inputs
 NUDGE_LIMIT: Final = 0.5
 """But never more than this share of its size: of another layer's output it is 1.4."""
 
-_LENGTHS: Final = ("sliding_window", "attention_chunk_size", "floor_scale")
+LENGTHS: Final = ("sliding_window", "attention_chunk_size", "floor_scale")
 """What says after how many tokens attention does something else; the last is of Llama 4's temperature."""
 
 
+class DiffersError(BadInput):
+    """Attention over blocks gives something else: a fault, and none to be got round by running the model otherwise."""
+
+
 def check_equals_eager(module: nn.Module, layers: Sequence[LayerShape], places: Sequence[LayerPlace]) -> Trace | None:
-    """Raises BadInput naming the first layer that gives something else than transformers' eager attention.
+    """Raises DiffersError naming the first layer that gives something else than transformers' eager attention.
 
     What each layer gives is returned, to be compared with; None where sliding windows were not the model's own.
     """
     sequences = check_sequences(module.config, next(module.parameters()).device)
     places = [*places, *_recurrent_places(module)]
-    with _short_windows(module) as is_shortened:
+    with short_windows(module) as is_shortened:
         eager = _eager_trace(module, sequences, places)
         paged = paged_trace(module, layers, places, forced=eager)
     fault = first_fault(paged, eager)
     if fault:
-        raise BadInput(f"paged attention does not give what eager attention gives ({fault})")
+        raise DiffersError(f"paged attention does not give what eager attention gives ({fault})")
     return None if is_shortened else paged
 
 
@@ -229,9 +233,9 @@ def _num_rows(sequences: Sequence[CheckSequence]) -> int:
 
 
 @contextmanager
-def _short_windows(module: nn.Module) -> Iterator[bool]:
-    """Sliding windows, chunks and steps of temperature of a few tokens inside, wherever something says how long they
-    are; whether there are any.
+def short_windows(module: nn.Module, lengths: Sequence[str] = LENGTHS) -> Iterator[bool]:
+    """Sliding windows, chunks and steps of temperature, or what else has the names `lengths`, of a few tokens inside,
+    wherever something says how long they are; whether there are any.
 
     One that is as long as the context is none, and stays as it is.
     """
@@ -241,7 +245,7 @@ def _short_windows(module: nn.Module) -> Iterator[bool]:
     for holder in {
         id(owner): owner for part in module.modules() for owner in (part, getattr(part, "config", None))
     }.values():
-        for name in _LENGTHS:
+        for name in lengths:
             length = getattr(holder, name, None)
             if isinstance(length, int) and SHORT_WINDOW < length < limit:
                 changed.append((holder, name, length))

@@ -16,11 +16,12 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvscope_engine.model.checks.eager_check import check_equals_eager
+from kvscope_engine.model.checks.eager_check import DiffersError, check_equals_eager
 from kvscope_engine.model.checks.layer_trace import LayerPlace, Trace, decoder_layer_of, number_of
+from kvscope_engine.model.checks.own_check import check_own_forward
 from kvscope_engine.model.checks.recurrent_check import StateTrial
 from kvscope_engine.model.latent.hold import expand_latents, hold_latents
-from kvscope_engine.model.loading.hf_config import position_limit
+from kvscope_engine.model.loading.hf_config import num_query_heads, position_limit
 from kvscope_engine.model.loading.interface_use import uses_interface
 from kvscope_engine.model.running.attention import (
     ATTENTION_NAME,
@@ -31,6 +32,7 @@ from kvscope_engine.model.running.attention import (
 from kvscope_engine.model.running.first_position import count_from_first
 from kvscope_engine.model.running.given_positions import give_positions, given_positions
 from kvscope_engine.model.running.kv_storage import LayerShape
+from kvscope_engine.model.running.own_forward import run_by_own_code, takes_cache, undo
 from kvscope_engine.model.running.query_bias import tell_by_distance, tells_by_distance
 from kvscope_engine.model.running.recurrent import RecurrentLayers, recurrent_layers
 from kvscope_telemetry.errors import BadInput
@@ -131,25 +133,67 @@ def check_hook(module: nn.Module) -> tuple[LayerCall, ...]:
     found: tuple[LayerCall, ...] | None = getattr(module, "kvscope_layer_calls", None)
     if found is None:
         register_attention()
+        trace: Trace | None = None
         try:
             found, trace = _checked_with_latents(module)
         except torch.OutOfMemoryError:
             raise
+        except DiffersError as error:
+            raise _refusal(module, _words(error)) from error
         except _FAILURES as error:
-            raise _refusal(module, error) from error
+            found = _checked_own(module, error)
         module.kvscope_layer_calls = found  # type: ignore[assignment]
         module.kvscope_plain_trace = trace  # type: ignore[assignment]
     return found
 
 
-def _refusal(module: nn.Module, error: Exception) -> BadInput:
+def _checked_own(module: nn.Module, error: Exception) -> tuple[LayerCall, ...]:
+    """The layers of a model that our attention cannot serve, run by transformers' own code. Raises BadInput in the
+    words of `error`, why it cannot, where that does not give what it should either."""
+    try:
+        calls = own_calls(module, _words(error))
+        check_own_forward(module)
+    except torch.OutOfMemoryError:
+        raise
+    except _FAILURES as own_error:
+        undo(module)
+        raise _refusal(module, f"{_words(error)}; by transformers' own code: {_words(own_error)}") from error
+    return calls
+
+
+def _refusal(module: nn.Module, words: str) -> BadInput:
     """Why the model is not run: its weights, or its architecture."""
     weight = bad_weight(module)
     if weight is not None:
         return BadInput(f"the model is damaged: its weight {weight}")
+    return BadInput(f"model architecture {type(module).__name__} is not supported: {words:.400}")
+
+
+def own_calls(module: nn.Module, why: str) -> tuple[LayerCall, ...]:
+    """From now on `module` is run by transformers' own code; what each layer keeps, by a run of a few tokens.
+
+    Raises BadInput, or whatever the model raises, where it cannot be.
+    """
+    if getattr(module.config, "is_encoder_decoder", False) or not takes_cache(module):
+        raise BadInput("it takes no cache of transformers")
+    expand_latents(module)
+    own, dtype = run_by_own_code(module, why), next(module.parameters()).dtype
+    heads = num_query_heads(module.config.get_text_config(decoder=True))  # type: ignore[operator, union-attr]
+    return tuple(
+        LayerCall(
+            number,
+            layer.shape(dtype),
+            heads,
+            AttentionOptions(scale=1.0, sliding_window=layer.window or None),
+            LayerPlace(number, decoder_layer_of(layer.module), layer.module),
+        )
+        for number, layer in enumerate(own.layers)
+    )
+
+
+def _words(error: Exception) -> str:
     line = " ".join(str(error).split())
-    reason = line if isinstance(error, BadInput) else f"a trial run failed ({type(error).__name__}: {line:.160})"
-    return BadInput(f"model architecture {type(module).__name__} is not supported: {reason:.300}")
+    return line if isinstance(error, BadInput) else f"a trial run failed ({type(error).__name__}: {line:.160})"
 
 
 def take_plain_trace(module: nn.Module) -> Trace | None:
@@ -187,7 +231,14 @@ def seen_calls(module: nn.Module, *, with_latents: bool = True) -> tuple[LayerCa
     (`recurrent_layers`).
     Raises BadInput, or whatever the model raises, where it is not served.
     """
-    return _seen(module, with_latents=with_latents)[0]
+    try:
+        return _seen(module, with_latents=with_latents)[0]
+    except _FAILURES as error:
+        try:
+            return own_calls(module, _words(error))
+        except _FAILURES as own_error:
+            undo(module)
+            raise BadInput(f"{_words(error)}; by transformers' own code: {_words(own_error)}") from error
 
 
 def _seen(module: nn.Module, *, with_latents: bool) -> tuple[tuple[LayerCall, ...], StateTrial]:

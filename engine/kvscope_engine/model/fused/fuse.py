@@ -31,6 +31,7 @@ from kvscope_engine.model.fused.round_linears import round_linears
 from kvscope_engine.model.latent.latents import held_latents
 from kvscope_engine.model.running.attention import layer_of
 from kvscope_engine.model.running.given_positions import counts_positions
+from kvscope_engine.model.running.own_forward import OwnForward, own_forward
 from kvscope_engine.model.running.recurrent import recurrent_layers
 from kvscope_telemetry.errors import BadInput
 
@@ -64,7 +65,8 @@ def fuse_model(module: nn.Module, quantization: str = "none") -> Fused:
     found: Fused | None = getattr(module, "kvscope_fused_model", None)
     if found is None:
         check_hook(module)
-        found = _fuse(module, quantization)
+        own = own_forward(module)
+        found = _fuse(module, quantization) if own is None else _round_own(module, own, quantization)
         module.kvscope_fused_model = found  # type: ignore[assignment]
     return found
 
@@ -106,6 +108,21 @@ def _fuse(module: nn.Module, quantization: str) -> Fused:
         pack_linears(module, trial.calls)
     compile_layers(module)
     return Fused(attentions, mlps, norms, layers, packed, float32_residual, bits[8], bits[4])
+
+
+def _round_own(module: nn.Module, own: OwnForward, quantization: str) -> Fused:
+    """A model that is run by its own code: its parts stay, but for the weights of its linear layers."""
+    bits = Counter[int]() if quantization == "none" else round_linears(module, own.called, quantization)
+    if bits:
+        try:
+            own.seen()
+        except _FAILURES as error:
+            line = f"{type(error).__name__}: {' '.join(str(error).split()):.160}"
+            raise BadInput(
+                f"quantization={quantization!r} is not accepted with {type(module).__name__}, which is run by"
+                f" transformers' own code ({line})"
+            ) from error
+    return Fused(0, 0, 0, 0, packed=False, float32_residual=False, int8=bits[8], int4=bits[4])
 
 
 def _each(module: nn.Module, fuse: Callable[[nn.Module], bool]) -> int:

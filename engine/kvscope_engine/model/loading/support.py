@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -40,6 +40,7 @@ def blueprint(config: PretrainedConfig, name: str) -> Blueprint:
     Raises BadInput, naming model and architecture, for what cannot be served.
     """
     from kvscope_engine.model.running.first_position import first_position
+    from kvscope_engine.model.running.own_forward import takes_cache
     from kvscope_engine.model.running.recurrent import keeps_state
 
     _check_config(config, name)
@@ -53,15 +54,11 @@ def blueprint(config: PretrainedConfig, name: str) -> Blueprint:
     kinds = Counter(type(module) for module in skeleton.modules())
     num_attention = sum(count for kind, count in kinds.items() if uses_interface(kind))
     has_states = any(keeps_state(kind) for kind in kinds)  # how each layer is run is found out when it runs
-    if num_attention < num_layers and uses_alibi(config):
-        raise BadInput(
-            f"model {name!r} is not supported: {architecture} adds a number for each distance to its attention scores"
-            " (ALiBi), which is not done"
-        )
-    if num_attention < num_layers and not has_states:
+    if num_attention < num_layers and not has_states and not takes_cache(skeleton):
         raise BadInput(
             f"model {name!r} is not supported: {num_attention} of the {num_layers} layers of {architecture}"
-            " attend through transformers' attention interface, and it has no recurrent layers that are known"
+            " attend through transformers' attention interface, it has no recurrent layers that are known, and takes no"
+            " cache of transformers"
         )
     return Blueprint(architecture, sum(parameter.numel() for parameter in skeleton.parameters()), has_states)
 
@@ -109,9 +106,3 @@ def _skeleton(config: PretrainedConfig, name: str) -> torch.nn.Module:
     except Exception as error:  # sizes that do not fit each other: torch and transformers raise what they like
         line = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadInput(f"model {name!r} is not accepted: {config.model_type}: {line:.200}") from error
-
-
-def uses_alibi(config: Any) -> bool:
-    """Whether positions are in attention's scores alone, as distances."""
-    places = (config, getattr(config, "attn_config", None))
-    return config.model_type == "bloom" or any(getattr(place, "alibi", False) is True for place in places)

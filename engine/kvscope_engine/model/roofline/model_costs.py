@@ -55,16 +55,15 @@ def _kind(index: int, call: LayerCall, kv_dtype: torch.dtype, choice: PageChoice
         window=call.options.sliding_window or 0,
         is_chunked=call.options.is_chunked,
         kv_bytes=block_bytes([replace(call.shape, shares_with=None)], 1, kv_dtype),  # read by each that shares it
-        flops_per_pair=2
-        * call.num_query_heads
-        * (call.shape.head_dim + (call.shape.latent_dim or call.shape.head_dim)),
+        flops_per_pair=2 * call.num_query_heads * call.shape.multiplied,
         attended=choice.num_tokens_read if choice is not None and may_choose(index, call) else None,
     )
 
 
 def _numbers(call: LayerCall, config: Any, hidden: int) -> int:
     """What the linear layers of one layer take and give for a token."""
-    queries, keys = (heads * call.shape.head_dim for heads in (call.num_query_heads, call.shape.num_kv_heads))
+    width = call.shape.parts[0].shape[-1] if call.shape.parts else call.shape.head_dim
+    queries, keys = call.num_query_heads * width, call.shape.num_kv_heads * call.shape.head_dim
     between = getattr(config, "intermediate_size", None)
     return 4 * hidden + 2 * queries + 2 * keys + 3 * (between if isinstance(between, int) else 4 * hidden)
 

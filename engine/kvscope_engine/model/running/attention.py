@@ -20,6 +20,7 @@ from kvscope_engine.model.latent.latents import Latents, held_latents
 from kvscope_engine.model.latent.runs import RunGroup, attend_runs, run_groups
 from kvscope_engine.model.running.attention_scores import AttentionScores
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerKV
+from kvscope_engine.model.running.own_forward import OwnBatch
 from kvscope_engine.model.running.query_bias import QueryBias, attend_with_bias, bias_of
 from kvscope_engine.model.running.recurrent import StateStep
 from kvscope_engine.model.sparse.page_choice import Chosen, PageChoice, heads_apart
@@ -154,6 +155,8 @@ class PagedContext(AttentionContext):
     """What recurrent layers go on from; None where there are no such layers."""
     requests: list[OneRequest] | None = None
     """Where layers run one after the other; read once, for all layers."""
+    own: OwnBatch | None = None
+    """The step's sequences, for a model that is run by its own code; None for others."""
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions

@@ -8,6 +8,7 @@ from itertools import product
 
 from kvscope_engine.model.checks.hook_check import check_hook
 from kvscope_engine.model.loading.loader import LoadedModel
+from kvscope_engine.model.running.own_forward import own_forward
 from kvscope_kernels import ops_for
 from kvscope_kernels.launch import compute_capability
 from kvscope_kernels.libraries.choice import AUTO, OURS, Choice, Clock, Unusable, by_events, choose
@@ -30,6 +31,10 @@ def attention_choice(
         if wanted not in (AUTO, OURS):
             raise BadInput(f"attention_backend={wanted!r} is not accepted with a cache of 8 bits: auto or kvscope")
         wanted = OURS
+    if own_forward(loaded.module) is not None:
+        if wanted not in (AUTO, OURS):
+            raise BadInput(f"attention_backend={wanted!r} is not accepted: the model is run by transformers' own code")
+        return Choice(ops, "")
     if any(call.shape.latent_dim for call in check_hook(loaded.module)):
         if wanted not in (AUTO, OURS):
             raise BadInput(f"attention_backend={wanted!r} is not accepted with latents in the cache: auto or kvscope")

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from kvscope_engine.model.running.attention import AttentionContext
+from kvscope_engine.model.running.own_forward import own_forward
 
 
 class Forward:
@@ -25,6 +26,9 @@ class Forward:
         self, ids: torch.Tensor, positions: torch.Tensor, paged: AttentionContext, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
         """(R, vocabulary) of the given rows of the batch; None gives all T."""
+        own = own_forward(self._module)
+        if own is not None:
+            return own.run(ids, paged, rows)
         kept = {"logits_to_keep": rows} if rows is not None and self._keeps_rows else {}
         output = self._module(input_ids=ids[None], position_ids=positions[None], use_cache=False, paged=paged, **kept)
         logits: torch.Tensor = output.logits[0]
@@ -32,6 +36,10 @@ class Forward:
 
     def fill(self, ids: torch.Tensor, positions: torch.Tensor, paged: AttentionContext) -> None:
         """Write keys and values; without the head, since nothing else is wanted."""
+        own = own_forward(self._module)
+        if own is not None:
+            own.run(ids, paged, ids[:0])
+            return
         self._module.base_model(input_ids=ids[None], position_ids=positions[None], use_cache=False, paged=paged)
 
     def hidden(self, ids: torch.Tensor, positions: torch.Tensor, paged: AttentionContext) -> torch.Tensor:

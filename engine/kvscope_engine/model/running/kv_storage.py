@@ -19,7 +19,7 @@ import torch
 
 from kvscope_kernels.copy_rows import RowTensors, row_tensors
 from kvscope_kernels.kv_formats import LARGEST, as_bytes
-from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.errors import BadInput, KvscopeError
 
 if TYPE_CHECKING:
     from kvscope_engine.model.virtual_memory.memory import PagedMemory
@@ -29,6 +29,24 @@ QUANTIZED_DTYPES: Final = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "fp8_
 SCALE_DTYPE: Final = torch.float32
 """4 bytes beside each vector of 64 or 128. float16 would save 2 of them, and lose vectors whose largest number is
 below 4e-6 or blur those below 8e-3, which are its subnormals; every scale of a bfloat16 activation is a float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPart:
+    """One tensor that a layer keeps of each token, where a model is run by its own code (`own_forward`)."""
+
+    name: str
+    """`key`, `value`, or `index`: an indexer's key."""
+    shape: tuple[int, ...]
+    """Of one token: heads and numbers of each, or numbers alone."""
+    dtype: torch.dtype
+
+    def numbers(self, stored: torch.dtype) -> int:
+        """That its bytes take in a storage of `stored`."""
+        num_bytes = math.prod(self.shape) * self.dtype.itemsize
+        if num_bytes % stored.itemsize:
+            raise BadInput(f"its {self.name}s of {num_bytes} bytes a token are not kept in {stored}")
+        return num_bytes // stored.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +62,28 @@ class LayerShape:
     and there are no values beside them."""
     shares_with: int | None = None
     """The layer whose keys and values it reads, which are held once; None: it has its own."""
+    parts: tuple[TokenPart, ...] = ()
+    """What a token's `head_dim` numbers are, side by side, where the model is run by its own code; none otherwise."""
 
     @property
     def vectors(self) -> int:
-        """Of a token and head: a key and a value, or one that is both."""
-        return 1 if self.latent_dim else 2
+        """Of a token and head: a key and a value, or one that is all."""
+        return 1 if self.latent_dim or self.parts else 2
 
     @property
     def numbers(self) -> int:
         """A token."""
         return self.vectors * self.num_kv_heads * self.head_dim
+
+    @property
+    def multiplied(self) -> int:
+        """Numbers that attention multiplies for one query head and one token: of the key, and of the value."""
+        widths = [part.shape[-1] for part in self.parts if part.name != "index"] or [self.head_dim]
+        return sum(widths) + (self.latent_dim or (0 if self.parts else self.head_dim))
+
+    def index_bytes(self, stored: torch.dtype) -> int:
+        """Of a token, that an indexer keeps, in a storage of `stored`."""
+        return sum(part.numbers(stored) * stored.itemsize for part in self.parts if part.name == "index")
 
 
 class LayerKV(NamedTuple):
@@ -157,6 +187,11 @@ class KVStorage:
         """Values of a layer, (num_blocks, block_size, heads, dim)."""
         return self._views[layer].v
 
+    def rows_of_tokens(self, layer: int) -> torch.Tensor:
+        """(num_blocks, block_size, numbers) of a layer of `parts`."""
+        assert self.layers[layer].parts, "other layers have a row for each head"
+        return self._views[layer].k.squeeze(2)
+
     def close(self) -> None:
         """Give the memory back; the storage holds nothing afterwards."""
         self._views.clear()
@@ -171,13 +206,13 @@ class KVStorage:
         source = self.layers[layer].shares_with
         if source is not None:
             return self._layer_view(source)._replace(is_shared=True)
-        hnd, place, form = _is_hnd(self.device), self._place[layer], self.layers[layer]
+        hnd, place, form = is_hnd(self.device), self._place[layer], self.layers[layer]
         shape = _packed_shape(self.num_blocks, self.block_size, form, hnd)
         packed, group = _first_of_rows(self._packed[place], shape), self._group.get(layer, 0)
         k_scale = v_scale = None
         if self._scales:
             k_scale, v_scale = _logical_views(_first_of_rows(self._scales[place], _scale_shape(shape)), hnd)
-        if form.latent_dim:
+        if form.latent_dim or form.parts:
             stored = packed.squeeze(1)
             stored = stored.transpose(1, 2) if hnd else stored
             return LayerKV(stored, stored[..., : form.latent_dim], k_scale, v_scale, group=group)
@@ -189,7 +224,7 @@ class KVStorage:
 
         Not written to, so that a CPU hands out pages only as blocks are used; operations never read free slots.
         """
-        hnd = _is_hnd(self.device)
+        hnd = is_hnd(self.device)
         packed = [_packed_shape(self.num_blocks, self.block_size, layer, hnd) for layer in self.layers]
         shapes = [_shape_for([packed[layer] for layer in sharing]) for sharing in self._sharing]
         scale_shapes = []
@@ -255,7 +290,7 @@ def tensor_block_bytes(layers: Sequence[LayerShape], block_size: int, dtype: tor
     return (*data, *scales, *bounds)
 
 
-def _is_hnd(device: torch.device) -> bool:
+def is_hnd(device: torch.device) -> bool:
     return device.type == "cuda"
 
 

@@ -16,8 +16,8 @@ from kvscope_engine.model.memory.device_memory import CudaMemory, DeviceMemory
 from kvscope_engine.model.memory.memory_plan import PIECEWISE_SHARE, MemoryPlan, with_room_for_blocks
 from kvscope_engine.model.memory.step_memory import Processors, step_reserves
 from kvscope_engine.model.running.kv_storage import MIB, block_bytes, storage_dtype
+from kvscope_engine.model.running.own_forward import states_of
 from kvscope_engine.model.running.profile_run import step_profile
-from kvscope_engine.model.running.recurrent import recurrent_layers
 from kvscope_engine.model.running.state_storage import state_bytes
 from kvscope_engine.model.running.storage_for_model import groups_of_model
 from kvscope_engine.model.sparse.layers import layer_shapes
@@ -58,7 +58,7 @@ def pool_size(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | 
     layers, dtype = layer_shapes(loaded, config.sparse_decode), storage_dtype(config.kv_cache_dtype, loaded.dtype)
     one_block = block_bytes(layers, config.block_size, dtype, [group.layers for group in groups])
     free = free_bytes(loaded.device) if memory is None else memory.free_bytes()
-    one_state = state_bytes(recurrent_layers(loaded.module).states)
+    one_state = state_bytes(states_of(loaded.module))
     if one_state:
         return _size_with_states(config, loaded, memory, free, one_block, one_state, len(groups))
     if config.num_gpu_blocks_override is not None:

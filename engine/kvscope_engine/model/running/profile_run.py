@@ -35,7 +35,9 @@ class StepProfile:
 class NoAttention(AttentionContext):
     """Without blocks: attention gives zeros."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest: int = 0) -> None:
+        self.longest = longest
+        """Tokens of the longest request, for a model that is run by its own code, whose calls grow with it."""
         self.scratch: dict[int, tuple[torch.Tensor, ...]] = {}
 
     def attend(
@@ -61,10 +63,11 @@ def step_profile(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory
     forward = Forward(loaded.module)
     ids = torch.zeros(tokens, dtype=torch.int64, device=loaded.device)
     positions = torch.arange(tokens, device=loaded.device) % loaded.max_model_len
+    longest = loaded.max_model_len
     rows = torch.arange(samples, device=loaded.device)
     try:
-        activations = _peak(memory, lambda: forward.fill(ids, positions, NoAttention()))
-        whole = _peak(memory, lambda: _sample(forward.logits(ids, positions, NoAttention(), rows)))
+        activations = _peak(memory, lambda: forward.fill(ids, positions, NoAttention(longest)))
+        whole = _peak(memory, lambda: _sample(forward.logits(ids, positions, NoAttention(longest), rows)))
     except torch.OutOfMemoryError as error:
         raise KvscopeError(
             f"no memory for a step of {tokens} tokens on {loaded.device}: give a smaller --max-num-batched-tokens"

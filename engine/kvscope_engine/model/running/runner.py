@@ -36,8 +36,9 @@ from kvscope_engine.model.running.decode_graphs import DecodeGraphs
 from kvscope_engine.model.running.forward import Forward
 from kvscope_engine.model.running.host_memory import keep_freed_memory
 from kvscope_engine.model.running.kv_storage import KVStorage
+from kvscope_engine.model.running.own_forward import OwnBatch, own_forward, states_of
 from kvscope_engine.model.running.pieces.mixed_graphs import MixedGraphs
-from kvscope_engine.model.running.recurrent import StateBatch, StateDecodes, StateStep, recurrent_layers
+from kvscope_engine.model.running.recurrent import StateBatch, StateDecodes, StateStep
 from kvscope_engine.model.running.state_storage import StateStorage
 from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.running.step_inputs import StepInputs, TableRows, build_inputs, sampled_places
@@ -112,7 +113,7 @@ class ModelRunner:
         self._lora_slots = lora_slots if lora is None else lora.slots
         self._storage = storage
         self._states = states
-        assert (states is not None) == bool(recurrent_layers(loaded.module).layers), "recurrent layers need states"
+        assert (states is not None) == bool(states_of(loaded.module)), "recurrent layers need states"
         self._device = loaded.device
         self._ops = ops or ops_for(loaded.device.type)
         self._measures_shares = page_heat > 0
@@ -128,6 +129,7 @@ class ModelRunner:
         self.notes: list[str] = [] if notes is None else notes
         """What is not as it was asked for, a line each, as soon as it is so; others may add to it."""
         self._model = Forward(loaded.module)
+        self._is_own = own_forward(loaded.module) is not None
         self._launches = Launches(loaded.device)
         self._vocab_size = logits_width(loaded)
         self._sampler = Sampler(loaded.eos_token_ids, loaded.info.vocab_size)
@@ -220,12 +222,13 @@ class ModelRunner:
             tensors.input_ids.index_copy_(0, awaited[0], after.tokens.index_select(0, awaited[1]))
         timer = StepTimer(self._device)
         states = _states_of(plan, self._states) if self._states is not None and graphs is None else None
+        own = own_batch(inputs) if self._is_own else None
         count = len(sampling)
         kind = self._kind(inputs, count, graphs, size, is_measured=measures != NOTHING)
         with self._launches.counted(kind):
             if graphs is None:
                 with self._adapted(adapted, slots):
-                    logits = self._forward(tensors, count, measures, states)
+                    logits = self._forward(tensors, count, measures, states, own)
             elif isinstance(graphs, MixedGraphs):
                 logits = graphs.replay(size, count, measures.shares)
             else:
@@ -303,10 +306,15 @@ class ModelRunner:
         self.notes.append(f"CUDA graphs could not be captured, steps run without them (slower): {failure}")
 
     def _forward(
-        self, tensors: StepTensors, num_samples: int, measures: Measures, states: StateBatch | None
+        self,
+        tensors: StepTensors,
+        num_samples: int,
+        measures: Measures,
+        states: StateBatch | None,
+        own: OwnBatch | None,
     ) -> torch.Tensor | None:
         """Logits of the sampled rows, (num_samples, vocabulary); None when nothing is sampled."""
-        context = self._context(tensors, measures, states)
+        context = self._context(tensors, measures, states, own)
         if not num_samples:
             self._model.fill(tensors.input_ids, tensors.positions, context)
             return None
@@ -322,7 +330,9 @@ class ModelRunner:
         return self._model.logits(tensors.input_ids, tensors.positions, context)
 
     def _warm_measuring(self, tensors: StepTensors) -> torch.Tensor:
-        """The same, measured where service measures."""
+        """The same, measured where service measures. Of a model that is run by its own code no kernels are known."""
+        if self._is_own:
+            return torch.zeros(len(tensors.input_ids), self._vocab_size, device=self._device)
         measures = self._measures(self._measured.any(tensors.num_single_token))
         return self._model.logits(tensors.input_ids, tensors.positions, self._context(tensors, measures))
 
@@ -333,7 +343,11 @@ class ModelRunner:
         return Measures(shares, BlockSkips() if self.choice is not None else None)
 
     def _context(
-        self, tensors: StepTensors, measures: Measures = NOTHING, states: StateStep | None = None
+        self,
+        tensors: StepTensors,
+        measures: Measures = NOTHING,
+        states: StateStep | None = None,
+        own: OwnBatch | None = None,
     ) -> PagedContext:
         return PagedContext(
             *(self._storage, self._ops, tensors.slot_mapping, tensors.num_single_token),
@@ -343,7 +357,13 @@ class ModelRunner:
             choice=self.choice,
             skips=measures.skips,
             states=states,
+            own=own,
         )
+
+
+def own_batch(inputs: StepInputs) -> OwnBatch:
+    """What the host knows of a step's sequences."""
+    return OwnBatch(inputs.query_start.tolist(), inputs.seq_lens.tolist(), inputs.sample_rows.tolist())
 
 
 def _saves_after(plan: StepPlan) -> NDArray[np.int64]:

@@ -132,7 +132,7 @@ def break_folder(folder: Path, damage: str) -> None:
         ("no config", r"config\.json"),
         ("cut short", "cut short"),
         ("other sizes", "wrong shape"),
-        ("bloom", "BloomForCausalLM"),
+        ("openai-gpt", "OpenAIGPTLMHeadModel"),
         ("t5", "encoder-decoder"),
         ("nonesuch", "unknown"),
     ],
