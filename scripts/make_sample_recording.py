@@ -49,6 +49,7 @@ OPTIONS = (
 HYBRID_OPTIONS = (
     *("--device", "cpu", "--num-gpu-blocks-override", "96", "--max-num-seqs", "6", "--max-model-len", "1024"),
     *("--max-num-batched-tokens", "128", "--seed", "7", "--state-checkpoints", "12", "--state-interval", "128"),
+    *("--kv-host-memory", "12MiB", "--preemption", "swap"),
     *("--served-model-name", "hybrid-of-default"),
 )
 LONG = "the-verdict.txt"
@@ -163,7 +164,15 @@ WANTED = (
     *("preemptions", "swapped_blocks", "evicted_blocks", "copied_blocks", "offloaded_blocks", "loaded_blocks"),
     *("cached_tokens", "accepted_tokens", "aborted", "refused"),
 )
-HYBRID_WANTED = ("preemptions", "evicted_blocks", "copied_blocks", "cached_tokens", "aborted", "refused")
+HYBRID_WANTED = (
+    "preemptions",
+    "swapped_blocks",
+    "evicted_blocks",
+    "copied_blocks",
+    "cached_tokens",
+    "aborted",
+    "refused",
+)
 
 
 def tell(path: Path, wanted: Sequence[str]) -> int:

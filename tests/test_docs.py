@@ -23,7 +23,7 @@ from kvscope_engine.cli.parser import CommandParser
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 _FENCE = re.compile(r"```(?:sh|bash|)\n(.*?)```", re.DOTALL)
-_LIMITS = {"README.md": 5000, "ARCHITECTURE.md": 8000, "CHANGELOG.md": 4000}
+_LIMITS = {"README.md": 5000, "ARCHITECTURE.md": 8000, "CHANGELOG.md": 6000}
 
 
 _WAYS = ("block", "token", "command", "frame")

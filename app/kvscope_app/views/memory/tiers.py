@@ -69,4 +69,15 @@ def moved_text(counters: Counters, capabilities: Capabilities = OWN_ENGINE) -> s
     ]
     if counters.lost_blocks:
         parts.append(f"{count(counters.lost_blocks)} lost and recomputed")
-    return ", ".join(parts)
+    return "; ".join(filter(None, (", ".join(parts), _moved_states(counters))))
+
+
+def _moved_states(counters: Counters) -> str:
+    """The same of recurrent states, where any moved."""
+    numbers = (
+        (counters.swapped_states, "swapped out"),
+        (counters.offloaded_states, "moved down"),
+        (counters.loaded_states, "loaded back"),
+    )
+    said = [f"{count(number)} {words}" for number, words in numbers if number]
+    return f"recurrent states: {', '.join(said)}" if said else ""

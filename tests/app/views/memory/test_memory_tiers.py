@@ -120,3 +120,5 @@ def test_tiers_come_and_go_with_the_engine(tiered, make_engine, make_session, sh
 def test_lost_blocks_are_told_when_there_are_any():
     assert "lost" not in moved_text(Counters())
     assert moved_text(Counters(lost_blocks=2)).endswith("2 lost and recomputed")
+    moved = moved_text(Counters(swapped_states=2, loaded_states=1))
+    assert moved.endswith("; recurrent states: 2 swapped out, 1 loaded back")
