@@ -50,7 +50,6 @@ HYBRID_OPTIONS = (
     *("--device", "cpu", "--num-gpu-blocks-override", "96", "--max-num-seqs", "6", "--max-model-len", "1024"),
     *("--max-num-batched-tokens", "128", "--seed", "7", "--state-checkpoints", "12", "--state-interval", "128"),
     *("--kv-host-memory", "12MiB", "--preemption", "swap"),
-    *("--served-model-name", "hybrid-of-default"),
 )
 LONG = "the-verdict.txt"
 MAX_WAITING = 5
@@ -74,8 +73,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kvscope-sample-") as folder:
         options, whole = OPTIONS, Path(folder) / "whole.mcap"
         if args.hybrid:
-            make_hybrid(Path(folder) / "hybrid")
-            options = ("--model", f"{folder}/hybrid", *HYBRID_OPTIONS)
+            make_hybrid(Path(folder) / "hybrid-of-default")
+            options = ("--model", "./hybrid-of-default", *HYBRID_OPTIONS)
         record(whole, Path(folder), args.seconds, options)
         cut(whole, args.out)
     return tell(args.out, HYBRID_WANTED if args.hybrid else WANTED)
@@ -85,7 +84,7 @@ def record(out: Path, folder: Path, seconds: float, options: Sequence[str]) -> N
     """Start the engine, load it, stop it."""
     program = Path(sys.executable).with_name("kvscope-engine")
     words = [str(program), "serve", "--endpoint", f"ipc://{folder}", "--record", str(out), "--record-text", *options]
-    engine = subprocess.Popen(words, start_new_session=True)
+    engine = subprocess.Popen(words, cwd=folder, start_new_session=True)
     try:
         with LiveSource(f"ipc://{folder}/telemetry") as source:
             source.wait(lambda: source.status.state is SourceState.LIVE, 300.0)
@@ -168,7 +167,7 @@ HYBRID_WANTED = (
     "preemptions",
     "swapped_blocks",
     "evicted_blocks",
-    "copied_blocks",
+    "loaded_blocks",
     "cached_tokens",
     "aborted",
     "refused",
