@@ -141,7 +141,7 @@ def build_parser(commands: Sequence[AddParser] = ()) -> argparse.ArgumentParser:
         action="append",
         default=[],
         help="play a recording instead of starting an engine; each gets a window (repeatable). `sample` comes "
-        "with kvscope: an engine under memory pressure",
+        "with kvscope: an engine under memory pressure; `sample-hybrid`: a model with recurrent layers",
     )
     parser.add_argument(
         "--at",

@@ -24,7 +24,7 @@ from kvscope_engine.model.fused.fuse import Fused
 from kvscope_engine.model.loading.device import free_bytes, gpu_uuids
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
-from kvscope_engine.model.loading.support import Blueprint, check_options_with_states
+from kvscope_engine.model.loading.support import Blueprint, check_options_with_states, refuse_options
 from kvscope_engine.model.lora.adapters import LoraAdapters, layers_of, read_given
 from kvscope_engine.model.lora.slots import in_full
 from kvscope_engine.model.memory.allocator import AllocatorUse, allocator_use
@@ -41,7 +41,7 @@ from kvscope_engine.model.running.attention_choice import attention_choice
 from kvscope_engine.model.running.cpu_threads import CpuThreads
 from kvscope_engine.model.running.kv_storage import MIB, KVStorage, LayerShape, block_bytes
 from kvscope_engine.model.running.layer_groups import LayerGroup
-from kvscope_engine.model.running.memory import PoolSize, pool_size, takes_pad_slot
+from kvscope_engine.model.running.memory import PoolSize, pool_size
 from kvscope_engine.model.running.own_forward import own_forward, states_of
 from kvscope_engine.model.running.recurrent import recurrent_layers
 from kvscope_engine.model.running.runner import ModelRunner
@@ -62,7 +62,6 @@ from kvscope_engine.submission import SubmissionLimits
 from kvscope_kernels.libraries.choice import Choice
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.engine_config import EngineConfig
-from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import (
     CacheInfo,
@@ -131,15 +130,16 @@ class EngineComponents:
     def memory_breakdown(self) -> MemoryBreakdown:
         """Where the memory went, in bytes."""
         resident_bytes = self.storage.resident_bytes()
+        states_bytes = self.states.num_bytes if self.states is not None else 0
         torch_kv_bytes = self.storage.num_bytes if resident_bytes < 0 else 0  # pages are not of torch's allocator
         use = allocator_use(self.loaded.device)
         return MemoryBreakdown(
             epoch=self.epoch,
             time_ns=time.monotonic_ns(),
             weights_bytes=self.runner.weights_bytes,
-            kv_bytes=self.storage.num_bytes + (self.states.num_bytes if self.states is not None else 0),
+            kv_bytes=self.storage.num_bytes + states_bytes,
             kv_resident_bytes=resident_bytes,
-            workspace_bytes=_workspace_bytes(use, self.runner.weights_bytes, torch_kv_bytes),
+            workspace_bytes=_workspace_bytes(use, self.runner.weights_bytes, torch_kv_bytes + states_bytes),
             step_bytes=self.plan.step if self.plan is not None else -1,
             graphs_bytes=self.plan.graphs if self.plan is not None else -1,
             staging_bytes=self.plan.staging if self.plan is not None else -1,
@@ -312,7 +312,7 @@ class _Cache:
     virtual: VirtualCache | None
     groups: tuple[LayerGroup, ...]
     expanded: Sequence[LayerShape]
-    """What each layer would keep if none held latents."""
+    """What each layer would keep if none held latents; empty: unknown."""
 
     def shown_groups(self, states: tuple[KVGroup, ...]) -> tuple[KVGroup, ...]:
         """As they are told, `states` behind them; nothing where one group keeps keys and values of all layers, and lets
@@ -324,9 +324,9 @@ class _Cache:
         layers, rule = [self.storage.layers[number] for number in group.layers], group.rule
         is_latent = bool(layers) and all(layer.latent_dim for layer in layers)
         kind, block_size, dtype = "latent" if is_latent else "full", self.pool.block_size, self.storage.dtype
-        expanded = [self.expanded[number] for number in group.layers] if is_latent else []
+        expanded = [self.expanded[number] for number in group.layers] if is_latent and self.expanded else []
         index_bytes = block_size * sum(layer.index_bytes(dtype) for layer in layers)
-        kind = "indexed" if index_bytes else kind
+        kind = "indexed" if index_bytes else kind if layers else "prefixes"
         return KVGroup(
             kind="chunked" if rule.is_chunked else "window" if rule.window else kind,
             num_layers=len(layers),
@@ -352,10 +352,11 @@ def _as_it_runs(config: EngineConfig) -> EngineConfig:
 
 
 def _as_model_allows(config: EngineConfig, module: torch.nn.Module) -> EngineConfig:
-    """A model that is run by its own code has no CUDA graphs; of one with recurrent layers decodes alone are in them,
-    where each takes them together, and steps with prompts are not."""
+    """No CUDA graphs for a model that is run by its own code, or whose layers attend one request after the other; of
+    one with recurrent layers for decodes alone, where each layer takes them together."""
     recurrent = recurrent_layers(module)
-    if own_forward(module) is not None or not recurrent.decode_together:
+    has_bias = any(call.options.bias is not None for call in check_hook(module))
+    if own_forward(module) is not None or has_bias or not recurrent.decode_together:
         return replace(config, enforce_eager=True)
     return replace(config, piecewise_graphs=False) if recurrent.layers else config
 
@@ -386,20 +387,17 @@ def check_options_with_own_forward(config: EngineConfig, loaded: LoadedModel) ->
         return
     if own.states:
         check_options_with_states(config, Blueprint(loaded.info.architecture, 0, has_states=True), loaded.info.name)
+    lora = "lora_modules" if config.lora_modules else "allow_runtime_lora_updating"
     refused = (
         ("tensor_parallel_size", config.tensor_parallel_size, 1, "its layers are not shared out"),
         ("cpu_offload_gb", config.cpu_offload_gb, 0, "its weights are not streamed"),
         ("kv_cache_dtype", config.kv_cache_dtype, "auto", "its cache is kept bit by bit"),
         ("sparse_decode", config.sparse_decode, None, "its attention is its own"),
         ("page_heat", config.page_heat, 0, "its attention is not seen"),
-        ("lora_modules", config.has_lora, False, "adapters are for batches of several requests"),
+        (lora, config.has_lora, False, "adapters are for batches of several requests"),
     )
-    for option, value, accepted, why in refused:
-        if value != accepted:
-            raise BadInput(
-                f"{option}={value!r} is not accepted with model {loaded.info.name!r}: {loaded.info.architecture} is run"
-                f" by transformers' own code ({own.why:.120}), and {why}"
-            )
+    why = f"{loaded.info.architecture} is run by transformers' own code ({own.why:.120})"
+    refuse_options(refused, loaded.info.name, why)
 
 
 def _agreed_size(
@@ -455,7 +453,9 @@ def _build_cache(
     if cache_log is not None:
         cache_log.has_groups = len(groups) > 1
     pool.cache_log = cache_log  # before the tiers: they tell what a kept file holds
-    return _Cache(storage, pool, mover, virtual, groups, expanded_layers(check_hook(loaded.module)))
+    is_own = own_forward(loaded.module) is not None
+    expanded = () if is_own else expanded_layers(check_hook(loaded.module))
+    return _Cache(storage, pool, mover, virtual, groups, expanded)
 
 
 def _group_of_states(loaded: LoadedModel, states: StateStorage | None) -> tuple[KVGroup, ...]:
@@ -469,9 +469,8 @@ def _group_of_states(loaded: LoadedModel, states: StateStorage | None) -> tuple[
 def _build_states(config: EngineConfig, loaded: LoadedModel, size: PoolSize, undo: ExitStack) -> StateStorage | None:
     if not size.num_states:
         return None
-    pad = takes_pad_slot(config, loaded.device)
     layers = states_of(loaded.module)
-    states = StateStorage(size.num_states - pad, layers, loaded.device, size.num_host_states, has_pad=pad)
+    states = StateStorage(size.num_states, layers, loaded.device, size.num_host_states, has_pad=size.has_pad_state)
     undo.callback(states.close)
     return states
 
@@ -524,12 +523,13 @@ def _notes_on_states(config: EngineConfig, states: StateStorage | None, *, toget
     running = min(config.max_num_seqs, states.num_slots - 1)
     notes = [
         f"recurrent layers: {states.num_slots} states of {states.slot_bytes / MIB:.2f} MiB,"
-        f" {states.num_bytes / MIB:.0f} MiB; one each for up to {running} requests that run, the others for prefixes"
+        f" {states.num_slots * states.slot_bytes / MIB:.0f} MiB; one each for up to {running} requests that run, the"
+        " others for prefixes"
     ]
     if running < config.max_num_seqs:
         notes.append(
-            f"at most {running} requests run at once, not {config.max_num_seqs}: states of recurrent layers get half of"
-            " the KV memory (--kv-memory, --gpu-memory-utilization)"
+            f"at most {running} requests run at once, not {config.max_num_seqs}: there is no room for more states of"
+            " recurrent layers (--kv-memory, --gpu-memory-utilization)"
         )
     notes += _notes_on_states_below(config, states)
     if states.device.type == "cuda":
@@ -545,7 +545,7 @@ def _notes_on_states_below(config: EngineConfig, states: StateStorage) -> list[s
     if not states.num_host_slots:
         return [
             f"preempted requests are computed again, and prefixes in lower tiers are of use only while their states are"
-            f" on {states.device}: half of --kv-host-memory does not hold a state of {states.slot_bytes / MIB:.2f} MiB"
+            f" on {states.device}: --kv-host-memory has no room for a state of {states.slot_bytes / MIB:.2f} MiB"
         ]
     notes = [
         f"in host memory {states.num_host_slots} states, {states.host_bytes / MIB:.0f} MiB of --kv-host-memory, for"
@@ -650,7 +650,7 @@ def _hello(
             allocator=config.allocator,
             prefix_caching=config.prefix_caching,
             has_parents=True,
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=scheduler.max_num_seqs,
             max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
             max_request_tokens=scheduler.max_request_tokens,
             groups=groups,

@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.lora_folder import merged, write_adapter
+from tests.engine.recurrent_models import FAMILIES
+from tests.engine.recurrent_models import SIZES as RECURRENT_SIZES
 
 from kvscope_engine import Engine, EngineConfig
 from kvscope_engine.completion import Completion
@@ -48,6 +50,14 @@ NEAR = {"float32": 1e-4, "bfloat16": 3e-2}
 EXACT = {"float32": 0.99, "bfloat16": 0.9}
 QUANTIZED_NEAR, QUANTIZED_EXACT = 0.3, 0.5
 FOUR_BITS_NEAR, FOUR_BITS_EXACT = 1.0, 0.3  # of tokens by chance one in 256
+LATENTS: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+}
 SWAPPING: dict[str, Any] = {
     "num_gpu_blocks_override": 12,
     "kv_memory_bytes": None,
@@ -164,6 +174,37 @@ def test_tokens_of_transformers_of_other_kinds(
         assert engine.components.runner.fused.layers == num_joined
         submits = [Submit(request_id="-", prompt_token_ids=prompt, sampling=GREEDY) for prompt in PROMPTS]
         check(list(engine.generate(submits)), "float32", of=folder)
+
+
+RECURRENT = RECURRENT_SIZES | {"vocab_size": 256}
+SHAPES: dict[str, dict[str, Any]] = {
+    **{family: RECURRENT | FAMILIES[family] for family in ("qwen3_next", "granitemoehybrid", "lfm2", "mamba2", "rwkv")},
+    "youtu": LATENTS,
+    "deepseek_v32": LATENTS | {"index_n_heads": 16, "index_head_dim": 16, "index_topk": 8},
+    "bloom": {"n_layer": 2, "n_head": 4},
+}
+"""Recurrent states, latents, an indexer, ALiBi."""
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
+@pytest.mark.parametrize("architecture", SHAPES)
+def test_tokens_of_other_shapes_of_kv(
+    device: str, check: Any, tmp_path: Path, architecture: str, enforce_eager: bool
+) -> None:
+    """States of recurrent layers in graphs of decodes whose batch shrinks, and whose prompts are found again."""
+    folder = save_model(tmp_path / architecture, architecture, **SHAPES[architecture])
+    config = EngineConfig(
+        model=folder,
+        device=device,
+        dtype="float32",
+        kv_memory_bytes=32 << 20,
+        enforce_eager=enforce_eager,
+        state_interval=16,
+    )
+    submits = [Submit(request_id="-", prompt_token_ids=prompt, sampling=GREEDY) for prompt in PROMPTS]
+    with Engine(config) as engine:
+        for _ in range(2):
+            check(list(engine.generate(submits)), "float32", of=folder)
 
 
 def test_tokens_with_adapters_are_those_of_merged_weights(device: str, folder: str, check: Any, tmp_path: Path) -> None:

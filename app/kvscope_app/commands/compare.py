@@ -28,8 +28,12 @@ def add_compare_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Ar
         " of 20 cases.",
         allow_abbrev=False,
     )
-    parser.add_argument("a", metavar="A.mcap", type=recording_file, help="a recording; or the word sample")
-    parser.add_argument("b", metavar="B.mcap", type=recording_file, help="the other recording; or the word sample")
+    parser.add_argument(
+        "a", metavar="A.mcap", type=recording_file, help="a recording; or the word sample or sample-hybrid"
+    )
+    parser.add_argument(
+        "b", metavar="B.mcap", type=recording_file, help="the other recording; or the word sample or sample-hybrid"
+    )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--table", action="store_true", help="print the table of key figures (needs no display)")
     how.add_argument("--json", action="store_true", help="print one JSON object (units are in the names)")

@@ -33,7 +33,9 @@ def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
         " None needs a display. Nothing is overwritten.",
         allow_abbrev=False,
     )
-    parser.add_argument("file", metavar="FILE.mcap", type=recording_file, help="a recording; or the word sample")
+    parser.add_argument(
+        "file", metavar="FILE.mcap", type=recording_file, help="a recording; or the word sample or sample-hybrid"
+    )
     formats = (*(form.name for form in FORMATS), *_PICTURES)
     parser.add_argument(
         "--to",

@@ -34,7 +34,7 @@ def add_info_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argum
         "file",
         metavar="FILE.mcap",
         type=recording_file,
-        help="a recording, complete or truncated; or the word sample",
+        help="a recording, complete or truncated; or the word sample or sample-hybrid",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object (units are in the names)")
     add_goals(parser, "list finished requests that missed them, and what delayed each")

@@ -17,6 +17,7 @@ from kvscope_app.debugger.adapters_sheet import AdaptersSheet
 from kvscope_app.debugger.debugger import Debugger
 from kvscope_app.look.makers import inset, label, set_look
 from kvscope_app.look.number_text import count
+from kvscope_app.views.places import place_of
 from kvscope_app.window.actions import Actions, ActionSpec
 from kvscope_app.window.sheets.help_sheets import Sheet
 from kvscope_app.window.window_body import WindowBody
@@ -227,7 +228,9 @@ class _Acts:
         session, block = self._window.session, current_block(self._window)
         if session.selected_request is not None:
             text = text.replace("the selected request", f"request #{session.selected_request}")
-        return text.replace("the block", f"block {block}") if 0 <= block < session.mirror.num_rows else text
+        if session.mirror.hello is None or not 0 <= block < session.mirror.num_rows:
+            return text
+        return text.replace("the block", place_of(session.mirror.hello.cache, block).name.lower())
 
     def nothing_cached(self, which: str = "") -> str:
         """Why nothing is done to blocks of the selected request, where it has none."""

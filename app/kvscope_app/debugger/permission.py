@@ -6,7 +6,8 @@ from typing import Final
 
 from kvscope_app.session.session import Session
 from kvscope_app.views.capability_messages import why_no_commands
-from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.ledger import STATE_TIERS, BlockState
+from kvscope_telemetry.messages.capabilities import OWN_ENGINE
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.state.mirror import Mirror
@@ -58,6 +59,8 @@ def why_not_load(session: Session) -> str:
     reason = why_not_control(session)
     if reason or session.status.takes_adapters:
         return reason
+    if session.mirror.capabilities.engine != OWN_ENGINE.engine:
+        return "Load and unload adapters by the engine's own API"
     return "The engine was started without --allow-runtime-lora-updating"
 
 
@@ -119,6 +122,8 @@ def why_not_evict(mirror: Mirror, block: int) -> str:
 def _why_no_block(mirror: Mirror, block: int) -> str:
     if not 0 <= block < mirror.num_rows:
         return "No block is selected: click one on the page map"
+    if mirror.ledger.tier[block] in STATE_TIERS:
+        return "Recurrent states cannot be pinned or evicted"
     return (
         ""
         if block < mirror.num_blocks

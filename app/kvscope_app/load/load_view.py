@@ -38,7 +38,7 @@ from kvscope_telemetry.source import SourceState
 
 _COUNTS = ("Sent", "Unfinished", "Finished", "Aborted", "Refused", "Lost", "Tokens")
 NO_ADAPTER: Final = "None"
-ALL_ADAPTERS: Final = "None and all, mixed"
+ALL_ADAPTERS: Final = "Mixed: none and each adapter"
 _FEWEST_LETTERS = 4
 _MIN_FIELD_WIDTH = 72
 _FOR_OPERATORS = "Operators only: you are a viewer at this engine"

@@ -81,6 +81,7 @@ _GROUPS: Final = {
     "state": "recurrent state",
     "cross": "cross attention",
     "chunks": "chunks of a store",
+    "prefixes": "places of texts, without keys and values",
     "": "kind not told",
 }
 

@@ -288,6 +288,7 @@ def _stage_plan(
     groups = group_layers(rules[: len(stage.kv)], stage.kv, length)
     one_block = block_bytes(stage.kv, question.block_size, dtype, [group.layers for group in groups])
     needs = BlockNeeds([group.rule for group in groups], question.block_size, 1)
+    num_pads = int(bool(shape.states) and not question.enforce_eager and not shape.why_own)
     memory = with_room_for_blocks(
         MemoryPlan(
             total=question.gpu_memory,
@@ -298,7 +299,7 @@ def _stage_plan(
             logits=0,
             reserves=_reserves(skeleton, stage, shape, question, length, len(groups)),
             staging=2 * STAGING_BYTES if question.kv_host_memory else 0,
-            kv_min=one_block + MIN_SLOTS * shape.state_bytes,
+            kv_min=one_block + (MIN_SLOTS + num_pads) * shape.state_bytes,
         )
     )
     room = max(0, memory.kv) if memory.fits else 0
@@ -307,13 +308,12 @@ def _stage_plan(
             stage, memory, one_block, room // one_block, question.kv_host_memory // one_block, groups, needs
         )
     longest = num_blocks_for(length, question.block_size)
-    pad = int(not question.enforce_eager and not shape.why_own)
-    wanted = 2 * question.max_num_seqs + pad
-    slots, blocks = slots_and_blocks(room, one_block, shape.state_bytes, wanted, longest)
-    below = host_slots(question.kv_host_memory, one_block, shape.state_bytes, wanted - pad)
+    wanted = 2 * question.max_num_seqs
+    slots, blocks = slots_and_blocks(room, one_block, shape.state_bytes, wanted, longest, num_pads)
+    below = host_slots(question.kv_host_memory, one_block, shape.state_bytes, wanted)
     taken = below * shape.state_bytes
     blocks_below = (question.kv_host_memory - taken) // one_block if one_block else 0
-    states = (slots - pad, slots * shape.state_bytes, below, taken)
+    states = (slots, (slots + num_pads) * shape.state_bytes, below, taken)
     return StagePlan(stage, memory, one_block, blocks, blocks_below, groups, needs, *states)
 
 

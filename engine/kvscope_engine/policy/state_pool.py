@@ -323,7 +323,8 @@ class StatePool:
         elif (target := self._take_below()) is not None:
             ledger, row, below = self._pool.ledger, self.row(slot), self.row(target)
             self._write(target, BlockState.CACHED, int(ledger.owner[row]), int(ledger.filled[row]))
-            ledger.hash[below], ledger.parent[below] = ledger.hash[row], ledger.parent[row]
+            for column in (ledger.hash, ledger.parent, ledger.prefix_hits, ledger.last_used_step):
+                column[below] = column[row]
             self._move_down(slot, target)
             self._below[digest] = target
             self.num_offloaded += 1

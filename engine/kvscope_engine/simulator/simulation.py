@@ -15,7 +15,7 @@ from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_engine.policy.state_pool import StatePool, most_told
-from kvscope_engine.policy.state_slots import slots_and_blocks
+from kvscope_engine.policy.state_slots import host_slots, slots_and_blocks
 from kvscope_engine.simulator.costs.cost_model import CostModel
 from kvscope_engine.simulator.group_use import GroupTally
 from kvscope_engine.simulator.kv_layout import KVLayout
@@ -104,7 +104,26 @@ class Setup:
     @property
     def num_places(self) -> tuple[int, int]:
         """Blocks that fit in host memory and on disk; raises BadInput as `Tiers` does."""
-        return self.tiers.num_places(self.block_bytes) if self.allocator == "paged" else (0, 0)
+        if self.allocator != "paged":
+            return 0, 0
+        taken = self.num_host_states * self._state_bytes
+        return replace(self.tiers, kv_host_memory=self.tiers.kv_host_memory - taken).num_places(self.block_bytes)
+
+    @property
+    def num_host_states(self) -> int:
+        """Slots for states in host memory, as the engine divides it."""
+        if not self.num_states or self.allocator != "paged":
+            return 0
+        return host_slots(self.tiers.kv_host_memory, self.block_bytes, self._state_bytes, self.num_states - 1)
+
+    @property
+    def state_copy_seconds(self) -> float:
+        """A state to host memory or back."""
+        return self._state_bytes / self.cost.host_bandwidth
+
+    @property
+    def _state_bytes(self) -> int:
+        return 0 if self.layout is None else self.layout.state_bytes
 
 
 class Watcher(Protocol):
@@ -150,12 +169,17 @@ class Simulation:
             num_disk=num_disk,
             space=space,
             num_states=setup.num_states,
+            num_host_states=setup.num_host_states,
             groups=ONE_GROUP if held is None else held.rules,
         )
         self.states = None
         """Slots for states; None where the model has none."""
         if setup.num_states:
-            self.states = StatePool(self.pool, setup.state_interval, most_told(limits.max_model_len), keeps=caching)
+            self.states = StatePool(
+                *(self.pool, setup.state_interval, most_told(limits.max_model_len)),
+                keeps=caching,
+                copy_seconds=setup.state_copy_seconds,
+            )
         self.scheduler = Scheduler(
             self.pool,
             make_allocation(setup.allocator, self.pool, max_model_len=limits.max_model_len),

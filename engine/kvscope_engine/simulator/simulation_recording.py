@@ -103,6 +103,7 @@ def _hello(setup: Setup, simulation: Simulation, model: str) -> Hello:
             max_num_batched_tokens=limits.max_num_batched_tokens,
             groups=groups,
             num_states=simulation.pool.num_states,
+            num_host_states=simulation.pool.num_host_states,
             num_reserved_blocks=simulation.pool.num_blocks - simulation.pool.num_usable,
         ),
         capabilities=Capabilities(groups=len(groups) > 1),

@@ -189,11 +189,13 @@ def _evicted(event: Event, data: EventData) -> list[str]:
 
 def _states_evicted(event: Event, data: EventData) -> list[str]:
     if data.num_states == 1:
-        chosen = f"the least recently used kept state was evicted for request #{event.other}"
+        chosen = f"the least recently used cached state was evicted for request #{event.other}"
     else:
-        chosen = f"the {data.num_states} least recently used kept states were evicted, first for request #{event.other}"
+        chosen = (
+            f"the {data.num_states} least recently used cached states were evicted, first for request #{event.other}"
+        )
     offloaded = [f"{data.num_offloaded} moved to host memory"] if data.num_offloaded else []
-    return ["no slot of recurrent states was free", chosen, *offloaded]
+    return ["no room for a recurrent state was free", chosen, *offloaded]
 
 
 def _paused(_: Event, data: EventData) -> list[str]:

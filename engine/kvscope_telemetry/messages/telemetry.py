@@ -71,7 +71,8 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: str
     """"full", "window" (sliding), "chunked", "latent" (MLA), "indexed" (of layers that choose tokens by an indexer's
     keys, as DeepSeek's sparse attention), "state" (Mamba, linear attention), "cross", "chunks" (of a store beside the
-    engine, as LMCache's, which hold what other groups hold), "" (not told), or a word of a later version."""
+    engine, as LMCache's, which hold what other groups hold), "prefixes" (no layer keeps any: blocks are places of texts
+    in the prefix cache), "" (not told), or a word of a later version."""
     num_layers: int = 0
     block_size: int = 0
     """Tokens that one of its blocks is for; 0: `CacheInfo.block_size`."""

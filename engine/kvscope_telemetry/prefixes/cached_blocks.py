@@ -17,7 +17,7 @@ from kvscope_telemetry.messages.telemetry import CacheInfo
 
 _TAKEN: Final = ("hash", "parent", "tier", "ref_count", "prefix_hits", "last_used_step", "owner")
 _READ: Final = (*_TAKEN, "group")
-_FURTHEST: Final = ("full", "latent", "indexed", "")
+_FURTHEST: Final = ("full", "latent", "indexed", "prefixes", "")
 """Kinds of KV groups that keep all of a text, and those that may."""
 
 

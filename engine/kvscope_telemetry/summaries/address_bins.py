@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger
+from kvscope_telemetry.ledger import NO_OWNER, STATE_TIERS, BlockState, Ledger
 from kvscope_telemetry.summaries.summary import MAX_BINS, AddressBins
 
 IntArray = npt.NDArray[np.int64]
@@ -31,7 +31,9 @@ def bin_rows(ledger: Ledger, block_size: int) -> AddressBins:
     def share(of: npt.NDArray[np.bool_]) -> bytes:
         return _as_bytes(np.add.reduceat(of, starts, dtype=np.int64), sizes)
 
-    filled = np.add.reduceat(ledger.filled, starts, dtype=np.int64)
+    is_state = np.isin(ledger.tier, STATE_TIERS)  # which is whole, of however many tokens
+    slots = np.where(is_state & (ledger.filled > 0), block_size, ledger.filled)
+    filled = np.add.reduceat(slots, starts, dtype=np.int64)
     owner = np.where(ledger.state == BlockState.ACTIVE, ledger.owner, NO_OWNER)
     return AddressBins(
         active=share(ledger.state == BlockState.ACTIVE),

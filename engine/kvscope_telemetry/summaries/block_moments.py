@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.ledger import NO_OWNER, BlockState
+from kvscope_telemetry.ledger import NO_OWNER, STATE_TIERS, BlockState
 from kvscope_telemetry.summaries.block_changes import ChangeKind, Moved, Rows
 
 
@@ -154,7 +154,8 @@ def _changes(before: dict[str, Any], row: dict[str, Any], block_size: int) -> It
     elif Moved.LOADED in moved:
         yield MomentKind.LOADED
     has_more = row["filled"] > before["filled"] or was in _HOLDS_NOTHING or is_evicted
-    if row["filled"] == block_size and has_more and now == BlockState.ACTIVE:
+    is_block = row["tier"] not in STATE_TIERS
+    if is_block and row["filled"] == block_size and has_more and now == BlockState.ACTIVE:
         yield MomentKind.FILLED
 
 

@@ -72,7 +72,7 @@ class TextCollector:
             return ()
         self._turn += 1
         ids = self._take_dirty(ledger.num_blocks)
-        ids = ids[~np.isin(ledger.tier[ids], STATE_TIERS)]  # whose texts are those of blocks
+        ids = ids[~np.isin(ledger.tier[ids], STATE_TIERS) | (ledger.hash[ids] != 0)]  # others have no text of their own
         ids = ids[np.isin(ledger.state[ids], _HOLDING) & (ledger.filled[ids] > 0) & ~self._is_written(ledger, ids)]
         is_full = ledger.hash[ids] != 0
         wanted = ids if self._turn % PARTIAL_EVERY == 0 else ids[is_full]
@@ -108,7 +108,10 @@ class TextCollector:
         if not content.token_ids:
             self._filled[block] = ledger.filled[block]
             return None
-        is_whole = len(content.token_ids) == int(ledger.filled[block])
+        is_state = ledger.tier[block] in STATE_TIERS  # of the block before it
+        is_whole = is_state or len(content.token_ids) == int(ledger.filled[block])
+        if is_state:
+            self._filled[block] = ledger.filled[block]
         if not is_whole:
             self.changed(np.array([block], np.uint32))
         return RecordedText(

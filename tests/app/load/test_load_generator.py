@@ -250,17 +250,17 @@ def test_adapters_are_asked_for_where_there_are_any(engine, session, qtbot):
     assert view.adapter.isVisible()
     assert [view.adapter.itemText(index) for index in range(view.adapter.count())] == [
         "None",
-        "None and all, mixed",
+        "Mixed: none and each adapter",
         "sql",
         "python",
     ]
     asked = {}
-    for text in ("None", "sql", "None and all, mixed"):
+    for text in ("None", "sql", "Mixed: none and each adapter"):
         view.adapter.setCurrentText(text)
         settings = view.settings()
         chance, prompts = random.Random(2), sample_prompts()
         asked[text] = {make_request(settings, prompts, f"r{n}", chance).adapter for n in range(40)}
-    assert asked == {"None": {""}, "sql": {"sql"}, "None and all, mixed": {"", "sql", "python"}}
+    assert asked == {"None": {""}, "sql": {"sql"}, "Mixed: none and each adapter": {"", "sql", "python"}}
     view.adapter.setCurrentText("sql")
     engine.source.status = replace(engine.source.status, adapters=loaded[1:])
     session.poll()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from kvscope_app.debugger.permission import why_not_evict, why_not_pin
+from kvscope_app.views.inspector.block_page import block_page
 from kvscope_app.views.inspector.findings import findings
 from kvscope_app.views.inspector.request_page import request_page
 from kvscope_app.views.memory.account import account
 from kvscope_app.views.page_map.block_facts import block_facts
+from kvscope_app.views.page_map.color_modes import FILL, FILL_FULL
 from kvscope_app.views.page_map.drawing.headings import headings
 from kvscope_app.views.requests.blocks_text import blocks_sentence
 from kvscope_telemetry.ledger import BlockState
@@ -32,7 +36,7 @@ def test_the_map_begins_a_part_for_them(session):
     hello = session.mirror.hello
     pool, states = headings(session.mirror, hello.cache, hello.device)
     assert pool.details == ("64 blocks", "22.5 MiB")
-    assert states == ("Recurrent states", ("1 of requests", "1 kept for prefixes", "4 slots", "4.00 MiB"))
+    assert states == ("Recurrent states", ("1 of requests", "1 cached", "4 states", "4.00 MiB"))
 
 
 def test_each_says_whose_it_is_and_of_how_many_tokens(session):
@@ -43,14 +47,14 @@ def test_each_says_whose_it_is_and_of_how_many_tokens(session):
     assert told["After"] == "the first 35 tokens of its text"
     kept = block_facts(session.mirror, 66, 16)
     assert (kept.title, kept.state, kept.color) == ("State 2", "cached", "block_cached")
-    assert dict(kept.rows)["Owner"] == "request #2, which left it"
-    assert dict(kept.rows)["Restored"] == "for 2 prompts"
+    assert dict(kept.rows)["Owner"] == "request #2, which released it"
+    assert dict(kept.rows)["Prefix hits"] == "2"
     assert block_facts(session.mirror, 64, 16).state == "free"
 
 
 def test_a_request_has_blocks_and_a_state(session):
     mirror = session.mirror
-    words = "Request #7: 3 blocks, 1.05 MiB, a recurrent state of 1.00 MiB, 35 of 48 slots filled"
+    words = "Request #7: 3 blocks, 1.05 MiB, 1 recurrent state of 1.00 MiB, 35 of 48 slots filled"
     assert blocks_sentence(mirror, 7) == words
     assert mirror.requests.num_held.tolist() == [3]
     page = request_page(mirror, session.history, 7)
@@ -69,3 +73,18 @@ def test_figures_of_the_pool_are_without_them(session):
 def test_one_is_found_by_its_number(session):
     (found,) = findings("s2", session.mirror, SessionOverview())
     assert (found.text, found.block) == ("State 2", 66)
+    assert findings("hs2", session.mirror, SessionOverview()) == []
+
+
+def test_none_can_be_pinned_or_evicted(session):
+    for why_not in (why_not_pin, why_not_evict):
+        assert why_not(session.mirror, 66) == "Recurrent states cannot be pinned or evicted"
+
+
+def test_one_is_whole_of_however_many_tokens(session):
+    ledger, rows = session.mirror.ledger, np.array([5, 65, 66])
+    assert FILL.keys(ledger, rows, 16, 0).tolist()[1:] == [FILL_FULL, FILL_FULL]
+    assert FILL.keys(ledger, rows, 16, 0)[0] > FILL_FULL
+    facts = block_page(session.mirror, 65)
+    told = [fact.value for group in facts.groups for fact in group.facts if fact.name == "Request #7"]
+    assert told == ["its recurrent state"]

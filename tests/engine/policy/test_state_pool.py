@@ -202,7 +202,9 @@ def test_a_kept_state_leaves_the_device_for_host_memory(drive: Callable[..., Dri
     assert here.scheduler.states.num_offloaded == 3, "one is on the device, where nobody needs its slot"
     assert [num_cached(here, text) for text in texts] == [28] * 4
     words = [event.cause for event in here.scheduler.take_events()]
-    assert any("kept state was evicted for request #" in cause and "1 moved to host memory" in cause for cause in words)
+    assert any(
+        "cached state was evicted for request #" in cause and "1 moved to host memory" in cause for cause in words
+    )
     check_at_rest(here)
 
 

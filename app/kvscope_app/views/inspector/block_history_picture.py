@@ -13,7 +13,7 @@ from PySide6.QtGui import QColor
 
 from kvscope_app.look.theme import NUM_OWNER_COLORS, Theme, mix, owner_colors
 from kvscope_app.views.timeline.time_span import TimeSpan
-from kvscope_telemetry.ledger import NO_OWNER, BlockState, Tier
+from kvscope_telemetry.ledger import NO_OWNER, STATE_TIERS, BlockState, Tier
 from kvscope_telemetry.summaries.block_changes import ChangeKind, Rows
 
 _NOTHING: Final = np.empty(0, np.int64)
@@ -43,10 +43,11 @@ class BlockHistoryPicture:
         kind = _KINDS[np.minimum(seen["state"], 4)]
         kind[(kind == 1) & (seen["ref_count"] > 1)] = 2
         holds = (kind > 0) & (kind < 4)
-        for tier, lower in ((Tier.HOST, 5), (Tier.DISK, 6)):
+        for tier, lower in ((Tier.HOST, 5), (Tier.DISK, 6), (Tier.HOST_STATES, 5)):
             kind[holds & (seen["tier"] == tier)] = lower
         self._kind = np.where(is_known, kind, -1)
-        self._share = np.where(holds, np.minimum(seen["filled"] / max(block_size, 1), 1.0), 0.0)
+        filled = np.where(np.isin(seen["tier"], STATE_TIERS), block_size, seen["filled"])
+        self._share = np.where(holds, np.minimum(filled / max(block_size, 1), 1.0), 0.0)
         self._owner = np.where(is_known & holds, seen["owner"], NO_OWNER).astype(np.int64)
 
     def state_pixels(self, height: int) -> Pixels:

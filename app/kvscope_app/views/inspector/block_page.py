@@ -60,6 +60,9 @@ def _state(mirror: Mirror, facts: BlockFacts) -> Iterator[Fact]:
 
 def _tables(mirror: Mirror, facts: BlockFacts, cache: CacheInfo) -> Iterator[Fact]:
     for number in facts.holders:
+        if facts.is_state:
+            yield Fact(f"Request #{count(number)}", "its recurrent state", request_link(number))
+            continue
         place = mirror.requests.place_in_tables(number, facts.block)
         if place is None:
             continue

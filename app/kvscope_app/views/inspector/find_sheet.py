@@ -18,7 +18,10 @@ _WIDTH: Final = 560
 _ROW: Final = 34
 _MAX_ROWS: Final = 11
 _MOST: Final = 24
-_HELP: Final = "Block: 17, H3 (host memory), D3 (disk). Request: #12, its id or adapter. Step number. Text in blocks."
+_HELP: Final = (
+    "Block: 17, H3 (host memory), D3 (disk). Recurrent state: S3, HS3. Request: #12, its id or adapter. Step number."
+    " Text in blocks."
+)
 _NOTHING: Final = "No match at this time."
 
 

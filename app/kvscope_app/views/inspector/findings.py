@@ -23,7 +23,7 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 MAX_IDS: Final = 8
 MAX_STARTS: Final = 4
-_NUMBER: Final = re.compile(r"(#|h|d|s|host|disk|state|block|request|step)?\s*(\d{1,18})", re.IGNORECASE)
+_NUMBER: Final = re.compile(r"(#|hs|h|d|s|host state|host|disk|state|block|request|step)?\s*(\d{1,18})", re.IGNORECASE)
 _TIERS: Final = {
     "h": Tier.HOST,
     "host": Tier.HOST,
@@ -32,6 +32,8 @@ _TIERS: Final = {
     "block": Tier.HBM,
     "s": Tier.STATES,
     "state": Tier.STATES,
+    "hs": Tier.HOST_STATES,
+    "host state": Tier.HOST_STATES,
 }
 
 

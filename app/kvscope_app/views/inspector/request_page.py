@@ -139,7 +139,7 @@ def _state_words(mirror: Mirror, cache: CacheInfo, group: int, row: int, num_cac
     """Of the recurrent state that a request has."""
     size = f" of {num_bytes(cache.state_bytes)}" if cache.state_bytes else ""
     words = f"{group_name(cache.groups[group])}: {place_of(cache, row).name.lower()}{size}"
-    return words + (f"; copied from one that was kept after {plural(num_cached, 'token')}" if num_cached else "")
+    return words + (f"; it went on from that after {plural(num_cached, 'token')}" if num_cached else "")
 
 
 def _reuse(mirror: Mirror, number: int, events: list[LoggedEvent]) -> Iterator[Fact]:

@@ -226,13 +226,13 @@ def blocks_in_order(mirror: Mirror) -> Iterator[tuple[int, int]]:
     """Blocks that hold text, each once, and the request in whose table it is: tables of requests, the newest first,
     then what is cached."""
     seen: set[int] = set()
-    requests = mirror.requests
+    requests, end = mirror.requests, mirror.num_rows if mirror.hello is None else mirror.hello.cache.first_state
     for row in np.flatnonzero(requests.num_blocks > 0)[::-1].tolist():
         number = int(requests.number[row])
         for block in requests.blocks(number, 0).tolist():
             if block not in seen:
                 seen.add(block)
                 yield block, number
-    for block in np.flatnonzero(mirror.ledger.state == BlockState.CACHED)[:MAX_BLOCKS].tolist():
+    for block in np.flatnonzero(mirror.ledger.state[:end] == BlockState.CACHED)[:MAX_BLOCKS].tolist():
         if block not in seen:
             yield block, 0

@@ -67,7 +67,11 @@ def account(
         ),
         MemoryPart("kv_free", "KV free", kv[2], "kv_free", "Empty blocks, reserved by the pool"),
         *_states(mirror),
-        *([MemoryPart("kv_host", "KV host tier", host, "block_host", "All blocks of the host tier")] if host else []),
+        *(
+            [MemoryPart("kv_host", "KV host tier", host, "block_host", "Blocks and recurrent states there")]
+            if host
+            else []
+        ),
         *workspace_parts(memory),
     ]
     owned = sum(part.num_bytes or 0 for part in parts)
@@ -143,8 +147,14 @@ def _states(mirror: Mirror) -> list[MemoryPart]:
         return []
     kinds = (
         (BlockState.ACTIVE, "states_active", "States in use", "block_active", "Recurrent states of running requests"),
-        (BlockState.CACHED, "states_kept", "States kept", "block_cached", "Kept for prompts with the same prefix"),
-        (BlockState.FREE, "states_free", "States free", "kv_free", "Slots without a recurrent state"),
+        (
+            BlockState.CACHED,
+            "states_kept",
+            "States cached",
+            "block_cached",
+            "Kept for prompts with the same prefix",
+        ),
+        (BlockState.FREE, "states_free", "States free", "kv_free", "Room for further recurrent states"),
     )
     size = mirror.hello.cache.state_bytes or None
     counts = {state: mirror.count(state, Tier.STATES) for state, *_ in kinds}

@@ -52,7 +52,7 @@ _CHARTS: Final = (
         "Lower tiers",
         (CurveSpec("host_blocks", "host", "block_host"), CurveSpec("disk_blocks", "disk", "block_disk")),
         True,
-        "Bytes used in host memory and disk tiers",
+        "Bytes of blocks in host memory and disk tiers; recurrent states are not counted",
     ),
     _Chart(
         "Device memory",

@@ -157,7 +157,8 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
         of_size = f", blocks of {plural(block_size, 'token')}" if len(sizes) > 1 and tier not in STATE_TIERS else ""
         rows.append(("KV group", f"{number}: {group_name(groups[number])}{of_size}"))
     if tier in STATE_TIERS:
-        rows.append(("After", _state_tokens(int(ledger.filled[block]), block_size)))
+        if num_tokens := int(ledger.filled[block]):
+            rows.append(("After", _state_tokens(num_tokens, block_size)))
     else:
         filled = f"{int(ledger.filled[block])} of {plural(block_size, 'token')}"
         rows.append(("Filled", filled if capabilities.filled else UNKNOWN))
@@ -175,7 +176,7 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
             ("Skipped by attention", f"by {percent(skipped)} of the sparse layers and heads" if skipped else "by none")
         )
     if capabilities.prefix_hits and (prefix_hits := int(ledger.prefix_hits[block])):
-        rows.append(("Restored" if tier in STATE_TIERS else "Prefix hits", _hits(prefix_hits, tier)))
+        rows.append(("Prefix hits", count(prefix_hits)))
     if block_hash := int(ledger.hash[block]):
         rows.append(("Hash", f"{block_hash:016x}"[:12]))
     return rows
@@ -185,10 +186,6 @@ def _state_tokens(num_tokens: int, most: int) -> str:
     """Tokens whose recurrent state it is; the ledger counts no further than `most`."""
     beyond = " or more" if num_tokens == most == MAX_BLOCK_SIZE else ""
     return f"the first {plural(num_tokens, 'token')} of its text{beyond}"
-
-
-def _hits(prefix_hits: int, tier: Tier) -> str:
-    return f"for {plural(prefix_hits, 'prompt')}" if tier in STATE_TIERS else count(prefix_hits)
 
 
 def eviction_place(ledger: Ledger, block: int) -> str:
@@ -219,9 +216,7 @@ def _owner(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
         return UNKNOWN
     if owner == NO_OWNER:
         return "none"
-    if holders:
-        return f"request #{owner}"
-    return f"request #{owner}, which " + ("left it" if mirror.ledger.tier[block] in STATE_TIERS else "released it")
+    return f"request #{owner}" if holders else f"request #{owner}, which released it"
 
 
 def _named(holders: tuple[int, ...], refs: int) -> str:

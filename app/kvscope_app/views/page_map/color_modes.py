@@ -18,7 +18,7 @@ import numpy.typing as npt
 from kvscope_app.look.theme import Theme, mix, owner_colors
 from kvscope_app.views.capability_messages import engine_name, from_inside
 from kvscope_app.views.page_map.legend_items import Scale, ShownItems, Swatch, common_swatches
-from kvscope_telemetry.ledger import BlockState, Ledger, Tier, attention_shares
+from kvscope_telemetry.ledger import STATE_TIERS, BlockState, Ledger, Tier, attention_shares
 from kvscope_telemetry.messages.capabilities import Capabilities
 
 Keys = npt.NDArray[np.uint8]
@@ -244,6 +244,7 @@ FILL_STEPS: Final = 100
 
 def _fill_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
     filled = np.minimum(ledger.filled[rows], block_size)
+    filled[np.isin(ledger.tier[rows], STATE_TIERS)] = block_size  # a state is whole, of however many tokens
     by_filled = FILL_FULL + np.rint((1 - np.arange(block_size + 1) / block_size) * FILL_STEPS)
     result = by_filled.astype(np.uint8)[filled]
     return _without_content(result, ledger.state[rows])

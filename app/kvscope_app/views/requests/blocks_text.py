@@ -39,7 +39,8 @@ def blocks_sentence(mirror: Mirror, number: int) -> str:
 
 
 def _state_words(cache: CacheInfo, rows: npt.NDArray[np.int64]) -> str:
-    """`, a recurrent state of 2.3 MiB`, where it has one."""
+    """`, 1 recurrent state of 2.3 MiB`, where it has any."""
     if not rows.size:
         return ""
-    return ", a recurrent state" + (f" of {num_bytes(cache.state_bytes)}" if cache.state_bytes else "")
+    words = f", {plural(rows.size, 'recurrent state')}"
+    return words + (f" of {num_bytes(rows.size * cache.state_bytes)}" if cache.state_bytes else "")

@@ -276,7 +276,8 @@ def _chosen_layout(args: argparse.Namespace, limits: SimulatedLimits) -> tuple[K
     from kvscope_telemetry.recordings.reader import Recording
 
     cache = Recording.open(Path(args.workload)).info.hello.cache
-    return recorded_layout(cache), float(cache.num_blocks * cache.block_bytes)
+    blocks = (cache.num_physical_blocks or cache.num_blocks) * cache.block_bytes
+    return recorded_layout(cache), float(blocks + cache.num_states * cache.state_bytes)
 
 
 def _questions(args: argparse.Namespace, layout: KVLayout | None) -> list[str]:

@@ -7,8 +7,9 @@ by name. Knows no weights.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -73,12 +74,15 @@ def check_options_with_states(config: EngineConfig, plan: Blueprint, name: str) 
         ("cpu_offload_gb", config.cpu_offload_gb, 0, "weights of recurrent layers are not streamed"),
         ("speculative_config", config.speculative_config, None, "a state cannot go back behind a wrong guess"),
     )
-    for option, value, accepted, why in refused:
+    refuse_options(refused, name, f"{plan.architecture} has recurrent layers")
+
+
+def refuse_options(refused: Sequence[tuple[str, Any, Any, str]], name: str, why: str) -> None:
+    """Raise BadInput for the first option whose value is not the one that is accepted; each has a reason of its own,
+    and all have `why`."""
+    for option, value, accepted, reason in refused:
         if value != accepted:
-            raise BadInput(
-                f"{option}={value!r} is not accepted with model {name!r}: {plan.architecture} has recurrent layers, and"
-                f" {why}"
-            )
+            raise BadInput(f"{option}={value!r} is not accepted with model {name!r}: {why}, and {reason}")
 
 
 def _check_config(config: PretrainedConfig, name: str) -> None:

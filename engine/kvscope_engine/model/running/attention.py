@@ -210,6 +210,7 @@ class PagedContext(AttentionContext):
         self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions, out: torch.Tensor
     ) -> torch.Tensor:
         """The same, written to `out`."""
+        assert options.bias is None, "a graph between attention has no place for what queries bring to their scores"
         count = self.num_single_token
         if self.decode is not None:
             self._decode(query[:count], kv, options, out[:count])
@@ -221,9 +222,9 @@ class PagedContext(AttentionContext):
         self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions, bias: QueryBias
     ) -> torch.Tensor:
         """One request after the other."""
-        out = query.new_empty(*query.shape[:2], kv.v.shape[-1])
-        if self.requests is None:
-            self.requests = list(self._requests())
+        out = query.new_zeros(*query.shape[:2], kv.v.shape[-1])
+        if self.requests is None:  # without those that fill up a step
+            self.requests = [request for request in self._requests() if request.num_tokens]
         for batch, row, start, end, num_tokens in self.requests:
             table = batch.block_tables[kv.group][row : row + 1]
             args = _args(query[start:end], kv, batch, options, None, table)

@@ -1,16 +1,17 @@
 """CUDA graphs of decode steps: one a padded batch size, of whatever lengths, replayed from when it is captured.
 
 Owns the graphs, the block tables that all of them read, one tensor a KV group, and the one of logits that all of them
-write. A batch is padded to the next size with sequences of length 0 that write to slot -1. Launches are shaped by what
-the pool can hold and cut by the lengths that are there, so that short requests do not pay for a long context. The
-largest is captured before the first request, which proves that it can be done and gives all others their memory;
-another when its size is wanted the second time, so that nobody waits at the start for sizes that never come. What fits
-no graph, and every step with prefills in it, runs eagerly: such a step is as long as its prefill, and the decodes
-beside it are back in a graph with the next one. A capture that fails costs its own size alone: batches of it take the
-next larger graph that there is (`capture_failures`). Where decodes choose their blocks, what ranks them is as wide as
-the longest request may be: there is a graph for each of some lengths too, so that it is at most four times as wide as
-the longest one is. Where attention is measured, queries of all layers stay where their graph left them:
-a measured step is a replay, and behind it one pass over the keys of each layer, as wide as the step is.
+write. States of recurrent layers are read by slots of the step; those of sequences that are added are nobody's. A
+batch is padded to the next size with sequences of length 0 that write to slot -1. Launches are shaped by what the
+pool can hold and cut by the lengths that are there, so that short requests do not pay for a long context. The largest
+is captured before the first request, which proves that it can be done and gives all others their memory; another when
+its size is wanted the second time, so that nobody waits at the start for sizes that never come. What fits no graph,
+and every step with prefills in it, runs eagerly: such a step is as long as its prefill, and the decodes beside it are
+back in a graph with the next one. A capture that fails costs its own size alone: batches of it take the next larger
+graph that there is (`capture_failures`). Where decodes choose their blocks, what ranks them is as wide as the longest
+request may be: there is a graph for each of some lengths too, so that it is at most four times as wide as the longest
+one is. Where attention is measured, queries of all layers stay where their graph left them: a measured step is a
+replay, and behind it one pass over the keys of each layer, as wide as the step is.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class DecodeGraphs:
         self._pad_state = pad_state
         self._kept: dict[tuple[int, int], list[KeptDecode]] = {}
         self._graphs: dict[tuple[int, int], Any] = {}
-        self._addresses: dict[int, int] = {}
+        self._addresses: dict[int, tuple[int, ...]] = {}
         self._wanted: set[tuple[int, int]] = set()
         self._failures = failures or CaptureFailures(lambda note: None)
         self._length = max_tokens  # of the step that was put last
@@ -199,7 +200,8 @@ class DecodeGraphs:
         self._length = length
         tensors, self._sent_tables = put_decodes(inputs, size, length, self._tables, self._buffer, self._pad_state)
         assert tensors.decode is not None, "decodes were put"
-        address = int(tensors.decode.seq_lens.storage_offset())
+        read = [tensors.decode.seq_lens, *([] if tensors.state_slots is None else [tensors.state_slots])]
+        address = tuple(int(tensor.storage_offset()) * tensor.element_size() for tensor in read)
         assert self._addresses.setdefault(size, address) == address, "a graph reads fixed addresses"
         return tensors
 

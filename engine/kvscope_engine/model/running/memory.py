@@ -41,9 +41,11 @@ class PoolSize(NamedTuple):
     plan: MemoryPlan | None = None
     """Of a GPU's memory, where the size of the pool was left to it."""
     num_states: int = 0
-    """Slots for states of recurrent layers."""
+    """Slots for states of recurrent layers, that requests and prefixes can have."""
     num_host_states: int = 0
     """The same in host memory."""
+    has_pad_state: bool = False
+    """There is room for one more on the device, which is nobody's: of sequences that fill up CUDA graphs."""
 
 
 def pool_size(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | None = None) -> PoolSize:
@@ -98,14 +100,14 @@ def _size_with_states(
     """States of recurrent layers lie in the KV memory: one a request and some for prefixes, in half of it at most where
     there are blocks as well. Where no layer has keys and values blocks are for prefixes alone, and take nothing. Host
     memory is divided in the same way."""
-    pad = takes_pad_slot(config, loaded.device)
+    pad = int(loaded.device.type == "cuda" and not config.enforce_eager)
     for_prefixes = config.max_num_seqs if config.state_checkpoints is None else config.state_checkpoints
-    wanted = config.max_num_seqs + for_prefixes + pad
+    wanted = config.max_num_seqs + for_prefixes
     plan = None
     if config.num_gpu_blocks_override is not None:
         num_blocks = config.num_gpu_blocks_override
         _checked(num_blocks, one_block, free, loaded.device, "--num-gpu-blocks-override")
-        num_states = min(wanted + 1, (free - num_blocks * one_block) // one_state)
+        num_states = min(wanted + 1, (free - num_blocks * one_block) // one_state - pad)
     else:
         if config.kv_memory_bytes is not None:
             room = config.kv_memory_bytes
@@ -120,21 +122,15 @@ def _size_with_states(
         else:
             room = int(min(MAX_DEFAULT_CPU_BYTES, DEFAULT_CPU_SHARE * free))
         longest = num_blocks_for(loaded.max_model_len, config.block_size)
-        num_states, num_blocks = slots_and_blocks(room, one_block, one_state, wanted, longest)
-    least = MIN_SLOTS + pad
-    if num_states < least or num_blocks < 1:
+        num_states, num_blocks = slots_and_blocks(room, one_block, one_state, wanted, longest, pad)
+    if num_states < MIN_SLOTS or num_blocks < 1:
         raise KvscopeError(
             f"no memory for the KV cache of {loaded.info.name!r}: one request's state of its recurrent layers takes"
-            f" {one_state / MIB:.2f} MiB, and {least} of them and a block of {one_block / MIB:.2f} MiB are needed;"
-            " free some, or give more --kv-memory or a smaller model"
+            f" {one_state / MIB:.2f} MiB, and {MIN_SLOTS + pad} of them and a block of {one_block / MIB:.2f} MiB are"
+            " needed; free some, or give more --kv-memory or a smaller model"
         )
-    num_host_states = host_slots(config.host_kv_memory_bytes, one_block, one_state, wanted - pad)
-    return PoolSize(num_blocks, plan, num_states, num_host_states)
-
-
-def takes_pad_slot(config: EngineConfig, device: torch.device) -> bool:
-    """Whether a slot for states is nobody's: of sequences that fill up CUDA graphs."""
-    return device.type == "cuda" and not config.enforce_eager
+    num_host_states = host_slots(config.host_kv_memory_bytes, one_block, one_state, wanted)
+    return PoolSize(num_blocks, plan, num_states, num_host_states, bool(pad))
 
 
 def plan_memory(

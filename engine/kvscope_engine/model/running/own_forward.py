@@ -316,12 +316,14 @@ class OwnForward:
         wanted = () if rows is not None and not len(rows) else batch.rows
         found: dict[int, torch.Tensor] = {}
         together = self._together(batch) if self.takes_batches else []
-        for numbers in together:
-            self._decode(ids, context, numbers, wanted, found)
-        alone = set(range(len(batch.seq_lens))).difference(*together)
-        for number in sorted(alone):
-            self._run_alone(ids, context, number, wanted, found)
-        self._let_go()
+        try:
+            for numbers in together:
+                self._decode(ids, context, numbers, wanted, found)
+            alone = set(range(len(batch.seq_lens))).difference(*together)
+            for number in sorted(alone):
+                self._run_alone(ids, context, number, wanted, found)
+        finally:
+            self._let_go()
         return torch.cat([found[row] for row in sorted(found)]) if found else ids.new_zeros(0)
 
     def _run_alone(

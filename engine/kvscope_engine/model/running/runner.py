@@ -176,6 +176,8 @@ class ModelRunner:
         nothing = torch.full((1, 2), -1, dtype=torch.int64, device=self._device)
         if self._storage.layers:
             self._ops.copy_rows(self._storage.rows, nothing)
+        if self._states is not None:
+            self._ops.copy_rows(self._states.rows, nothing)
         graphs = self._graphs, self._mixed
         failure = warm_up(self._limits, self._warm_measuring, self._sampler, self._buffer, *graphs, progress)
         torch.cuda.synchronize(self._device)

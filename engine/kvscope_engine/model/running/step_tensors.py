@@ -86,17 +86,17 @@ def put_decodes(
     flat = put_padded(inputs, size, buffer, len(block_tables))
     lengths, seq_lens = buffer.reserve((size,), np.int32)
     lengths[count:] = 0
+    state_slots = None
+    if pad_state is not None:  # before the tables, which are of another width in each step: a graph reads fixed places
+        states, state_slots = buffer.reserve((size,), np.int64)
+        states[count:] = pad_state
+        if inputs is not None:
+            states[:count] = inputs.state_slots
     tables = []
     if inputs is not None:
         lengths[:count] = inputs.seq_lens
         tables = [buffer.put(of_group) for of_group in inputs.block_tables]
     read = tuple(table[:size] for table in block_tables)
-    state_slots = None
-    if pad_state is not None:
-        states, state_slots = buffer.reserve((size,), np.int64)
-        states[count:] = pad_state
-        if inputs is not None:
-            states[:count] = inputs.state_slots
     return StepTensors(*flat, size, DecodeBatch(read, seq_lens, length), None, None, state_slots), tables
 
 

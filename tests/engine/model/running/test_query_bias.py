@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from kvscope_engine.model.running import query_bias
+from kvscope_engine.model.running.attention import AttentionOptions, DecodeBatch, PagedContext
+from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape
 from kvscope_engine.model.running.query_bias import QueryBias, attend_with_bias
+from kvscope_kernels import ops_for
 from kvscope_kernels.attention_args import AttentionArgs
 
 HEADS, KV_HEADS, DIM, BLOCK, D_REL = 4, 2, 8, 4, 6
@@ -52,3 +55,13 @@ def test_as_transformers(
             sinks=None if sinks is None else sinks.T[None, :, :, None],
         )
     torch.testing.assert_close(found, wanted[0], atol=1e-5, rtol=1e-5)
+
+
+def test_rows_that_fill_up_a_step_attend_to_nothing() -> None:
+    """As steps have them that are run at the start, to compile kernels."""
+    storage = KVStorage(4, BLOCK, [LayerShape(KV_HEADS, DIM)], torch.float32, torch.device("cpu"))
+    lengths, tables = torch.zeros(2, dtype=torch.int32), torch.zeros(2, 1, dtype=torch.int32)
+    slots = torch.full((2,), -1)
+    context = PagedContext(storage, ops_for("cpu"), (slots,), 2, DecodeBatch((tables,), lengths, BLOCK), None)
+    options = AttentionOptions(0.3, bias=QueryBias(torch.randn(2, HEADS, D_REL)))
+    assert not context.attend_written(torch.randn(2, HEADS, DIM), storage.layer(0), options).any()

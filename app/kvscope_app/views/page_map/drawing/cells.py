@@ -19,7 +19,7 @@ from kvscope_app.views.page_map.drawing.flash_glyphs import glyph_places
 from kvscope_app.views.page_map.drawing.flash_kinds import LEVELS, MOVES
 from kvscope_app.views.page_map.drawing.grid import Camera, Grid
 from kvscope_app.views.page_map.drawing.ink import Emphasis, Ink, Pixels
-from kvscope_telemetry.ledger import BlockState, Ledger
+from kvscope_telemetry.ledger import STATE_TIERS, BlockState, Ledger
 
 Ids = npt.NDArray[np.uint32]
 Ranks = npt.NDArray[np.uint16]
@@ -104,7 +104,8 @@ class Cells:
         if not self.has_filled:
             return np.ones(ids.size, np.float32)
         filled = np.minimum(self.ledger.filled[ids].astype(np.float32) / np.float32(self.block_size), 1)
-        return np.where(HAS_CONTENT[self.ledger.state[ids]], filled, np.float32(1))
+        is_partial = HAS_CONTENT[self.ledger.state[ids]] & ~np.isin(self.ledger.tier[ids], STATE_TIERS)
+        return np.where(is_partial, filled, np.float32(1))
 
     def unmapped(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """Which blocks are address space without memory."""

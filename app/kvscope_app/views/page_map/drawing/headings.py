@@ -51,14 +51,14 @@ def _of_slot(mirror: Mirror, slot: int, size: int) -> Heading:
 
 def _details(mirror: Mirror, cache: CacheInfo, tier: Tier, size: int) -> tuple[str, ...]:
     is_state = tier in STATE_TIERS
-    parts = [plural(size, "slot" if is_state else "block")]
+    parts = [plural(size, "state" if is_state else "block")]
     if row_bytes := cache.state_bytes if is_state else cache.block_bytes:
         parts.append(num_bytes(size * row_bytes))
     if tier is Tier.HBM:  # its other numbers stand above the map
         return tuple(parts)
     held, cached = mirror.count(BlockState.ACTIVE, tier), mirror.count(BlockState.CACHED, tier)
     if tier is Tier.STATES:
-        return (f"{count(held)} of requests", f"{count(cached)} kept for prefixes", *parts)
+        return (f"{count(held)} of requests", f"{count(cached)} cached", *parts)
     return (f"{count(held)} swapped out", f"{count(cached)} cached", *parts)
 
 
