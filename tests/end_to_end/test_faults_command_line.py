@@ -19,7 +19,7 @@ from kvscope_engine.cli.main import main
 
 BAD_INPUT, FAILURE = 2, 1
 Refused = Callable[..., str]
-BLOOM = {"model_type": "bloom", "architectures": ["BloomForCausalLM"], "vocab_size": 64, "hidden_size": 32, "n_head": 2}
+XLNET = {"model_type": "xlnet", "architectures": ["XLNetLMHeadModel"], "vocab_size": 64, "d_model": 32, "n_head": 2}
 T5 = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "vocab_size": 64, "d_model": 32}
 
 
@@ -121,7 +121,7 @@ def test_a_folder_that_is_damaged(refused: Refused, saved_model: Path) -> None:
     assert "config.json" in refused(BAD_INPUT, *generate("--model", str(saved_model)))
 
 
-@pytest.mark.parametrize("config", [BLOOM, T5], ids=lambda config: config["model_type"])
+@pytest.mark.parametrize("config", [XLNET, T5], ids=lambda config: config["model_type"])
 def test_an_architecture_that_cannot_be_served_is_named(
     refused: Refused, tmp_path: Path, config: dict[str, Any]
 ) -> None:
