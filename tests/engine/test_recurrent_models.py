@@ -197,7 +197,7 @@ def test_a_kept_file_has_blocks_without_states(make: Make, tmp_path: Path) -> No
 
 def test_too_little_host_memory_for_a_state_is_said(make: Make) -> None:
     engine = make("qwen3_next", host_kv_memory_bytes=6000)
-    assert any("half of --kv-host-memory does not hold a state of" in note for note in engine.notes)
+    assert any("--kv-host-memory has no room for a state of" in note for note in engine.notes)
     [wanted] = complete_all(engine, [prompt_of(1, 30)], 12)
     engine.submit(submit_of("again", prompt_of(1, 30), 12))
     [request] = scheduler_of(engine).requests.values()
