@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
+import pytest
 import torch
 from torch import nn
 
@@ -54,6 +56,17 @@ _LATENT: Final[dict[str, Any]] = {
 }
 _CONV: Final[dict[str, Any]] = {"layer_types": ["conv", "full_attention"] * 2, "conv_L_cache": 3}
 
+EACH_KIND: Final = (
+    "qwen3_next",
+    "granitemoehybrid",
+    "lfm2",
+    "jamba",
+    "mamba2",
+    "rwkv",
+    "kimi_linear",
+    "recurrent_gemma",
+)
+"""One of each kind of layer."""
 FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "qwen3_next": {"head_dim": 8, **_DELTA, **_EXPERTS},
     "qwen3_5_text": {"head_dim": 8, **_DELTA},
@@ -161,6 +174,11 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
 ONE_BY_ONE: Final = frozenset({"recurrent_gemma"})
 """Whose recurrent layers forget their state where a piece has several tokens."""
 WITHOUT_ATTENTION: Final = frozenset({"mamba", "falcon_mamba", "mamba2", "rwkv"})
+
+
+def sampled(families: Iterable[str] = FAMILIES) -> list[Any]:
+    """Of these one of each kind of layer, and the others for those who wait."""
+    return [family if family in EACH_KIND else pytest.param(family, marks=pytest.mark.storm) for family in families]
 
 
 def recurrent_config(family: str, **changes: Any) -> Any:

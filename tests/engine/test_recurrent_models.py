@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.recurrent_models import FAMILIES, SIZES, recurrent_config
+from tests.engine.recurrent_models import FAMILIES, SIZES, recurrent_config, sampled
 
 from kvscope_engine import Engine, EngineConfig, SamplingParams
 from kvscope_engine.model.loading.hf_config import read_config
@@ -93,7 +93,7 @@ def check_all_is_given_back(engine: Engine) -> None:
     assert states.num_free_below + states.num_checkpoints_below == states.num_host_slots
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", sampled())
 def test_tokens_are_those_of_transformers(family: str, make: Make, tmp_path: Path) -> None:
     """In pieces, several at once, one of which begins as another does; and again, found in the cache."""
     prompts = [prompt_of(1, 50), prompt_of(2, 9), prompt_of(3, 1), prompt_of(1, 37) + prompt_of(4, 20)]

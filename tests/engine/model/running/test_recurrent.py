@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.recurrent_models import FAMILIES, ONE_BY_ONE, WITHOUT_ATTENTION, recurrent_model
+from tests.engine.recurrent_models import FAMILIES, ONE_BY_ONE, WITHOUT_ATTENTION, recurrent_model, sampled
 from torch import nn
 
 from kvscope_engine.model.checks.check_script import CheckSequence, CheckStep, ScriptPiece, check_context
@@ -74,7 +74,7 @@ def whole_logits(module: nn.Module, sequences: list[CheckSequence]) -> torch.Ten
     return torch.cat([module(input_ids=each.ids[None], use_cache=False).logits[0] for each in sequences])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", sampled())
 def test_pieces_of_several_sequences_give_what_whole_sequences_do(family: str) -> None:
     module = recurrent_model(family)
     sequences = sequences_of(96)
@@ -126,7 +126,7 @@ def test_decodes_that_run_together_give_what_each_gives_alone(slots: tuple[int, 
         torch.testing.assert_close(found, tensor)
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "rwkv"])
+@pytest.mark.parametrize("family", sampled(family for family in FAMILIES if family != "rwkv"))
 @torch.inference_mode()
 def test_a_graph_runs_decodes_as_a_step_does(family: str) -> None:
     """On states that lie anywhere, beside rows that fill it up."""
