@@ -177,25 +177,19 @@ def _price(event: Event, data: EventData) -> str:
 
 
 def _evicted(event: Event, data: EventData) -> list[str]:
-    if event.num_blocks == 1:
-        chosen = f"the least recently used cached block was evicted for request #{event.other}"
-    else:
-        chosen = (
-            f"the {event.num_blocks} least recently used cached blocks were evicted, first for request #{event.other}"
-        )
-    offloaded = [f"{data.num_offloaded} moved to host memory"] if data.num_offloaded else []
-    return ["no block was free", chosen, *offloaded]
+    return ["no block was free", *_least_recently_used("block", event.num_blocks, event, data)]
 
 
 def _states_evicted(event: Event, data: EventData) -> list[str]:
-    if data.num_states == 1:
-        chosen = f"the least recently used cached state was evicted for request #{event.other}"
+    return ["no room for a recurrent state was free", *_least_recently_used("state", data.num_states, event, data)]
+
+
+def _least_recently_used(noun: str, count: int, event: Event, data: EventData) -> list[str]:
+    if count == 1:
+        chosen = f"the least recently used cached {noun} was evicted for request #{event.other}"
     else:
-        chosen = (
-            f"the {data.num_states} least recently used cached states were evicted, first for request #{event.other}"
-        )
-    offloaded = [f"{data.num_offloaded} moved to host memory"] if data.num_offloaded else []
-    return ["no room for a recurrent state was free", chosen, *offloaded]
+        chosen = f"the {count} least recently used cached {noun}s were evicted, first for request #{event.other}"
+    return [chosen, *([f"{data.num_offloaded} moved to host memory"] if data.num_offloaded else [])]
 
 
 def _paused(_: Event, data: EventData) -> list[str]:

@@ -302,6 +302,13 @@ class BlockPool:
         ledger.last_used_step[ids] = step
         self._changed.add(ids)
 
+    def move(self, sources: Sequence[int], targets: Sequence[int], owner: int, step: int) -> None:
+        """The tokens of a request go elsewhere: `targets[i]` has what `sources[i]` had, which is empty then."""
+        filled = self.ledger.filled[np.array(sources, np.int64)].tolist()
+        owners = [owner] * len(targets)
+        self.write(sources, [0] * len(sources), owners, step)
+        self.write(targets, filled, owners, step)
+
     def measure(self, ids: Ids, attention: npt.NDArray[np.uint32], step: int) -> None:
         """So much attention (`ledger.attention_units`) fell on active blocks; of a block that is there more than once,
         the most."""

@@ -241,11 +241,8 @@ class BlockTables:
         targets = self._allocation.move(request, count)
         if targets is None:
             return
-        sources, owners = request.block_table, [request.number] * len(targets)
-        filled = self._pool.ledger.filled[sources].tolist()
-        self._pool.write(sources, [0] * len(sources), owners, step)
-        self._pool.write(targets, filled, owners, step)
-        for source, target in zip(sources, targets, strict=True):
+        self._pool.move(request.block_table, targets, request.number, step)
+        for source, target in zip(request.block_table, targets, strict=True):
             builder.copy(request, source, target)
         request.block_table[:] = targets
         self._changes.table(request, 0)

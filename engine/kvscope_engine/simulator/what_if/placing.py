@@ -147,10 +147,7 @@ class Placing:
         targets = self._allocation.move(request, count)
         if targets is None:
             return
-        sources, owners = request.block_table, [request.number] * len(targets)
-        filled = self._pool.ledger.filled[sources].tolist()
-        self._pool.write(sources, [0] * len(sources), owners, step)
-        self._pool.write(targets, filled, owners, step)
+        self._pool.move(request.block_table, targets, request.number, step)
         request.block_table[:] = targets
         self._allocation.settle(step)  # nothing is copied here: the old run is free at once
 
