@@ -19,7 +19,6 @@ import termios
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Final
 
 HANDSHAKE_S: Final = 2.0
@@ -31,6 +30,11 @@ MAX_GROWTH_BYTES: Final = 256 << 20
 """Memory that half a message over a unix socket may seem to take."""
 NUM_LOOKS: Final = 3
 """How often there is more to read before half a message is believed to be what takes the memory."""
+FAST_GROWTH_BYTES: Final = 16 << 20
+"""Between two looks: who may be filling the memory is looked at several times then, since what came may just have been
+read."""
+NUM_GLANCES: Final = 25
+GLANCE_S: Final = 0.001
 _BYTES_RECEIVED: Final = struct.Struct("=Q")
 _BYTES_RECEIVED_OFFSET: Final = 128
 """Of `tcpi_bytes_received` in Linux's `struct tcp_info`."""
@@ -63,6 +67,7 @@ class Connections:
         self._connections: dict[int, _Connection] = {}
         self._is_client = is_client
         self._address: object = None
+        self._resident = 0  # at the last look
 
     def __len__(self) -> int:
         return len(self._connections)
@@ -109,27 +114,38 @@ class Connections:
 
     def watch(self) -> None:
         """End every connection that sends without end. To be called a few times a second."""
-        now_s, resident = time.monotonic(), cache(_resident_bytes)
+        if isinstance(self._address, str):
+            self._watch_memory()
+            return
+        now_s = time.monotonic()
         for descriptor, connection in list(self._connections.items()):
-            received = self._received_bytes(descriptor)
-            is_endless = (
-                received - connection.mark_bytes > self._may_send(now_s - connection.accepted_s)
-                if received >= 0
-                else self._fills_memory(descriptor, connection, resident)
-            )
-            if is_endless:
+            may_send = self._may_send(now_s - connection.accepted_s)
+            if self._received_bytes(descriptor) - connection.mark_bytes > may_send:
                 self.cut(descriptor)
 
     def _received_bytes(self, descriptor: int) -> int:
         """All that ever came over a connection, -1 where the kernel does not say: of a unix socket it never does."""
         return -1 if isinstance(self._address, str) else _received_bytes(descriptor)
 
-    def _fills_memory(self, descriptor: int, connection: _Connection, resident: Callable[[], int]) -> bool:
-        """Whoever says nothing is asked nothing: `resident` reads a file."""
-        connection.mark_resident = connection.mark_resident or resident()
-        if _unread_bytes(descriptor) > 0:
-            connection.num_looks += 1
-        return connection.num_looks >= NUM_LOOKS and resident() - connection.mark_resident > MAX_GROWTH_BYTES
+    def _watch_memory(self) -> None:
+        """Of a unix socket."""
+        if not self._connections:
+            return
+        resident = _resident_bytes()
+        is_growing = resident - self._resident > FAST_GROWTH_BYTES
+        self._resident = resident
+        silent = []
+        for descriptor, connection in self._connections.items():
+            connection.mark_resident = connection.mark_resident or resident
+            if _unread_bytes(descriptor) > 0:
+                connection.num_looks += 1
+            elif is_growing and resident - connection.mark_resident > MAX_GROWTH_BYTES:
+                silent.append(descriptor)
+        for descriptor in _sending_soon(silent):
+            self._connections[descriptor].num_looks += 1
+        for descriptor, connection in list(self._connections.items()):
+            if connection.num_looks >= NUM_LOOKS and resident - connection.mark_resident > MAX_GROWTH_BYTES:
+                self.cut(descriptor)
 
     def _least_wanted(self, newest: int) -> int:
         """One of those that may never say a word, so that a crowd of mute ones displaces itself; else the newest."""
@@ -181,6 +197,17 @@ def _received_bytes(descriptor: int) -> int:
     if len(info) < _BYTES_RECEIVED_OFFSET + _BYTES_RECEIVED.size:
         return -1
     return int(_BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_OFFSET)[0])
+
+
+def _sending_soon(descriptors: list[int]) -> set[int]:
+    """Which of these have more to read at one of some moments from now on."""
+    found: set[int] = set()
+    for _ in range(NUM_GLANCES):
+        if len(found) == len(descriptors):
+            break
+        time.sleep(GLANCE_S)
+        found.update(descriptor for descriptor in descriptors if _unread_bytes(descriptor) > 0)
+    return found
 
 
 def _unread_bytes(descriptor: int) -> int:

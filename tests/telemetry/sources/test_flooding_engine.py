@@ -58,12 +58,12 @@ while True:
         peer.sendall(b"\\x04\\x19\\x05READY\\x0bSocket-Type\\0\\0\\0\\x03PUB")
         while True:
             peer.sendall(part)
-            time.sleep(len(part) / (1 << 30))
+            time.sleep(len(part) / (1 << 29))
     except OSError:
         peer.close()
 """
-"""A message that is never finished, at most a GiB of it a second: faster, what comes between two looks of a client that
-has little of the processor says nothing of its bound. ZeroMQ itself sends no such thing."""
+"""A message that is never finished, at most half a GiB of it a second: faster, what comes between two looks of a client
+that has little of the processor says nothing of its bound. ZeroMQ itself sends no such thing."""
 
 MakeEndpoint = Callable[[str], str]
 
