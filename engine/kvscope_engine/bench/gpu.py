@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measured.add_argument(
         "--shape",
         choices=tuple(SHAPES),
-        help="random weights in SmolLM2-135M's, Llama-3.2-1B's or Llama-3-8B's shape (default: 8b)",
+        help="random weights in the shape of SmolLM2-135M, Llama-3.2-1B, Llama-3-8B or Qwen3-30B-A3B (default: 8b)",
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: only to check that it runs")
     parser.add_argument(

@@ -49,5 +49,24 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
         "rope_theta": 500000.0,
         "tie_word_embeddings": False,
     },
+    "30b-a3b": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "torch_dtype": "bfloat16",
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": False,
+    },
 }
-"""SmolLM2-135M's, Llama-3.2-1B's (whose positions are not scaled here) and Llama-3-8B's."""
+"""SmolLM2-135M's, Llama-3.2-1B's (whose positions are not scaled here), Llama-3-8B's and Qwen3-30B-A3B's."""

@@ -51,6 +51,20 @@ def test_each_batch_has_a_step(on_cpu: list[str], capsys: pytest.CaptureFixture[
     assert one < report["engines"]["graphs"]["weights_bytes"], "the input's embeddings are not read"
 
 
+def test_of_experts_those_that_are_active_are_to_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.json"
+    experts = {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2}
+    config.write_text(json.dumps(SHAPES["30b-a3b"] | TINY | experts))
+    options = ["--model", f"dummy:{config}", "--context", "40", "--steps", "2", "--no-eager", "--sampling", "greedy"]
+    assert main(["bench", "gpu", "--device", "cpu", "--json", *options, "--batch", "1", "--batch", "3"]) == 0
+    one, three = json.loads(capsys.readouterr().out)["steps"]
+    layer_bytes = 8 * 3 * 32 * 64 * 2  # all experts of a layer: three matrices of bfloat16 each
+    keys_and_values_bytes = 2 * 2 * 2 * 16 * 2 * (40 + 2 + 2 + 2)
+    more = three["read_once_bytes"] - one["read_once_bytes"]
+    touched = (1 - (1 - 2 / 8) ** 3) - 2 / 8  # of all, by three tokens more than by one
+    assert touched * 2 * layer_bytes < more <= touched * 2 * layer_bytes + 2 * keys_and_values_bytes
+
+
 def test_samplings_and_turns_can_be_chosen(on_cpu: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*on_cpu, "--json", "--turns", "--sampling", "top-p", "--batch", "1"]) == 0
     report = json.loads(capsys.readouterr().out)
