@@ -114,37 +114,38 @@ class Connections:
 
     def watch(self) -> None:
         """End every connection that sends without end. To be called a few times a second."""
-        if isinstance(self._address, str):
-            self._watch_memory()
-            return
-        now_s = time.monotonic()
+        now_s, untold = time.monotonic(), dict[int, _Connection]()
         for descriptor, connection in list(self._connections.items()):
-            may_send = self._may_send(now_s - connection.accepted_s)
-            if self._received_bytes(descriptor) - connection.mark_bytes > may_send:
+            received = self._received_bytes(descriptor)
+            if received < 0:
+                untold[descriptor] = connection
+            elif received - connection.mark_bytes > self._may_send(now_s - connection.accepted_s):
                 self.cut(descriptor)
+        if untold:
+            self._watch_memory(untold)
 
     def _received_bytes(self, descriptor: int) -> int:
         """All that ever came over a connection, -1 where the kernel does not say: of a unix socket it never does."""
         return -1 if isinstance(self._address, str) else _received_bytes(descriptor)
 
-    def _watch_memory(self) -> None:
-        """Of a unix socket."""
-        if not self._connections:
-            return
+    def _watch_memory(self, untold: dict[int, _Connection]) -> None:
+        """Of those over which the kernel does not say how much came."""
         resident = _resident_bytes()
         is_growing = resident - self._resident > FAST_GROWTH_BYTES
         self._resident = resident
-        silent = []
-        for descriptor, connection in self._connections.items():
+        filling, silent = [], []
+        for descriptor, connection in untold.items():
             connection.mark_resident = connection.mark_resident or resident
-            if _unread_bytes(descriptor) > 0:
-                connection.num_looks += 1
-            elif is_growing and resident - connection.mark_resident > MAX_GROWTH_BYTES:
-                silent.append(descriptor)
-        for descriptor in _sending_soon(silent):
-            self._connections[descriptor].num_looks += 1
-        for descriptor, connection in list(self._connections.items()):
-            if connection.num_looks >= NUM_LOOKS and resident - connection.mark_resident > MAX_GROWTH_BYTES:
+            has_unread = _unread_bytes(descriptor) > 0
+            connection.num_looks += has_unread
+            if resident - connection.mark_resident > MAX_GROWTH_BYTES:
+                filling.append(descriptor)
+                if not has_unread:
+                    silent.append(descriptor)
+        for descriptor in _sending_soon(silent) if is_growing else ():
+            untold[descriptor].num_looks += 1
+        for descriptor in filling:
+            if untold[descriptor].num_looks >= NUM_LOOKS:
                 self.cut(descriptor)
 
     def _least_wanted(self, newest: int) -> int:
