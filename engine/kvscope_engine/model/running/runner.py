@@ -66,12 +66,32 @@ class OtherRanks(Protocol):
     """Those that run each step with this one; see `ranks.leader`."""
 
     def tell(
-        self, inputs: StepInputs, copies: Sequence[tuple[int, int]], lora_slots: NDArray[np.int64] | None = None
+        self,
+        inputs: StepInputs,
+        copies: Sequence[tuple[int, int]],
+        lora_slots: NDArray[np.int64] | None = None,
+        num_sampled: int = 0,
     ) -> None:
-        """The step that is run next; `lora_slots` as in `StepRows`."""
+        """The step that is run next; `lora_slots` as in `StepRows`. Where it awaits tokens, the `num_sampled` of the
+        step before are to be shared first."""
+
+    def share(self, tokens: torch.Tensor) -> None:
+        """The tokens that the step before sampled, on the device."""
+
+    def wait_for(self, event: torch.cuda.Event) -> None:
+        """Until the device has come to it. Raises KvscopeError when a rank is lost."""
 
     def done(self) -> None:
         """Its layers were run here."""
+
+
+Wait = Callable[[torch.cuda.Event], None]
+"""Returns once the device has come to an event."""
+
+
+def synchronize(event: torch.cuda.Event) -> None:
+    """Wait for it, whatever else comes."""
+    event.synchronize()
 
 
 class Measures(NamedTuple):
@@ -144,7 +164,8 @@ class ModelRunner:
         max_blocks = min(limits.max_request_blocks, storage.num_blocks)
         self._rows = TableRows(max_num_seqs, max_blocks, storage.num_groups)
         self._buffer = StepBuffer(loaded.device, step_buffer_bytes(limits, self._vocab_size))
-        self._read_back = ReadBack(loaded.device, max_num_seqs * (2 + 2 * MAX_LOGPROBS))
+        self._wait = synchronize if others is None else others.wait_for
+        self._read_back = ReadBack(loaded.device, max_num_seqs * (2 + 2 * MAX_LOGPROBS), self._wait)
         self._graphs: DecodeGraphs | None = None
         if loaded.device.type == "cuda" and not enforce_eager:
             self._graphs = DecodeGraphs(
@@ -205,7 +226,8 @@ class ModelRunner:
         inputs = build_inputs(plan, self._rows, self._storage.block_size, after.rows() if after is not None else None)
         adapted = self._lora.rows_of(plan.scheduled) if self._lora is not None else None
         if self._others is not None:
-            self._others.tell(inputs, plan.copies, adapted.slots if adapted is not None else None)
+            num_sampled = len(after.tokens) if after is not None and inputs.awaited is not None else 0
+            self._others.tell(inputs, plan.copies, adapted.slots if adapted is not None else None, num_sampled)
         sampling, num_output_tokens = sampled_places(plan.scheduled)
         measures = self._measures(self._measured.is_due(inputs.num_single_token))
         graphs, size = self._graphs_for(inputs) if measures.skips is None and adapted is None else (None, 0)
@@ -221,8 +243,10 @@ class ModelRunner:
         if pairs is not None and self._storage.layers:
             self._ops.copy_rows(self._storage.rows, pairs)
         if awaited is not None and after is not None:
+            if self._others is not None:
+                self._others.share(after.tokens)
             tensors.input_ids.index_copy_(0, awaited[0], after.tokens.index_select(0, awaited[1]))
-        timer = StepTimer(self._device)
+        timer = StepTimer(self._device, self._wait)
         states = _states_of(plan, self._states) if self._states is not None and graphs is None else None
         own = own_batch(inputs) if self._is_own else None
         count = len(sampling)
@@ -252,16 +276,24 @@ class ModelRunner:
 
     @torch.inference_mode()
     def follow(
-        self, inputs: StepInputs, copies: Sequence[tuple[int, int]], lora_slots: NDArray[np.int64] | None = None
+        self,
+        inputs: StepInputs,
+        copies: Sequence[tuple[int, int]],
+        lora_slots: NDArray[np.int64] | None = None,
+        sampled: torch.Tensor | None = None,
     ) -> None:
-        """This rank's part of a step that rank 0 runs: all but the head and sampling."""
+        """This rank's part of a step that rank 0 runs: all but the head and sampling. `sampled`: tokens of the step
+        before, where this one awaits any."""
         self._buffer.begin()
         tensors = put_inputs(inputs, self._buffer)
         pairs = self._buffer.put(np.array(copies, np.int64)) if copies else None
         slots = self._buffer.put(lora_slots) if lora_slots is not None else None
+        awaited = self._buffer.put(inputs.awaited) if inputs.awaited is not None else None
         self._buffer.send()
         if pairs is not None:
             self._ops.copy_rows(self._storage.rows, pairs)
+        if awaited is not None and sampled is not None:
+            tensors.input_ids.index_copy_(0, awaited[0], sampled.index_select(0, awaited[1]))
         with self._adapted(StepRows(lora_slots) if lora_slots is not None else None, slots):
             self._model.fill(tensors.input_ids, tensors.positions, self._context(tensors))
 
@@ -461,7 +493,8 @@ class InFlight:
 class StepTimer:
     """Time of the forward pass: by the host's clock, on a GPU by events, which do not wait."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, wait: Wait) -> None:
+        self._wait = wait
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
         if device.type == "cuda":
             self._events = (_timing_event(), _timing_event())
@@ -478,7 +511,7 @@ class StepTimer:
         """Nanoseconds of the pass; waits for it."""
         if self._events is None:
             return self._stopped_ns - self._started_ns
-        self._events[1].synchronize()
+        self._wait(self._events[1])
         return int(self._events[0].elapsed_time(self._events[1]) * 1e6)
 
 
@@ -514,7 +547,8 @@ def _spread_logprobs(
 class Landing:
     """Numbers that have come, or are on their way."""
 
-    def __init__(self, host: torch.Tensor, numbers: Any, event: torch.cuda.Event | None) -> None:
+    def __init__(self, host: torch.Tensor, numbers: Any, event: torch.cuda.Event | None, wait: Wait) -> None:
+        self._wait = wait
         self._host = host
         self._numbers = numbers
         self._event = event
@@ -524,7 +558,7 @@ class Landing:
         if self._event is None:
             on_host: list[Any] = self._host.tolist()
             return on_host
-        self._event.synchronize()
+        self._wait(self._event)
         landed: list[Any] = self._numbers.tolist()
         return landed
 
@@ -535,14 +569,15 @@ class ReadBack:
     Two buffers take turns: the numbers of one step are read while those of the next come.
     """
 
-    def __init__(self, device: torch.device, num_numbers: int) -> None:
+    def __init__(self, device: torch.device, num_numbers: int, wait: Wait = synchronize) -> None:
         self._is_host = device.type == "cpu"
-        self._buffers = [] if self._is_host else [_Buffer(num_numbers) for _ in range(NUM_BUFFERS)]
+        self._wait = wait
+        self._buffers = [] if self._is_host else [_Buffer(num_numbers, wait) for _ in range(NUM_BUFFERS)]
 
     def start(self, vector: torch.Tensor) -> Landing:
         """`vector` starts to come down; what `start` gave before the last call must have been read."""
         if self._is_host:
-            return Landing(vector, None, None)
+            return Landing(vector, None, None, self._wait)
         self._buffers.reverse()
         return self._buffers[0].start(vector)
 
@@ -550,7 +585,8 @@ class ReadBack:
 class _Buffer:
     """Pinned memory for one step's numbers."""
 
-    def __init__(self, num_numbers: int) -> None:
+    def __init__(self, num_numbers: int, wait: Wait) -> None:
+        self._wait = wait
         self._room = 0
         self._grow(num_numbers)
 
@@ -563,7 +599,9 @@ class _Buffer:
         host.copy_(vector, non_blocking=True)
         event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
-        return Landing(host, self._bytes.view("float64" if kind == torch.float64 else "int64")[:count], event)
+        return Landing(
+            host, self._bytes.view("float64" if kind == torch.float64 else "int64")[:count], event, self._wait
+        )
 
     def _grow(self, num_numbers: int) -> None:
         self._room = num_numbers
