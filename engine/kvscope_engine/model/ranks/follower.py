@@ -166,6 +166,8 @@ def _move(mover: BlockMover, told: Move, channel: Channel) -> None:
         mover.save(sources, targets)
     elif told.how == "load":
         mover.load(sources, targets)
+    elif told.how == "drain":
+        channel.send(encode(Moved(whole=bytes((mover.drain(),)))))
     elif told.how == "rise":
         channel.send(encode(Moved(whole=bytes(mover.rise(sources, targets)))))
     else:

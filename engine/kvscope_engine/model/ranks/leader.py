@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final, Literal, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -41,6 +41,7 @@ from kvscope_engine.model.ranks.messages import (
     Failed,
     FromRank,
     Here,
+    How,
     Load,
     Moved,
     RankJoined,
@@ -202,7 +203,7 @@ class Leader:
 
     def move(
         self,
-        how: Literal["save", "load", "offload", "rise", "flush"],
+        how: How,
         sources: Sequence[int] = (),
         targets: Sequence[int] = (),
     ) -> None:
@@ -212,7 +213,7 @@ class Leader:
             self._send(rank, channel, message)
 
     def moved(self, whole: Sequence[bool]) -> list[bool]:
-        """Which blocks of the last `offload` or `rise` are there on all ranks, when these are on rank 0."""
+        """What the last `offload`, `rise` or `drain` came to on all ranks, when on rank 0 it came to `whole`."""
         found = np.array(whole, np.bool_)
         for rank in sorted(self._channels):
             found &= np.frombuffer(self._expect(rank, Moved, LOAD_S).whole, np.bool_)

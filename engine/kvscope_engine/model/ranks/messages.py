@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 from kvscope_engine.model.lora.peft_folder import Delta
 from kvscope_engine.model.running.step_inputs import StepInputs
 
+How: TypeAlias = Literal["save", "load", "offload", "rise", "flush", "drain"]
+"""Methods of a `BlockMover`."""
+
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     pass
@@ -78,7 +81,7 @@ class Fill(_Message, frozen=True, kw_only=True):
 class Move(_Message, frozen=True, kw_only=True):
     """Blocks go from one tier to another, as a `BlockMover` of rank 0 was told."""
 
-    how: Literal["save", "load", "offload", "rise", "flush"]
+    how: How
     sources: bytes = b""
     targets: bytes = b""
 
@@ -117,7 +120,7 @@ class Beat(_Message, frozen=True, kw_only=True):
 
 
 class Moved(_Message, frozen=True, kw_only=True):
-    """What became of an `offload` or a `rise`: one byte a block, 1 where it is there."""
+    """What became of an `offload`, a `rise` or a `drain`: one byte a block, or for all, 1 where it is there."""
 
     whole: bytes
 
@@ -178,9 +181,7 @@ def inputs_of(step: Step) -> tuple[StepInputs, list[tuple[int, int]], NDArray[np
     return inputs, copies, _array(step.lora_slots, np.int64) if step.lora_slots else None
 
 
-def move_of(
-    how: Literal["save", "load", "offload", "rise", "flush"], sources: Sequence[int] = (), targets: Sequence[int] = ()
-) -> Move:
+def move_of(how: How, sources: Sequence[int] = (), targets: Sequence[int] = ()) -> Move:
     """Blocks to be moved, as a message."""
     return Move(how=how, sources=np.array(sources, np.int64).tobytes(), targets=np.array(targets, np.int64).tobytes())
 

@@ -7,8 +7,9 @@ disk tier reads or writes it. Which place holds what it must not know.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
+from kvscope_engine.model.ranks.messages import How
 from kvscope_engine.model.ranks.rank import Rank
 from kvscope_engine.model.tiers.copies import Copies
 from kvscope_engine.model.tiers.disk_tier import DiskTier
@@ -24,14 +25,14 @@ class OtherMovers(Protocol):
 
     def move(
         self,
-        how: Literal["save", "load", "offload", "rise", "flush"],
+        how: How,
         sources: Sequence[int] = (),
         targets: Sequence[int] = (),
     ) -> None:
         """They do the same."""
 
     def moved(self, whole: Sequence[bool]) -> list[bool]:
-        """Which blocks of the last `offload` or `rise` came whole on all of them, when these did here."""
+        """What the last `offload`, `rise` or `drain` came to on all of them, when it came to `whole` here."""
 
 
 class BlockMover:
@@ -137,7 +138,12 @@ class BlockMover:
     def drain(self) -> bool:
         """Wait until all that was offloaded is on the drive; whether it is. For measurements: nothing needs it."""
         self._check_open()
-        return self._disk is None or self._disk.drain()
+        if self._disk is None:
+            return True
+        if self._others is not None:
+            self._others.move("drain")
+        is_drained = self._disk.drain()
+        return is_drained if self._others is None else all(self._others.moved((is_drained,)))
 
     def swap_seconds(self, num_blocks: int) -> float:
         """Measured: the time that `num_blocks` blocks take to host memory and back."""
