@@ -263,10 +263,13 @@ def build_components(
         ]
         runner = _build_runner(config, loaded, cache.storage, model, leader, notes, has_pieces, states)
         runner.warm_up(progress)
+        if leader is not None:
+            leader.join(loaded.module, captures=runner.captures_together)
+            if runner.captures_together:
+                progress(Progress(stage="warm up", detail="CUDA graphs of all ranks"))
+                runner.capture_together(leader)
         for note in notes:
             scheduler.note(note, time.monotonic_ns())
-        if leader is not None:
-            leader.join(loaded.module)
         tokenizer = loaded.tokenizer
         components = EngineComponents(
             epoch=epoch,
@@ -603,6 +606,7 @@ def _build_runner(
         max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
         enforce_eager=config.enforce_eager,
         piecewise_graphs=has_pieces,
+        together=leader is not None,
         page_heat=config.page_heat,
         sparse_decode=config.sparse_decode,
         others=leader,

@@ -127,7 +127,8 @@ def _run(
         storage,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
-        enforce_eager=True,
+        enforce_eager=not begin.captures,
+        together=True,
         sparse_decode=config.sparse_decode,
         lora_slots=lora,
     )
@@ -139,6 +140,8 @@ def _run(
     num_bytes = weights_bytes(loaded.module)
     channel.send(encode(RankJoined(weights_bytes=num_bytes, kv_bytes=storage.num_bytes, device=_name(loaded.device))))
     threading.Thread(target=_beat, args=(channel, group), name="kvscope-beat", daemon=True).start()
+    if begin.captures:
+        runner.capture_together(group)
     while isinstance(told := decode_to_rank(_next(channel)), Step | Fill | Move):
         if isinstance(told, Step):
             threads.look()
@@ -146,7 +149,7 @@ def _run(
             sampled = None
             if inputs.awaited is not None:
                 sampled = group.broadcast(torch.zeros(told.num_sampled, dtype=torch.int64, device=loaded.device))
-            runner.follow(inputs, copies, slots, sampled)
+            runner.follow(inputs, copies, slots, sampled, told.graph_size)
             group.num_points += 1
         elif isinstance(told, Fill) and lora is not None:
             lora.fill(told.stack, told.slot, deltas_of(told, loaded.dtype))

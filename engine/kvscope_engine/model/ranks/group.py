@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -46,7 +46,10 @@ class RankGroup:
         store = distributed.FileStore(str(folder / STORE_FILE), rank.count)
         store.set_timeout(CONNECT)
         self._is_cuda = device.type == "cuda"
+        self._device = device
+        self._count = rank.count
         self._is_lost = is_lost
+        self._only_records = False
         self.num_points = 0
         """Sums, broadcasts and steps that this rank has come to; the others come to the same ones."""
         try:
@@ -58,6 +61,8 @@ class RankGroup:
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         """The sum of all ranks' parts, in place."""
+        if self._only_records and not torch.cuda.is_current_stream_capturing():
+            return part
         self.num_points += 1
         try:
             self._wait(self._group.allreduce([part]))
@@ -73,6 +78,20 @@ class RankGroup:
         except RuntimeError as error:
             raise _broken(error) from error
         return tensor
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Inside, sums are left out that no CUDA graph records."""
+        self._only_records = True
+        try:
+            yield
+        finally:
+            self._only_records = False
+
+    def all_agree(self, is_well: bool) -> bool:
+        """Whether all ranks say so; waits for them."""
+        votes = torch.full((1,), float(is_well), device=self._device)
+        return self.all_reduce(votes).item() == self._count
 
     def abort(self) -> None:
         """End what GPUs wait for, on any thread: sums come back with nothing in them. A host's waits end by looks."""
@@ -114,6 +133,7 @@ def _gloo(store: Any, rank: Rank) -> Any:
 def _nccl(store: Any, rank: Rank) -> Any:
     nccl: Any = dist.ProcessGroupNCCL
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # torch's own watch would end the process, silently
+    os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")  # nothing is connected while a graph is captured
     options = nccl.Options()
     options._timeout = NO_LIMIT
     return nccl(store, rank.index, rank.count, options)

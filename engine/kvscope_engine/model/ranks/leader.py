@@ -93,7 +93,7 @@ def config_of_rank(config: EngineConfig, leader: Leader | None) -> EngineConfig:
     count = leader.rank.count
     return replace(
         config,
-        enforce_eager=True,
+        piecewise_graphs=False,
         quantization="none",
         num_threads=config.num_threads or max(1, default_num_threads() // count),
         host_kv_memory_bytes=config.host_kv_memory_bytes // count,
@@ -160,11 +160,14 @@ class Leader:
         )
         return self._begin.num_blocks
 
-    def join(self, module: nn.Module) -> None:
-        """All ranks make their blocks and connect; from then on every pass through `module` is one of all ranks."""
+    def join(self, module: nn.Module, *, captures: bool = False) -> None:
+        """All ranks make their blocks and connect; from then on every pass through `module` is one of all ranks.
+
+        `captures`: the next thing that all do is to capture CUDA graphs.
+        """
         assert self._begin is not None, "ranks agree before they join"
         for rank, channel in self._channels.items():
-            self._send(rank, channel, encode(self._begin))
+            self._send(rank, channel, encode(msgspec.structs.replace(self._begin, captures=captures)))
         keep_residual_in_float32(module, self._begin.float32_residual)
         try:
             self._group = RankGroup(self.processes.folder, self.rank, self._device, self._failed.is_set)
@@ -173,6 +176,22 @@ class Leader:
         self.joined = tuple(self._expect(rank, RankJoined, LOAD_S) for rank in sorted(self._channels))
         self._is_serving.set()
         reduce_behind_layers(module, self.all_reduce)
+
+    def recording(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, sums are left out that no CUDA graph records."""
+        assert self._group is not None, "ranks capture once they have joined"
+        return self._group.recording()
+
+    def all_agree(self, is_well: bool) -> bool:
+        """Whether all ranks say so; waits for them. Raises as below."""
+        assert self._group is not None, "ranks agree once they have joined"
+        try:
+            agreed = self._group.all_agree(is_well)
+        except GroupBroken as error:
+            raise self._lost(error) from error
+        if self._failed.is_set():
+            raise self._lost(None)
+        return agreed
 
     # Steps.
 
@@ -231,8 +250,10 @@ class Leader:
         copies: Sequence[tuple[int, int]],
         lora_slots: NDArray[np.int64] | None = None,
         num_sampled: int = 0,
+        graph_size: int = 0,
     ) -> None:
-        """The next step; `num_sampled` tokens of the one before are to be shared first, where it awaits any.
+        """The next step; `num_sampled` tokens of the one before are to be shared first, where it awaits any. All
+        replay their graphs of `graph_size`, 0 for none.
 
         Until `done` no other can be told: ranks would add up layers of different steps.
         """
@@ -244,7 +265,7 @@ class Leader:
                 " if it was for want of memory, give a smaller --max-num-batched-tokens or --kv-memory"
             )
         self._is_in_step = True
-        message = encode(step_of(inputs, copies, lora_slots, num_sampled))
+        message = encode(step_of(inputs, copies, lora_slots, num_sampled, graph_size))
         for rank, channel in self._channels.items():
             self._send(rank, channel, message)
 
@@ -292,12 +313,12 @@ class Leader:
                 channel.send(encode(Stop()))
         if self._watch is not None:
             self._watch.join(CAUSE_S)  # it may hang in a driver
-        if self._group is not None:
-            self._group.close()
         for channel in self._channels.values():
             channel.close()
         self._listener.close()
         self.processes.close(reached=self._channels)
+        if self._group is not None:
+            self._group.close()  # behind the others' ends: a sum that waits for one would be waited for
 
     # Below.
 

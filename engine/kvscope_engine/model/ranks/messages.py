@@ -38,6 +38,8 @@ class Begin(_Message, frozen=True, kw_only=True):
 
     num_blocks: int
     float32_residual: bool
+    captures: bool = False
+    """Whether all capture CUDA graphs once they have joined."""
 
 
 class Step(_Message, frozen=True, kw_only=True):
@@ -56,6 +58,8 @@ class Step(_Message, frozen=True, kw_only=True):
     """Rows whose token the step before sampled on rank 0, and its rows of those; tokens are broadcast."""
     num_sampled: int = 0
     """Of the step before, where there are such rows."""
+    graph_size: int = 0
+    """Of the CUDA graph that all ranks replay; 0: none."""
     lora_slots: bytes = b""
     """The slot of each row's adapter, -1 for none; empty: no row has one."""
 
@@ -145,6 +149,7 @@ def step_of(
     copies: Sequence[tuple[int, int]],
     lora_slots: NDArray[np.int64] | None = None,
     num_sampled: int = 0,
+    graph_size: int = 0,
 ) -> Step:
     """A step as a message."""
     return Step(
@@ -159,6 +164,7 @@ def step_of(
         copies=np.array(copies, np.int64).tobytes() if copies else b"",
         awaited=inputs.awaited.tobytes() if inputs.awaited is not None else b"",
         num_sampled=num_sampled,
+        graph_size=graph_size,
         lora_slots=lora_slots.tobytes() if lora_slots is not None else b"",
     )
 

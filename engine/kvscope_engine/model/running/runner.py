@@ -34,6 +34,7 @@ from kvscope_engine.model.running.attention_scores import AttentionScores, Measu
 from kvscope_engine.model.running.capture_failures import CaptureFailures
 from kvscope_engine.model.running.decode_graphs import DecodeGraphs
 from kvscope_engine.model.running.forward import Forward
+from kvscope_engine.model.running.graphs_together import GraphsTogether, Meeting
 from kvscope_engine.model.running.host_memory import keep_freed_memory
 from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.running.own_forward import OwnBatch, own_forward, states_of
@@ -71,9 +72,10 @@ class OtherRanks(Protocol):
         copies: Sequence[tuple[int, int]],
         lora_slots: NDArray[np.int64] | None = None,
         num_sampled: int = 0,
+        graph_size: int = 0,
     ) -> None:
         """The step that is run next; `lora_slots` as in `StepRows`. Where it awaits tokens, the `num_sampled` of the
-        step before are to be shared first."""
+        step before are to be shared first. `graph_size`: of the graph that all replay, 0 for none."""
 
     def share(self, tokens: torch.Tensor) -> None:
         """The tokens that the step before sampled, on the device."""
@@ -119,6 +121,7 @@ class ModelRunner:
         max_num_batched_tokens: int,
         enforce_eager: bool = False,
         piecewise_graphs: bool = False,
+        together: bool = False,
         page_heat: int = 0,
         sparse_decode: float | None = None,
         others: OtherRanks | None = None,
@@ -181,6 +184,13 @@ class ModelRunner:
                 pad_state=states.pad_slot if states is not None else None,
                 failures=CaptureFailures(self.notes.append),
             )
+        self._together: GraphsTogether | None = None
+        """Of several ranks; None: this is the only one, or there are no graphs."""
+        if together:
+            if self.choice is not None:  # each rank would choose the length
+                self._graphs = None
+            if self._graphs is not None:
+                self._together = GraphsTogether(self._graphs)
         self._mixed: MixedGraphs | None = None
         if self._graphs is not None and piecewise_graphs:
             self._mixed = MixedGraphs(
@@ -199,15 +209,29 @@ class ModelRunner:
             self._ops.copy_rows(self._storage.rows, nothing)
         if self._states is not None:
             self._ops.copy_rows(self._states.rows, nothing)
-        graphs = self._graphs, self._mixed
+        graphs = (self._graphs, self._mixed) if self._together is None else (None, None)
         failure = warm_up(self._limits, self._warm_measuring, self._sampler, self._buffer, *graphs, progress)
         torch.cuda.synchronize(self._device)
         if failure:
             self._give_up_graphs(failure)
 
+    @property
+    def captures_together(self) -> bool:
+        """Whether `capture_together` is to be called."""
+        return self._together is not None
+
+    @torch.inference_mode()
+    def capture_together(self, meeting: Meeting) -> None:
+        """Capture graphs on all ranks at once, when their sums are in the model and before the first request."""
+        assert self._together is not None, "there are graphs of several ranks"
+        self.notes += self._together.capture_all(meeting)
+        torch.cuda.synchronize(self._device)
+
     @torch.inference_mode()
     def while_idle(self) -> None:
         """What is better done while nobody waits for a step, and none is on the device."""
+        if self._together is not None:
+            return
         if self._mixed is not None:
             self._mixed.try_again()
 
@@ -225,12 +249,12 @@ class ModelRunner:
             self._states.copy(plan.state_copies, self._ops.copy_rows)
         inputs = build_inputs(plan, self._rows, self._storage.block_size, after.rows() if after is not None else None)
         adapted = self._lora.rows_of(plan.scheduled) if self._lora is not None else None
-        if self._others is not None:
-            num_sampled = len(after.tokens) if after is not None and inputs.awaited is not None else 0
-            self._others.tell(inputs, plan.copies, adapted.slots if adapted is not None else None, num_sampled)
         sampling, num_output_tokens = sampled_places(plan.scheduled)
         measures = self._measures(self._measured.is_due(inputs.num_single_token))
         graphs, size = self._graphs_for(inputs) if measures.skips is None and adapted is None else (None, 0)
+        if self._others is not None:
+            num_sampled = len(after.tokens) if after is not None and inputs.awaited is not None else 0
+            self._others.tell(inputs, plan.copies, adapted.slots if adapted is not None else None, num_sampled, size)
         buffer = self._buffer
         buffer.begin()
         tensors = put_inputs(inputs, buffer) if graphs is None else graphs.put(inputs, size)
@@ -281,11 +305,13 @@ class ModelRunner:
         copies: Sequence[tuple[int, int]],
         lora_slots: NDArray[np.int64] | None = None,
         sampled: torch.Tensor | None = None,
+        graph_size: int = 0,
     ) -> None:
-        """This rank's part of a step that rank 0 runs: all but the head and sampling. `sampled`: tokens of the step
-        before, where this one awaits any."""
+        """This rank's part of a step that rank 0 runs: all but sampling, and the head where no graph has it. `sampled`:
+        tokens of the step before, where this one awaits any."""
         self._buffer.begin()
-        tensors = put_inputs(inputs, self._buffer)
+        graphs = self._graphs if graph_size else None
+        tensors = put_inputs(inputs, self._buffer) if graphs is None else graphs.put(inputs, graph_size)
         pairs = self._buffer.put(np.array(copies, np.int64)) if copies else None
         slots = self._buffer.put(lora_slots) if lora_slots is not None else None
         awaited = self._buffer.put(inputs.awaited) if inputs.awaited is not None else None
@@ -294,6 +320,9 @@ class ModelRunner:
             self._ops.copy_rows(self._storage.rows, pairs)
         if awaited is not None and sampled is not None:
             tensors.input_ids.index_copy_(0, awaited[0], sampled.index_select(0, awaited[1]))
+        if graphs is not None:
+            graphs.replay(graph_size, inputs.num_tokens)
+            return
         with self._adapted(StepRows(lora_slots) if lora_slots is not None else None, slots):
             self._model.fill(tensors.input_ids, tensors.positions, self._context(tensors))
 
@@ -305,7 +334,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Drop every tensor."""
-        self._graphs = self._mixed = None
+        self._graphs = self._mixed = self._together = None
         del self._model
 
     def _adapted(self, rows: StepRows | None, slots: torch.Tensor | None) -> AbstractContextManager[None]:
@@ -329,6 +358,9 @@ class ModelRunner:
 
     def _graphs_for(self, inputs: StepInputs) -> tuple[DecodeGraphs | MixedGraphs | None, int]:
         """Those that run a step, and of what size; None: it runs eagerly. Captures what is wanted again."""
+        if self._together is not None:
+            shared = self._together.size_of(inputs)
+            return (None, 0) if shared is None else (self._graphs, shared)
         if self._graphs is not None and (size := self._graphs.size_of(inputs)) is not None:
             return self._graphs, size
         if self._mixed is not None and (size := self._mixed.size_of(inputs)) is not None:
