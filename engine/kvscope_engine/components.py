@@ -33,6 +33,7 @@ from kvscope_engine.model.memory.shortage_report import Shortage, shortage_repor
 from kvscope_engine.model.memory.step_memory import logits_width, max_batched_tokens
 from kvscope_engine.model.memory.weights_by_part import weights_by_part
 from kvscope_engine.model.ranks.leader import Leader, config_of_rank, lead_ranks, rank_of
+from kvscope_engine.model.ranks.messages import RankJoined
 from kvscope_engine.model.ranks.shard import check_fused
 from kvscope_engine.model.roofline.device_limits import device_limits
 from kvscope_engine.model.roofline.model_costs import model_work
@@ -195,7 +196,9 @@ class EngineComponents:
     def _ranks(self) -> tuple[RankMemory, ...]:
         if self.leader is None:
             return ()
-        return self.leader.memory(self.runner.weights_bytes, self.storage.num_bytes, self.hello.device.name)
+        device = self.hello.device
+        first = RankJoined(weights_bytes=self.runner.weights_bytes, kv_bytes=self.storage.num_bytes, device=device.name)
+        return self.leader.memory(first, device.uuids)
 
     def close(self) -> EngineComponents:
         """Close all of it; what is left holds no tensor, and is there to be asked."""
@@ -240,7 +243,7 @@ def build_components(
         size = _agreed_size(config, model, leader, progress)
         loaded, bent = bent_to_allocator(config, model.loaded, size.num_blocks)
         states = _build_states(config, loaded, size, undo)
-        cache = _build_cache(config, loaded, size, states, model.fingerprint, cache_log, undo)
+        cache = _build_cache(config, loaded, size, states, model.fingerprint, cache_log, undo, leader)
         scheduler = _build_scheduler(config, loaded, cache, states)
         streamed = streamed_weights(loaded.module)
         notes = model.attention.failures  # a library that fails in service is added, as what the runner gives up is
@@ -260,10 +263,13 @@ def build_components(
         ]
         runner = _build_runner(config, loaded, cache.storage, model, leader, notes, has_pieces, states)
         runner.warm_up(progress)
+        if leader is not None:
+            leader.join(loaded.module, captures=runner.captures_together)
+            if runner.captures_together:
+                progress(Progress(stage="warm up", detail="CUDA graphs of all ranks"))
+                runner.capture_together(leader)
         for note in notes:
             scheduler.note(note, time.monotonic_ns())
-        if leader is not None:
-            leader.join(loaded.module)
         tokenizer = loaded.tokenizer
         components = EngineComponents(
             epoch=epoch,
@@ -421,6 +427,7 @@ def _build_cache(
     fingerprint: str,
     cache_log: CacheLog | None,
     undo: ExitStack,
+    leader: Leader | None,
 ) -> _Cache:
     virtual = virtual_cache(config, loaded, size.num_blocks)
     if virtual is not None:
@@ -434,7 +441,7 @@ def _build_cache(
         groups=groups,
     )
     state_bytes = states.host_bytes if states is not None else 0
-    mover = make_tier_mover(config, storage, fingerprint, state_bytes=state_bytes)
+    mover = make_tier_mover(config, storage, fingerprint, state_bytes=state_bytes, others=leader)
     if mover is not None:
         undo.callback(mover.close)
     pool = make_pool(
@@ -599,6 +606,7 @@ def _build_runner(
         max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
         enforce_eager=config.enforce_eager,
         piecewise_graphs=has_pieces,
+        together=leader is not None,
         page_heat=config.page_heat,
         sparse_decode=config.sparse_decode,
         others=leader,

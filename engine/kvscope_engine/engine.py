@@ -267,6 +267,11 @@ class Engine:
         return self.components.leader
 
     @property
+    def failure(self) -> str:
+        """Why it cannot go on: which rank is lost, and how; empty while it can."""
+        return "" if self.components.leader is None else self.components.leader.failure
+
+    @property
     def overlaps(self) -> OverlapCounts:
         """How often a step was begun while another ran, and why not."""
         return self._loop.counts

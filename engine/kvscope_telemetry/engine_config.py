@@ -183,8 +183,8 @@ class EngineConfig:
         "automatically (or by torchrun)",
         brief="split the model across N GPUs or processes",
     )
-    """Ranks, each a process with a device and its share of every layer's heads and weights; on GPUs without CUDA
-    graphs."""
+    """Ranks, each a process with a device and its share of every layer's heads and weights; on GPUs with CUDA graphs of
+    decodes alone."""
     cpu_offload_gb: float = option(
         0.0,
         Gib(1 << 20),
@@ -503,15 +503,10 @@ class EngineConfig:
     def _check_ranks(self) -> None:
         """What one rank alone would do with its own bytes is not done."""
         refused: tuple[tuple[str, object, object, str], ...] = (
-            ("host_kv_memory_bytes", self.host_kv_memory_bytes, 0, "lower tiers keep the blocks of one device"),
+            ("keep_disk_kv", self.keep_disk_kv, False, "a file holds one rank's part of each block"),
             ("quantization", self.quantization if self.quantization != "none" else "auto", "auto", "shares stay whole"),
-            (
-                "async_scheduling",
-                self.async_scheduling or None,
-                None,
-                "other ranks get tokens only",
-            ),
             ("cpu_offload_gb", self.cpu_offload_gb, 0, "weights are streamed to one device"),
+            ("piecewise_graphs", bool(self.piecewise_graphs), False, "ranks have graphs of decodes alone"),
             (
                 "attention_backend",
                 self.attention_backend if self.attention_backend != "kvscope" else "auto",

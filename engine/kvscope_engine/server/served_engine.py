@@ -102,6 +102,10 @@ class ServedEngine(Protocol):
         """When it stands still."""
 
     @property
+    def failure(self) -> str:
+        """Why it cannot go on, whether a step runs or not, as a line; empty while it can."""
+
+    @property
     def has_unfinished(self) -> bool:
         """Whether `step` has something to do or to hand out."""
 

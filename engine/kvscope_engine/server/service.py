@@ -135,10 +135,12 @@ class EngineService:
                     dispatcher.step()
                     self.receiver.busy_since_ns = 0
                     step_s = time.monotonic() - started
+            if engine.failure:
+                raise EngineDead(engine.failure)
             if dispatcher.abort_all() or dispatcher.stopping:
                 time.sleep(LAST_WORDS_S)
         except Exception as error:
-            reason = f"the engine died in a step: {one_line(error)}"
+            reason = engine.failure or f"the engine died in a step: {one_line(error)}"
             dispatcher.end_all("error", reason)
             self._fail(reason)
             raise EngineDead(reason) from error

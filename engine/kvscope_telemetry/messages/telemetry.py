@@ -570,6 +570,8 @@ class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     weights_bytes: int
     kv_bytes: int
+    uuid: str = ""
+    """Of its GPU, as in `DeviceInfo.uuids`; empty: unknown, or none."""
 
 
 class MemoryBreakdown(_Message, frozen=True, kw_only=True):

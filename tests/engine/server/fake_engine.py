@@ -162,6 +162,7 @@ class FakeEngine:
     may_step: threading.Event = field(default_factory=threading.Event)
     """Cleared by a test that needs a step to last until it says."""
     closed: bool = False
+    failure: str = ""
     num_idle: int = 0
     """Times that it was left to itself."""
     is_ahead: bool = False

@@ -34,6 +34,7 @@ from kvscope_engine.model.running.attention_scores import AttentionScores, Measu
 from kvscope_engine.model.running.capture_failures import CaptureFailures
 from kvscope_engine.model.running.decode_graphs import DecodeGraphs
 from kvscope_engine.model.running.forward import Forward
+from kvscope_engine.model.running.graphs_together import GraphsTogether, Meeting
 from kvscope_engine.model.running.host_memory import keep_freed_memory
 from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.running.own_forward import OwnBatch, own_forward, states_of
@@ -66,12 +67,33 @@ class OtherRanks(Protocol):
     """Those that run each step with this one; see `ranks.leader`."""
 
     def tell(
-        self, inputs: StepInputs, copies: Sequence[tuple[int, int]], lora_slots: NDArray[np.int64] | None = None
+        self,
+        inputs: StepInputs,
+        copies: Sequence[tuple[int, int]],
+        lora_slots: NDArray[np.int64] | None = None,
+        num_sampled: int = 0,
+        graph_size: int = 0,
     ) -> None:
-        """The step that is run next; `lora_slots` as in `StepRows`."""
+        """The step that is run next; `lora_slots` as in `StepRows`. Where it awaits tokens, the `num_sampled` of the
+        step before are to be shared first. `graph_size`: of the graph that all replay, 0 for none."""
+
+    def share(self, tokens: torch.Tensor) -> None:
+        """The tokens that the step before sampled, on the device."""
+
+    def wait_for(self, event: torch.cuda.Event) -> None:
+        """Until the device has come to it. Raises KvscopeError when a rank is lost."""
 
     def done(self) -> None:
         """Its layers were run here."""
+
+
+Wait = Callable[[torch.cuda.Event], None]
+"""Returns once the device has come to an event."""
+
+
+def synchronize(event: torch.cuda.Event) -> None:
+    """Wait for it, whatever else comes."""
+    event.synchronize()
 
 
 class Measures(NamedTuple):
@@ -99,6 +121,7 @@ class ModelRunner:
         max_num_batched_tokens: int,
         enforce_eager: bool = False,
         piecewise_graphs: bool = False,
+        together: bool = False,
         page_heat: int = 0,
         sparse_decode: float | None = None,
         others: OtherRanks | None = None,
@@ -144,7 +167,8 @@ class ModelRunner:
         max_blocks = min(limits.max_request_blocks, storage.num_blocks)
         self._rows = TableRows(max_num_seqs, max_blocks, storage.num_groups)
         self._buffer = StepBuffer(loaded.device, step_buffer_bytes(limits, self._vocab_size))
-        self._read_back = ReadBack(loaded.device, max_num_seqs * (2 + 2 * MAX_LOGPROBS))
+        self._wait = synchronize if others is None else others.wait_for
+        self._read_back = ReadBack(loaded.device, max_num_seqs * (2 + 2 * MAX_LOGPROBS), self._wait)
         self._graphs: DecodeGraphs | None = None
         if loaded.device.type == "cuda" and not enforce_eager:
             self._graphs = DecodeGraphs(
@@ -160,6 +184,13 @@ class ModelRunner:
                 pad_state=states.pad_slot if states is not None else None,
                 failures=CaptureFailures(self.notes.append),
             )
+        self._together: GraphsTogether | None = None
+        """Of several ranks; None: this is the only one, or there are no graphs."""
+        if together:
+            if self.choice is not None:  # each rank would choose the length
+                self._graphs = None
+            if self._graphs is not None:
+                self._together = GraphsTogether(self._graphs)
         self._mixed: MixedGraphs | None = None
         if self._graphs is not None and piecewise_graphs:
             self._mixed = MixedGraphs(
@@ -178,15 +209,29 @@ class ModelRunner:
             self._ops.copy_rows(self._storage.rows, nothing)
         if self._states is not None:
             self._ops.copy_rows(self._states.rows, nothing)
-        graphs = self._graphs, self._mixed
+        graphs = (self._graphs, self._mixed) if self._together is None else (None, None)
         failure = warm_up(self._limits, self._warm_measuring, self._sampler, self._buffer, *graphs, progress)
         torch.cuda.synchronize(self._device)
         if failure:
             self._give_up_graphs(failure)
 
+    @property
+    def captures_together(self) -> bool:
+        """Whether `capture_together` is to be called."""
+        return self._together is not None
+
+    @torch.inference_mode()
+    def capture_together(self, meeting: Meeting) -> None:
+        """Capture graphs on all ranks at once, when their sums are in the model and before the first request."""
+        assert self._together is not None, "there are graphs of several ranks"
+        self.notes += self._together.capture_all(meeting)
+        torch.cuda.synchronize(self._device)
+
     @torch.inference_mode()
     def while_idle(self) -> None:
         """What is better done while nobody waits for a step, and none is on the device."""
+        if self._together is not None:
+            return
         if self._mixed is not None:
             self._mixed.try_again()
 
@@ -204,11 +249,12 @@ class ModelRunner:
             self._states.copy(plan.state_copies, self._ops.copy_rows)
         inputs = build_inputs(plan, self._rows, self._storage.block_size, after.rows() if after is not None else None)
         adapted = self._lora.rows_of(plan.scheduled) if self._lora is not None else None
-        if self._others is not None:
-            self._others.tell(inputs, plan.copies, adapted.slots if adapted is not None else None)
         sampling, num_output_tokens = sampled_places(plan.scheduled)
         measures = self._measures(self._measured.is_due(inputs.num_single_token))
         graphs, size = self._graphs_for(inputs) if measures.skips is None and adapted is None else (None, 0)
+        if self._others is not None:
+            num_sampled = len(after.tokens) if after is not None and inputs.awaited is not None else 0
+            self._others.tell(inputs, plan.copies, adapted.slots if adapted is not None else None, num_sampled, size)
         buffer = self._buffer
         buffer.begin()
         tensors = put_inputs(inputs, buffer) if graphs is None else graphs.put(inputs, size)
@@ -221,8 +267,10 @@ class ModelRunner:
         if pairs is not None and self._storage.layers:
             self._ops.copy_rows(self._storage.rows, pairs)
         if awaited is not None and after is not None:
+            if self._others is not None:
+                self._others.share(after.tokens)
             tensors.input_ids.index_copy_(0, awaited[0], after.tokens.index_select(0, awaited[1]))
-        timer = StepTimer(self._device)
+        timer = StepTimer(self._device, self._wait)
         states = _states_of(plan, self._states) if self._states is not None and graphs is None else None
         own = own_batch(inputs) if self._is_own else None
         count = len(sampling)
@@ -252,16 +300,29 @@ class ModelRunner:
 
     @torch.inference_mode()
     def follow(
-        self, inputs: StepInputs, copies: Sequence[tuple[int, int]], lora_slots: NDArray[np.int64] | None = None
+        self,
+        inputs: StepInputs,
+        copies: Sequence[tuple[int, int]],
+        lora_slots: NDArray[np.int64] | None = None,
+        sampled: torch.Tensor | None = None,
+        graph_size: int = 0,
     ) -> None:
-        """This rank's part of a step that rank 0 runs: all but the head and sampling."""
+        """This rank's part of a step that rank 0 runs: all but sampling, and the head where no graph has it. `sampled`:
+        tokens of the step before, where this one awaits any."""
         self._buffer.begin()
-        tensors = put_inputs(inputs, self._buffer)
+        graphs = self._graphs if graph_size else None
+        tensors = put_inputs(inputs, self._buffer) if graphs is None else graphs.put(inputs, graph_size)
         pairs = self._buffer.put(np.array(copies, np.int64)) if copies else None
         slots = self._buffer.put(lora_slots) if lora_slots is not None else None
+        awaited = self._buffer.put(inputs.awaited) if inputs.awaited is not None else None
         self._buffer.send()
         if pairs is not None:
             self._ops.copy_rows(self._storage.rows, pairs)
+        if awaited is not None and sampled is not None:
+            tensors.input_ids.index_copy_(0, awaited[0], sampled.index_select(0, awaited[1]))
+        if graphs is not None:
+            graphs.replay(graph_size, inputs.num_tokens)
+            return
         with self._adapted(StepRows(lora_slots) if lora_slots is not None else None, slots):
             self._model.fill(tensors.input_ids, tensors.positions, self._context(tensors))
 
@@ -273,7 +334,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Drop every tensor."""
-        self._graphs = self._mixed = None
+        self._graphs = self._mixed = self._together = None
         del self._model
 
     def _adapted(self, rows: StepRows | None, slots: torch.Tensor | None) -> AbstractContextManager[None]:
@@ -297,6 +358,9 @@ class ModelRunner:
 
     def _graphs_for(self, inputs: StepInputs) -> tuple[DecodeGraphs | MixedGraphs | None, int]:
         """Those that run a step, and of what size; None: it runs eagerly. Captures what is wanted again."""
+        if self._together is not None:
+            shared = self._together.size_of(inputs)
+            return (None, 0) if shared is None else (self._graphs, shared)
         if self._graphs is not None and (size := self._graphs.size_of(inputs)) is not None:
             return self._graphs, size
         if self._mixed is not None and (size := self._mixed.size_of(inputs)) is not None:
@@ -461,7 +525,8 @@ class InFlight:
 class StepTimer:
     """Time of the forward pass: by the host's clock, on a GPU by events, which do not wait."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, wait: Wait) -> None:
+        self._wait = wait
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
         if device.type == "cuda":
             self._events = (_timing_event(), _timing_event())
@@ -478,7 +543,7 @@ class StepTimer:
         """Nanoseconds of the pass; waits for it."""
         if self._events is None:
             return self._stopped_ns - self._started_ns
-        self._events[1].synchronize()
+        self._wait(self._events[1])
         return int(self._events[0].elapsed_time(self._events[1]) * 1e6)
 
 
@@ -514,7 +579,8 @@ def _spread_logprobs(
 class Landing:
     """Numbers that have come, or are on their way."""
 
-    def __init__(self, host: torch.Tensor, numbers: Any, event: torch.cuda.Event | None) -> None:
+    def __init__(self, host: torch.Tensor, numbers: Any, event: torch.cuda.Event | None, wait: Wait) -> None:
+        self._wait = wait
         self._host = host
         self._numbers = numbers
         self._event = event
@@ -524,7 +590,7 @@ class Landing:
         if self._event is None:
             on_host: list[Any] = self._host.tolist()
             return on_host
-        self._event.synchronize()
+        self._wait(self._event)
         landed: list[Any] = self._numbers.tolist()
         return landed
 
@@ -535,14 +601,15 @@ class ReadBack:
     Two buffers take turns: the numbers of one step are read while those of the next come.
     """
 
-    def __init__(self, device: torch.device, num_numbers: int) -> None:
+    def __init__(self, device: torch.device, num_numbers: int, wait: Wait = synchronize) -> None:
         self._is_host = device.type == "cpu"
-        self._buffers = [] if self._is_host else [_Buffer(num_numbers) for _ in range(NUM_BUFFERS)]
+        self._wait = wait
+        self._buffers = [] if self._is_host else [_Buffer(num_numbers, wait) for _ in range(NUM_BUFFERS)]
 
     def start(self, vector: torch.Tensor) -> Landing:
         """`vector` starts to come down; what `start` gave before the last call must have been read."""
         if self._is_host:
-            return Landing(vector, None, None)
+            return Landing(vector, None, None, self._wait)
         self._buffers.reverse()
         return self._buffers[0].start(vector)
 
@@ -550,7 +617,8 @@ class ReadBack:
 class _Buffer:
     """Pinned memory for one step's numbers."""
 
-    def __init__(self, num_numbers: int) -> None:
+    def __init__(self, num_numbers: int, wait: Wait) -> None:
+        self._wait = wait
         self._room = 0
         self._grow(num_numbers)
 
@@ -563,7 +631,9 @@ class _Buffer:
         host.copy_(vector, non_blocking=True)
         event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
-        return Landing(host, self._bytes.view("float64" if kind == torch.float64 else "int64")[:count], event)
+        return Landing(
+            host, self._bytes.view("float64" if kind == torch.float64 else "int64")[:count], event, self._wait
+        )
 
     def _grow(self, num_numbers: int) -> None:
         self._room = num_numbers

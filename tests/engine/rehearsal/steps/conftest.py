@@ -31,11 +31,12 @@ from kvscope_engine.model.fused.fused_mlp import mlp_candidate
 from kvscope_engine.model.fused.fused_norm import norm_candidates
 from kvscope_engine.model.latent.hold import hold_latents
 from kvscope_engine.model.latent.latents import held_latents
+from kvscope_engine.model.ranks.reduce import AllReduce, reduce_behind_layers
 from kvscope_engine.model.running import attention_scores, runner, step_buffer
 from kvscope_engine.model.running.attention import ATTENTION_NAME, AttentionOptions, register_attention
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape
 from kvscope_engine.model.running.recurrent import recurrent_layers
-from kvscope_engine.model.running.runner import ModelRunner
+from kvscope_engine.model.running.runner import ModelRunner, OtherRanks
 from kvscope_engine.model.running.state_storage import StatePart, StateStorage
 from kvscope_kernels import Ops
 from kvscope_kernels.gated_activation import SILU
@@ -283,6 +284,9 @@ def make_runner(
     ops: Ops | None = None,
     architecture: str = "llama",
     num_layers: int = 2,
+    together: bool = False,
+    others: OtherRanks | None = None,
+    all_reduce: AllReduce | None = None,
     **config_changes: Any,
 ) -> ModelRunner:
     """A small model's, its parts joined. What reads data at load, to prove that parts are equal, is left out."""
@@ -324,7 +328,7 @@ def make_runner(
         dtype=torch.bfloat16,
         quantization="none",
     )
-    return ModelRunner(
+    made = ModelRunner(
         loaded,
         storage,
         max_num_seqs=max_num_seqs,
@@ -333,9 +337,14 @@ def make_runner(
         piecewise_graphs=piecewise_graphs,
         page_heat=page_heat,
         sparse_decode=sparse_decode,
+        together=together,
+        others=others,
         ops=ops,
         states=states,
     )
+    if all_reduce is not None:
+        reduce_behind_layers(module, all_reduce)
+    return made
 
 
 def _states(module: torch.nn.Module, num_slots: int) -> StateStorage | None:
