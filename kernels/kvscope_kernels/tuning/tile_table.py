@@ -28,22 +28,32 @@ _forced: dict[str, DotTiles] = {}
 
 
 def tuned(
-    kernel: str, given: DotTiles, group: int, element_bytes: int, device: torch.device, *, is_quantized: bool
+    kernel: str,
+    given: DotTiles,
+    group: int,
+    element_bytes: int,
+    device: torch.device,
+    *,
+    is_quantized: bool,
+    is_cut: bool = False,
 ) -> DotTiles:
     """The measured tiles for this kernel and shape on this GPU; `given`, which `launch` reckoned, where none are."""
     if _forced and kernel in _forced:
         return _forced[kernel]
     if device.type != "cuda":
         return given
-    return _of(kernel, given, group, element_bytes, is_quantized, _gpu_name(device))
+    return _of(kernel, given, group, element_bytes, is_quantized, is_cut, _gpu_name(device))
 
 
-def table_key(kernel: str, given: DotTiles, group: int, element_bytes: int, *, is_quantized: bool) -> str:
-    """A shape as tables name it; `rows` tell short runs of queries from long ones."""
+def table_key(
+    kernel: str, given: DotTiles, group: int, element_bytes: int, *, is_quantized: bool, is_cut: bool = False
+) -> str:
+    """A shape as tables name it; `rows` tell short runs of queries from long ones, `split` those whose keys are split
+    among programs."""
     cache_words = ", 8-bit cache" if is_quantized else ""
     return (
         f"{kernel} {given.tile_d}/{given.tile_v}, {group} heads a KV head, {element_bytes} bytes{cache_words}, "
-        f"{given.tile_m} rows"
+        f"{given.tile_m} rows{', split' * is_cut}"
     )
 
 
@@ -120,8 +130,10 @@ def from_entry(entry: Any, given: DotTiles, group: int) -> DotTiles | None:
 
 
 @cache
-def _of(kernel: str, given: DotTiles, group: int, element_bytes: int, is_quantized: bool, gpu: str) -> DotTiles:
-    key = table_key(kernel, given, group, element_bytes, is_quantized=is_quantized)
+def _of(
+    kernel: str, given: DotTiles, group: int, element_bytes: int, is_quantized: bool, is_cut: bool, gpu: str
+) -> DotTiles:
+    key = table_key(kernel, given, group, element_bytes, is_quantized=is_quantized, is_cut=is_cut)
     for path in (own_table(), COMMITTED):
         found = from_entry(read_table(path, gpu).get(key), given, group)
         if found is not None:

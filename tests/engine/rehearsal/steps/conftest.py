@@ -283,9 +283,11 @@ def make_runner(
     ops: Ops | None = None,
     architecture: str = "llama",
     num_layers: int = 2,
+    joined: Callable[[torch.nn.Module], object] = lambda module: None,
     **config_changes: Any,
 ) -> ModelRunner:
-    """A small model's, its parts joined. What reads data at load, to prove that parts are equal, is left out."""
+    """A small model's, its parts joined, which `joined` is given then. What reads data at load, to prove that parts are
+    equal, is left out."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     sizes = {
@@ -324,7 +326,7 @@ def make_runner(
         dtype=torch.bfloat16,
         quantization="none",
     )
-    return ModelRunner(
+    made = ModelRunner(
         loaded,
         storage,
         max_num_seqs=max_num_seqs,
@@ -336,6 +338,8 @@ def make_runner(
         ops=ops,
         states=states,
     )
+    joined(module)
+    return made
 
 
 def _states(module: torch.nn.Module, num_slots: int) -> StateStorage | None:
