@@ -61,6 +61,7 @@ from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_engine.policy.state_pool import StatePool, most_told
 from kvscope_engine.submission import SubmissionLimits
 from kvscope_kernels.libraries.choice import Choice
+from kvscope_kernels.tuning.tile_table import table_words
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.messages.capabilities import Capabilities
@@ -251,7 +252,7 @@ def build_components(
             notes.append(NO_ROOM_FOR_PIECES)
         notes += [
             *loaded.notes,
-            *filter(None, (model.products,)),
+            *filter(None, (model.products, table_words(loaded.device))),
             *expanded_notes(loaded.module),
             *_notes_on_bias(loaded.module),
             *bent,

@@ -188,6 +188,7 @@ def prefill_case(
         "IS_CHUNKED": options.chunks,
         "SAME_STRIDES": not heads.value_dim,
         "IS_CUT": is_cut,
+        "QUERY_IN_REGISTERS": tiles.query_in_registers,
         **({} if is_cut else dict.fromkeys(("parts", "partial", "partial_lse"))),
         **_attention_constants(heads, tiles, options, form),
     }
@@ -435,7 +436,7 @@ def _launch(
     if isinstance(form, int) and form != AS_IS:
         arguments |= dict.fromkeys(_CACHES, _EIGHT_BITS[form])
     aligned = frozenset(name for name in names if name not in _UNALIGNED) - varying_arguments(kernel)
-    warps, stages, registers = tiles[4:] if tiles else (num_warps, 3, None)
+    warps, stages, registers = tiles[4:7] if tiles else (num_warps, 3, None)
     return Launch(
         name=name,
         variant=variant,

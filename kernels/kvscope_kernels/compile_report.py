@@ -23,9 +23,9 @@ from kvscope_kernels.offline_compile import MAX_SHARED_BYTES, Launch, Resources,
 _CASES: Final = {"all": shipped_cases, "core": core_cases, "few": few_cases}
 _TILE_NAMES: Final = ("TILE", "TILE_M", "TILE_P", "TILE_S", "TILE_N", "TILE_K", "TILE_B")
 _HEADER: Final = (
-    f"{'kernel':14} {'configuration':44} {'arch':6} {'tile':>11} {'stages':>6} {'warps':>5} {'regs':>4} "
-    f"{'spill':>5} {'stack':>5} {'shared':>7} {'async':>5} {'mma':>4} {'resident':>8} {'occupied':>8} {'loop':>5} {'wide':>5} {'narrow':>6} "
-    f"{'loop mma':>8}"
+    f"{'kernel':14} {'configuration':44} {'arch':6} {'tile':>11} {'stages':>6} {'warps':>5} {'regs':>4} {'spill':>5} "
+    f"{'stack':>5} {'shared':>7} {'async':>5} {'mma':>4} {'resident':>8} {'occupied':>8} {'loop':>5} {'wide':>5} "
+    f"{'narrow':>6} {'loop mma':>8}"
 )
 
 

@@ -26,6 +26,9 @@ class DotTiles(NamedTuple):
     num_stages: int
     max_registers: int | None = None
     """A thread. Setting it also keeps the assembler from spilling a few bytes to fit one more program."""
+    query_in_registers: bool = False
+    """Of prefill: whether rows are multiplied from registers on compute capability 9, which reads shared memory half as
+    often for scores. No table has it yet: it is for `bench kernels --tune` to find out."""
 
 
 def decode_tiles(

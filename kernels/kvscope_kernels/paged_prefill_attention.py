@@ -115,6 +115,7 @@ def paged_prefill_attention(args: AttentionArgs, runs: QueryRuns) -> Tensor:
         UPCAST_DOT=is_interpreting(),
         SAME_STRIDES=k_cache.stride()[:2] == v_cache.stride()[:2],
         IS_CUT=cut is not None,
+        QUERY_IN_REGISTERS=tiles.query_in_registers,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
         maxnreg=tiles.max_registers,
@@ -207,6 +208,7 @@ def _paged_prefill_attention_kernel(
     UPCAST_DOT: tl.constexpr,
     SAME_STRIDES: tl.constexpr,
     IS_CUT: tl.constexpr,
+    QUERY_IN_REGISTERS: tl.constexpr,
 ) -> None:
     """One program: TILE_M // GROUP queries of one request, by the heads of one KV head, over all tokens that they see;
     with IS_CUT over one part of the request's. A request of one part is written straight to `out`.
@@ -242,6 +244,8 @@ def _paged_prefill_attention_kernel(
     tile = tl.load(rows[:, None] + k_dim[None, :], mask=in_query, other=0.0)
     if UPCAST_DOT:
         tile = tile.to(tl.float32)
+    if QUERY_IN_REGISTERS:  # what was loaded goes to shared memory, what was computed stays
+        tile = tl.where(in_query, tile, 0.0)
 
     top = tl.full([TILE_M], float("-inf"), tl.float32)
     total = tl.zeros([TILE_M], tl.float32)
