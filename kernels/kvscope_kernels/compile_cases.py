@@ -35,6 +35,8 @@ from kvscope_kernels.paged_prefill_attention import _paged_prefill_attention_ker
 from kvscope_kernels.rms_norm import _rms_norm_kernel, norm_constants
 from kvscope_kernels.rotate_write import _rotate_write_kernel, rotate_constants
 from kvscope_kernels.triton_language import Kernel
+from kvscope_kernels.tuning.search import candidates
+from kvscope_kernels.tuning.tile_table import PREFILL
 
 _BLOCK_SIZE: Final = 16
 _LARGE_TILES_SPILL: Final = 256
@@ -170,14 +172,15 @@ def prefill_case(
     *,
     max_query_len: int = 512,
     is_cut: bool = False,
+    tiles: DotTiles | None = None,
 ) -> Launch:
-    """Prefill, of long or short runs of queries; `is_cut`: of short ones behind long contexts."""
-    bytes_each = _element_bytes(dtype)
-    tiles = prefill_tiles(
+    """Prefill, of long or short runs of queries; `is_cut`: of short ones behind long contexts. In other `tiles` than
+    those of a launch, if given."""
+    tiles = tiles or prefill_tiles(
         heads.head_dim,
         heads.value_dim or heads.head_dim,
         heads.group,
-        bytes_each,
+        _element_bytes(dtype),
         max_query_len,
         capability,
         num_runs=heads.num_kv_heads * (_MANY_RUNS if max_query_len >= _LONG_RUN else 1),
@@ -379,6 +382,16 @@ def few_cases(capability: int) -> Iterator[Launch]:
     yield prefill_case(GPT_OSS_20B, Options(sinks=True), capability, max_query_len=_SHORT_RUNS[0], is_cut=True)
     yield latent_case(DEEPSEEK_V3, capability, 1, "bf16")
     yield linear_case(LLAMA_8B, 16, capability)
+
+
+def candidate_cases(capability: int) -> Iterator[Launch]:
+    """Tiles that `bench kernels --tune` tries for 64 queries behind a long context: what fits is worth measuring."""
+    heads, max_query_len = LLAMA_8B, 64
+    dims = heads.head_dim, heads.head_dim, heads.group, 2
+    given = prefill_tiles(*dims, max_query_len, capability, num_runs=heads.num_kv_heads)
+    for tiles in candidates(PREFILL, given, heads.group, capability):
+        launch = prefill_case(heads, PLAIN, capability, max_query_len=max_query_len, is_cut=True, tiles=tiles)
+        yield replace(launch, variant=f"{heads} cut{' query in registers' * tiles.query_in_registers}")
 
 
 def core_cases(capability: int) -> Iterator[Launch]:

@@ -15,12 +15,12 @@ from functools import cache
 from multiprocessing import get_context
 from typing import Final, NamedTuple
 
-from kvscope_kernels.compile_cases import LLAMA_8B, Heads, core_cases, few_cases, shipped_cases
+from kvscope_kernels.compile_cases import LLAMA_8B, Heads, candidate_cases, core_cases, few_cases, shipped_cases
 from kvscope_kernels.decode.bounds import LONGEST_PART, part_bounds, partial_bytes
 from kvscope_kernels.launch import decode_tiles
 from kvscope_kernels.offline_compile import MAX_SHARED_BYTES, Launch, Resources, compile_for
 
-_CASES: Final = {"all": shipped_cases, "core": core_cases, "few": few_cases}
+_CASES: Final = {"all": shipped_cases, "core": core_cases, "few": few_cases, "candidates": candidate_cases}
 _TILE_NAMES: Final = ("TILE", "TILE_M", "TILE_P", "TILE_S", "TILE_N", "TILE_K", "TILE_B")
 _HEADER: Final = (
     f"{'kernel':14} {'configuration':44} {'arch':6} {'tile':>11} {'stages':>6} {'warps':>5} {'regs':>4} {'spill':>5} "
@@ -36,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--cases",
         choices=_CASES,
         default="all",
-        help="configurations: some that hold every branch (core), or those nearest to the limits (few)",
+        help="configurations: some that hold every branch (core), those nearest to the limits (few), or tiles that "
+        "bench kernels --tune tries for a short turn, not all of which fit (candidates)",
     )
     parser.add_argument("--only", action="append", metavar="KERNEL", help="one of them; repeatable (default: all)")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes that compile at once (default: 1)")

@@ -62,7 +62,8 @@ class DecodePlans:
         its last chunk of so many. `most_cuts`: what there is room for, if that may be less. See `part_bounds` for the
         rest.
         """
-        key = (id(seq_lens), max_visible, window, programs_each, tile_n, num_warps, is_chunked, most_cuts)
+        shape = max_visible, window, programs_each, tile_n, num_warps
+        key = (id(seq_lens), *shape, is_chunked, reads_again, most_cuts)
         known = self.plans.get(key)
         if known is None:
             processors = num_multiprocessors(seq_lens.device)

@@ -12,6 +12,7 @@ import torch
 from kvscope_kernels.attention_args import AttentionArgs
 from kvscope_kernels.benchmark.side_by_side.contest import Contender
 from kvscope_kernels.benchmark.workload import AttentionWorkload, make_pool
+from kvscope_kernels.compile_cases import candidate_cases
 from kvscope_kernels.launch import DotTiles, decode_tiles, prefill_tiles
 from kvscope_kernels.tuning.search import CASES, candidates, kernel_of, reckoned, search
 from kvscope_kernels.tuning.tile_table import DECODE, PREFILL, forcing, from_entry, tuned
@@ -66,11 +67,20 @@ def test_candidates_fit_their_shapes_and_are_named_once(capability: int) -> None
         assert all(tiles.tile_m >= group for tiles in found)
 
 
+def test_what_is_tried_for_a_short_turn_may_read_its_keys_once() -> None:
+    """64 queries of 4 heads a KV head are 256 rows; on compute capability 9 some keep them in registers."""
+    tried = list(candidate_cases(90))
+    shapes = {(launch.constants["TILE_M"], launch.constants["QUERY_IN_REGISTERS"]) for launch in tried}
+    assert {(256, False), (256, True), (64, True)} <= shapes
+    assert all(launch.constants["IS_CUT"] for launch in tried)
+    assert not any(launch.constants["QUERY_IN_REGISTERS"] for launch in candidate_cases(89))
+
+
 @pytest.mark.parametrize(("tile_m", "tile_n"), [(16, 16), (32, 64)])
 def test_kernels_give_the_same_in_other_tiles(
     tile_m: int, tile_n: int, runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
 ) -> None:
-    given = prefill_tiles(64, 64, 3, 4, 40, 90)._replace(tile_m=tile_m, tile_n=tile_n)
+    given = prefill_tiles(64, 64, 3, 4, 40, 90)._replace(tile_m=tile_m, tile_n=tile_n, query_in_registers=tile_m == 32)
     batch = build(shape(seq_lens=[40, 17], query_lens=[21, 17]), runner.device)
     with forcing(PREFILL, given):
         assert_close(batch.prefill(runner.ops), reference(batch))
