@@ -60,10 +60,10 @@ def _ratio(weights: Sequence[Tensor], dtype: torch.dtype, rows: Sequence[int], c
 def _times(weights: Sequence[Tensor], dtype: torch.dtype, rows: int, clock: Clock) -> tuple[float, float]:
     """Ours and torch's, in turns; ours infinite where it is another product."""
     x = weights[0].new_empty(rows, weights[0].shape[1]).normal_()
-    ours, theirs = (_calls(product, x, weights, dtype) for product in (linear, linear_torch))
-    if not _is_close(ours[0](), theirs[0]()):
+    given = x, weights[0], None, dtype, ALWAYS
+    if not _is_close(linear(*given), linear_torch(*given)):
         return float("inf"), 1.0
-    samplers = clock(ours), clock(theirs)
+    samplers = [clock(_calls(product, x, weights, dtype)) for product in (linear, linear_torch)]
     samples = [[sample() for sample in samplers] for _ in range(_ROUNDS)]
     our_time, their_time = (min(column) for column in zip(*samples, strict=True))
     return our_time, their_time
