@@ -44,6 +44,7 @@ from kvscope_engine.model.running.kv_storage import MIB, KVStorage, LayerShape, 
 from kvscope_engine.model.running.layer_groups import LayerGroup
 from kvscope_engine.model.running.memory import PoolSize, pool_size
 from kvscope_engine.model.running.own_forward import own_forward, states_of
+from kvscope_engine.model.running.product_choice import choose_products
 from kvscope_engine.model.running.recurrent import recurrent_layers
 from kvscope_engine.model.running.runner import ModelRunner
 from kvscope_engine.model.running.state_storage import StateStorage
@@ -61,6 +62,7 @@ from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_engine.policy.state_pool import StatePool, most_told
 from kvscope_engine.submission import SubmissionLimits
 from kvscope_kernels.libraries.choice import Choice
+from kvscope_kernels.tuning.tile_table import table_words
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.messages.capabilities import Capabilities
@@ -253,6 +255,7 @@ def build_components(
             notes.append(NO_ROOM_FOR_PIECES)
         notes += [
             *loaded.notes,
+            *filter(None, (model.products, table_words(loaded.device))),
             *expanded_notes(loaded.module),
             *_notes_on_bias(loaded.module),
             *bent,
@@ -304,6 +307,8 @@ class _ReadyModel:
     loaded: LoadedModel
     fused: Fused
     attention: Choice
+    products: str
+    """For a person: whose kernels multiply few rows. Empty where there was nothing to choose."""
     fingerprint: str
     lora: LoraAdapters | None
 
@@ -381,9 +386,14 @@ def _ready_model(
     fused = make_ready_to_run(loaded.module, loaded.quantization)
     check_options_with_own_forward(config, loaded)
     lora = LoraAdapters(config, loaded, adapters, leader) if config.has_lora else None  # before memory is measured
-    attention = attention_choice(config, loaded, lambda tried: progress(Progress(stage="warm up", detail=tried)))
+
+    def tell(tried: str) -> None:
+        progress(Progress(stage="warm up", detail=tried))
+
+    attention = attention_choice(config, loaded, tell)
+    products = "" if config.cpu_offload_gb else choose_products(loaded.module, tell)
     check_fused(fused.layers, loaded.num_layers, loaded.rank, loaded.info.name)
-    return _ReadyModel(loaded, fused, attention, fingerprint, lora)
+    return _ReadyModel(loaded, fused, attention, products, fingerprint, lora)
 
 
 def check_options_with_own_forward(config: EngineConfig, loaded: LoadedModel) -> None:

@@ -35,6 +35,8 @@ from kvscope_kernels.paged_prefill_attention import _paged_prefill_attention_ker
 from kvscope_kernels.rms_norm import _rms_norm_kernel, norm_constants
 from kvscope_kernels.rotate_write import _rotate_write_kernel, rotate_constants
 from kvscope_kernels.triton_language import Kernel
+from kvscope_kernels.tuning.search import candidates
+from kvscope_kernels.tuning.tile_table import PREFILL
 
 _BLOCK_SIZE: Final = 16
 _LARGE_TILES_SPILL: Final = 256
@@ -156,7 +158,8 @@ def choice_cases(heads: Heads, dtype: str = "bf16") -> Iterator[Launch]:
     """What sparse decode adds: bounds of keys, and scores of blocks by them."""
     yield bounds_case(heads, dtype)
     variant, kv_heads = f"{heads} {dtype}", {"NUM_KV_HEADS": heads.num_kv_heads}
-    scores = {**kv_heads, **score_constants(heads.group, heads.head_dim), "NEAR": NEAR, "UPCAST_DOT": False}
+    shapes = score_constants(heads.group, heads.head_dim, _element_bytes(dtype))
+    scores = {**kv_heads, **shapes, "NEAR": NEAR, "UPCAST_DOT": False}
     yield _launch("block_scores", variant, _block_scores_kernel, scores, dtype)
 
 
@@ -169,14 +172,15 @@ def prefill_case(
     *,
     max_query_len: int = 512,
     is_cut: bool = False,
+    tiles: DotTiles | None = None,
 ) -> Launch:
-    """Prefill, of long or short runs of queries; `is_cut`: of short ones behind long contexts."""
-    bytes_each = _element_bytes(dtype)
-    tiles = prefill_tiles(
+    """Prefill, of long or short runs of queries; `is_cut`: of short ones behind long contexts. In other `tiles` than
+    those of a launch, if given."""
+    tiles = tiles or prefill_tiles(
         heads.head_dim,
         heads.value_dim or heads.head_dim,
         heads.group,
-        bytes_each,
+        _element_bytes(dtype),
         max_query_len,
         capability,
         num_runs=heads.num_kv_heads * (_MANY_RUNS if max_query_len >= _LONG_RUN else 1),
@@ -187,6 +191,7 @@ def prefill_case(
         "IS_CHUNKED": options.chunks,
         "SAME_STRIDES": not heads.value_dim,
         "IS_CUT": is_cut,
+        "QUERY_IN_REGISTERS": tiles.query_in_registers,
         **({} if is_cut else dict.fromkeys(("parts", "partial", "partial_lse"))),
         **_attention_constants(heads, tiles, options, form),
     }
@@ -203,7 +208,7 @@ def cut_cases(
         yield prefill_case(heads, options, capability, dtype, form, max_query_len=max_query_len, is_cut=True)
 
 
-def memory_cases(heads: Heads, dtype: str = "bf16") -> Iterator[Launch]:
+def memory_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator[Launch]:
     """The kernels without arithmetic to speak of."""
     variant = f"{heads} {dtype}"
     merge = merge_constants(heads.num_heads, heads.head_dim)
@@ -217,7 +222,7 @@ def memory_cases(heads: Heads, dtype: str = "bf16") -> Iterator[Launch]:
     yield _launch("copy_rows", "every shape", _copy_rows_kernel, {"TILE": _TILE_WORDS}, dtype)
     yield _launch("allow_tokens", "every vocabulary", _allow_tokens_kernel, {"TILE": _TOKENS_TILE}, dtype)
     yield draw_case()
-    yield from layer_cases(heads, dtype)
+    yield from layer_cases(heads, capability, dtype)
 
 
 def draw_case() -> Launch:
@@ -233,7 +238,7 @@ def write_case(heads: Heads, dtype: str = "bf16", form: int = AS_IS) -> Launch:
     return _launch("kv_write", f"{heads} {dtype}{_FORMAT_NAMES[form]}", _kv_write_kernel, constants, dtype)
 
 
-def layer_cases(heads: Heads, dtype: str = "bf16") -> Iterator[Launch]:
+def layer_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator[Launch]:
     """What stands between a layer's products: norms, rotation, the gate."""
     hidden = heads.num_heads * heads.head_dim
     for name, given in (("rms_norm", {"delta": None, "total": None}), ("add_rms_norm", {})):
@@ -249,8 +254,8 @@ def layer_cases(heads: Heads, dtype: str = "bf16") -> Iterator[Launch]:
     for num_rows, bits in ((1, 4), (64, 4), (1, 8), (64, 8)):
         yield grouped_case(heads, num_rows, dtype, bits)
     if dtype != "fp32":
-        for num_rows in (1, 16):
-            yield linear_case(heads, num_rows, dtype)
+        for num_rows, times in ((1, 1), (16, 1), (16, 7)):
+            yield linear_case(heads, num_rows, capability, dtype, times=times)
 
 
 def rotate_case(heads: Heads, dtype: str = "bf16", form: int = AS_IS, *, has_norm: bool = False) -> Launch:
@@ -276,13 +281,13 @@ def grouped_case(heads: Heads, num_rows: int, dtype: str = "bf16", bits: int = 4
     return replace(launch, arguments={name: types[name] for name in launch.arguments})
 
 
-def linear_case(heads: Heads, num_rows: int, dtype: str = "bf16") -> Launch:
-    """A product with weights as they are, of a decode; without bias."""
+def linear_case(heads: Heads, num_rows: int, capability: int, dtype: str = "bf16", *, times: int = 1) -> Launch:
+    """A product with weights as they are, of a decode; without bias. Its outputs are `times` its inputs."""
     hidden = heads.num_heads * heads.head_dim
-    tiles = linear_tiles(num_rows, hidden, hidden, 132)
-    constants = {**linear_constants(hidden, hidden, tiles), "bias": None, "UPCAST_DOT": False}
+    tiles = linear_tiles(num_rows, times * hidden, hidden, 132, capability)
+    constants = {**linear_constants(times * hidden, hidden, tiles), "bias": None, "UPCAST_DOT": False}
     dots = DotTiles(tiles.tile_m, tiles.tile_n, 0, 0, 4, tiles.num_stages)
-    variant = f"{hidden} rows<={tiles.tile_m} {dtype}"
+    variant = f"{hidden} to {times * hidden} rows<={tiles.tile_m} {dtype}"
     launch = _launch("skinny_linear", variant, _skinny_linear_kernel, constants, dtype, dots)
     return replace(launch, arguments={**launch.arguments, "x": f"*{dtype}", "weight": f"*{dtype}"})
 
@@ -355,7 +360,7 @@ def _all_cases(capability: int) -> Iterator[Launch]:
         yield blocks_case(heads, PLAIN)
         yield blocks_case(heads, Options(chunks=True))
         yield from choice_cases(heads)
-        yield from memory_cases(heads)
+        yield from memory_cases(heads, capability)
         yield from quantized_cases(heads, capability)
         yield from quantized_cases(heads, capability, options=EVERY_OPTION[-1])
     for heads in (DEEPSEEK_V3, DEEPSEEK_V2_LITE):
@@ -370,8 +375,27 @@ def _all_cases(capability: int) -> Iterator[Launch]:
     yield prefill_case(SMOLLM2_135M, PLAIN, capability, "fp32")
 
 
+def few_cases(capability: int) -> Iterator[Launch]:
+    """Those that are nearest to what a program may take: what every run of the tests compiles."""
+    yield decode_case(LLAMA_8B, PLAIN)
+    yield prefill_case(LLAMA_8B, PLAIN, capability, form=INT8, max_query_len=_SHORT_RUNS[-1], is_cut=True)
+    yield prefill_case(GPT_OSS_20B, Options(sinks=True), capability, max_query_len=_SHORT_RUNS[0], is_cut=True)
+    yield latent_case(DEEPSEEK_V3, capability, 1, "bf16")
+    yield linear_case(LLAMA_8B, 16, capability)
+
+
+def candidate_cases(capability: int) -> Iterator[Launch]:
+    """Tiles that `bench kernels --tune` tries for 64 queries behind a long context: what fits is worth measuring."""
+    heads, max_query_len = LLAMA_8B, 64
+    dims = heads.head_dim, heads.head_dim, heads.group, 2
+    given = prefill_tiles(*dims, max_query_len, capability, num_runs=heads.num_kv_heads)
+    for tiles in candidates(PREFILL, given, heads.group, capability):
+        launch = prefill_case(heads, PLAIN, capability, max_query_len=max_query_len, is_cut=True, tiles=tiles)
+        yield replace(launch, variant=f"{heads} cut{' query in registers' * tiles.query_in_registers}")
+
+
 def core_cases(capability: int) -> Iterator[Launch]:
-    """A few that between them hold every branch of every kernel: what the tests compile."""
+    """Some that between them hold every branch of every kernel: what the tests compile in storms."""
     for heads, options in ((LLAMA_8B, PLAIN), (SMOLLM2_135M, EVERY_OPTION[-1])):
         yield decode_case(heads, options)
         yield blocks_case(heads, options)
@@ -379,7 +403,7 @@ def core_cases(capability: int) -> Iterator[Launch]:
         yield from cut_cases(heads, capability, options=options)
     yield from latent_cases(DEEPSEEK_V3, capability)
     yield from choice_cases(LLAMA_8B)
-    yield from memory_cases(LLAMA_8B)
+    yield from memory_cases(LLAMA_8B, capability)
     yield prefill_case(LLAMA_8B, PLAIN, capability, max_query_len=_LONG_RUN)
     yield prefill_case(LLAMA_8B, Options(chunks=True), capability)
     yield blocks_case(LLAMA_8B, Options(chunks=True))
@@ -425,7 +449,7 @@ def _launch(
     if isinstance(form, int) and form != AS_IS:
         arguments |= dict.fromkeys(_CACHES, _EIGHT_BITS[form])
     aligned = frozenset(name for name in names if name not in _UNALIGNED) - varying_arguments(kernel)
-    warps, stages, registers = tiles[4:] if tiles else (num_warps, 3, None)
+    warps, stages, registers = tiles[4:7] if tiles else (num_warps, 3, None)
     return Launch(
         name=name,
         variant=variant,

@@ -20,7 +20,7 @@ from kvscope_kernels.copy_rows import RowTensors, copy_rows, copy_rows_torch
 from kvscope_kernels.decode.plan import DecodePlans
 from kvscope_kernels.gated_activation import gated_activation, gated_activation_torch
 from kvscope_kernels.kv_write import kv_write, kv_write_torch
-from kvscope_kernels.linear.skinny_linear import linear, linear_torch
+from kvscope_kernels.linear.skinny_linear import FewRows, linear, linear_torch
 from kvscope_kernels.logits.allow_tokens import allow_tokens, allow_tokens_torch
 from kvscope_kernels.logits.draw_tokens import draw_tokens, draw_tokens_torch
 from kvscope_kernels.native.decode import paged_decode_attention_native
@@ -151,7 +151,12 @@ class Linear(Protocol):
     """See `linear.skinny_linear.linear`."""
 
     def __call__(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        few: FewRows | None = None,
     ) -> Tensor: ...
 
 

@@ -82,7 +82,8 @@ def latent_prefill(args: AttentionArgs, runs: QueryRuns) -> Tensor:
     cut = None
     if len(args.seq_lens) <= most_cut_runs(runs.max_len, _bound(args), programs_each, processors, tiles.num_warps):
         plans = DecodePlans() if runs.plans is None else runs.plans
-        plan = plans.plan(args.seq_lens, _bound(args), UNBOUNDED, programs_each, tiles.tile_n, tiles.num_warps)
+        shape = _bound(args), UNBOUNDED, programs_each, tiles.tile_n, tiles.num_warps
+        plan = plans.plan(args.seq_lens, *shape, reads_again=programs_each > 1)
         cut = _Cut(plan, plans.room(plan, runs.max_len * num_heads, value_dim))
     _launch(args, out, runs.start, runs.max_len, tiles, cut)
     if cut is not None and cut.plan.bounds.num_cuts:

@@ -78,7 +78,7 @@ def _estimates(
     batch, num_heads, head_dim = query.shape
     num_kv_heads = bounds.shape[2]
     out = query.new_empty(batch, num_heads, width, dtype=torch.float32)
-    tiles = score_constants(num_heads // num_kv_heads, head_dim)
+    tiles = score_constants(num_heads // num_kv_heads, head_dim, query.element_size())
     _block_scores_kernel[(batch * num_kv_heads, cdiv(width, tiles["TILE_P"]))](
         query,
         bounds,
@@ -98,14 +98,16 @@ def _estimates(
     return out
 
 
-def score_constants(group: int, head_dim: int) -> dict[str, int]:
-    """The kernel's constants that follow from the shapes."""
+def score_constants(group: int, head_dim: int, element_bytes: int) -> dict[str, int]:
+    """The kernel's constants that follow from the shapes. Products of float32 are made in registers, which hold less
+    of them."""
     tile_d = padded_dim(head_dim)
+    most = _MAX_TILE_ELEMENTS if element_bytes < 4 else _MAX_TILE_ELEMENTS // 4
     return {
         "GROUP": group,
         "HEAD_DIM": head_dim,
         "TILE_M": max(16, next_power_of_2(group)),
-        "TILE_P": max(16, min(64, _MAX_TILE_ELEMENTS // tile_d)),
+        "TILE_P": max(16, min(64, most // tile_d)),
         "TILE_D": tile_d,
     }
 

@@ -40,7 +40,7 @@ class DecodePlans:
     """
 
     def __init__(self) -> None:
-        self.plans: dict[tuple[int, ...], tuple[Tensor, DecodePlan]] = {}
+        self.plans: dict[tuple[int | None, ...], tuple[Tensor, DecodePlan]] = {}
         self._rooms: dict[tuple[int, ...], SplitBuffers] = {}
 
     def plan(
@@ -53,17 +53,24 @@ class DecodePlans:
         num_warps: int,
         *,
         is_chunked: bool = False,
+        reads_again: bool = False,
+        most_cuts: int | None = None,
     ) -> DecodePlan:
         """How to cut requests of `seq_lens` (batch,) int32, of each of which up to `max_visible` tokens are seen.
 
         `window`: how many of a request's last tokens are seen by any of its queries; with `is_chunked` those of
-        its last chunk of so many. See `part_bounds` for the rest.
+        its last chunk of so many. `most_cuts`: what there is room for, if that may be less. See `part_bounds` for the
+        rest.
         """
-        key = (id(seq_lens), max_visible, window, programs_each, tile_n, num_warps, is_chunked)
+        shape = max_visible, window, programs_each, tile_n, num_warps
+        key = (id(seq_lens), *shape, is_chunked, reads_again, most_cuts)
         known = self.plans.get(key)
         if known is None:
             processors = num_multiprocessors(seq_lens.device)
-            bounds = part_bounds(len(seq_lens), max_visible, programs_each, tile_n, processors, num_warps)
+            cut = max_visible, programs_each, tile_n, processors, num_warps
+            bounds = part_bounds(len(seq_lens), *cut, reads_again=reads_again)
+            if most_cuts is not None and bounds.num_cuts > most_cuts:
+                bounds = bounds._replace(num_parts=len(seq_lens) + most_cuts, num_cuts=most_cuts)
             # The lengths are kept, so that their id is not given to another tensor.
             known = self.plans[key] = seq_lens, _planned(seq_lens, bounds, window, tile_n, is_chunked)
         return known[1]

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from kvscope_kernels import Ops
 from kvscope_kernels.attention_args import AttentionArgs
+from kvscope_kernels.linear.skinny_linear import FewRows
 from kvscope_kernels.rotate_write import Rotation
 
 GIB = 1 << 30
@@ -178,7 +179,11 @@ def shape_true_ops() -> Ops:
         return torch.empty_like(both[..., : both.shape[-1] // 2])
 
     def linear(
-        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, dtype: torch.dtype | None = None
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        few: FewRows | None = None,
     ) -> torch.Tensor:
         return x.new_empty((*x.shape[:-1], len(weight)), dtype=dtype or x.dtype)
 

@@ -15,6 +15,7 @@ from torch.nn import functional
 from kvscope_engine.model.fused.packed_linear import PackedLinear, can_pack
 from kvscope_engine.model.quantized.filed_weight import pass_filed
 from kvscope_kernels import ops_for
+from kvscope_kernels.linear.skinny_linear import FewRows
 
 LOW_PRECISION: Final = (torch.bfloat16, torch.float16)
 NEAR: Final = 8.0
@@ -35,6 +36,8 @@ class Float32Head(nn.Module):
         self.weight = weight
         self.bias = None if bias is None else nn.Parameter(bias.detach().float(), requires_grad=False)
         self._packed = PackedLinear(weight, None) if can_pack(weight.dtype, weight.device) else None
+        self.few: FewRows | None = None
+        """Whose product few rows are; see `skinny_linear.linear`."""
         self._ops = ops_for(weight.device.type)
         self._has_float32_product = weight.device.type != "cpu" and has_float32_product(weight)
 
@@ -49,7 +52,7 @@ class Float32Head(nn.Module):
     def _on_gpu(self, rows: torch.Tensor) -> torch.Tensor:
         if not self._has_float32_product:
             return functional.linear(rows, self.weight).float()
-        return self._ops.linear(rows, self.weight, dtype=torch.float32)
+        return self._ops.linear(rows, self.weight, dtype=torch.float32, few=self.few)
 
     def _on_cpu(self, rows: torch.Tensor) -> torch.Tensor:
         product = self._packed(rows) if self._packed is not None else functional.linear(rows, self.weight)

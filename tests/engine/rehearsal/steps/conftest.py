@@ -287,9 +287,11 @@ def make_runner(
     together: bool = False,
     others: OtherRanks | None = None,
     all_reduce: AllReduce | None = None,
+    joined: Callable[[torch.nn.Module], object] = lambda module: None,
     **config_changes: Any,
 ) -> ModelRunner:
-    """A small model's, its parts joined. What reads data at load, to prove that parts are equal, is left out."""
+    """A small model's, its parts joined, which `joined` is given then. What reads data at load, to prove that parts are
+    equal, is left out."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     sizes = {
@@ -344,6 +346,7 @@ def make_runner(
     )
     if all_reduce is not None:
         reduce_behind_layers(module, all_reduce)
+    joined(module)
     return made
 
 
