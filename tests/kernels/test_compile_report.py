@@ -21,9 +21,10 @@ KERNELS = {
         "plan_decode",
     ),
     *("block_bounds", "block_scores", "grouped_product", "skinny_linear"),
+    *("align_experts", "expert_product", "sum_experts"),
 }
 FEW = {"paged_decode", "paged_latent", "kv_write", "plan_decode"}
-LATENT = {"paged_latent"}
+SMALL = {"paged_latent", "align_experts", "expert_product", "sum_experts"}
 """Compiled also for those that have less shared memory."""
 
 
@@ -32,7 +33,7 @@ LATENT = {"paged_latent"}
     [
         (90, FEW),
         *(pytest.param(capability, KERNELS, marks=pytest.mark.storm) for capability in (80, 90, 100)),
-        *(pytest.param(capability, LATENT, marks=pytest.mark.storm) for capability in (86, 89, 120)),
+        *(pytest.param(capability, SMALL, marks=pytest.mark.storm) for capability in (86, 89, 120)),
     ],
     ids=["some kernels", "80", "90", "100", "86", "89", "120"],
 )
