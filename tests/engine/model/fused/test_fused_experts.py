@@ -22,17 +22,15 @@ EXPERTS = {
     "moe_intermediate_size": 48,
 }
 LATENT = {
-    "n_routed_experts": 8,
-    "n_group": 4,
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 8),
+    **dict.fromkeys(("n_group", "num_key_value_heads"), 4),
     "topk_group": 2,
     "first_k_dense_replace": 0,
-    "num_key_value_heads": 4,
     "q_lora_rank": 16,
     "kv_lora_rank": 32,
+    **dict.fromkeys(("qk_rope_head_dim", "head_dim"), 8),
     "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
     "v_head_dim": 12,
-    "head_dim": 8,
 }
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": EXPERTS,
