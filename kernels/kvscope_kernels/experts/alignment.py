@@ -100,8 +100,9 @@ def align_experts_torch(ids: Tensor, num_experts: int, tile_m: int) -> ExpertTil
     pairs = torch.full((num_tiles, tile_m), len(ids), dtype=torch.int32, device=ids.device)
     tile = 0
     for expert in range(num_experts):
-        for own in (ids == expert).nonzero()[:, 0].split(tile_m):
-            if len(own):
-                experts[tile], pairs[tile, : len(own)] = expert, own.to(torch.int32)
-                tile += 1
+        own = (ids == expert).nonzero()[:, 0].to(torch.int32)
+        for start in range(0, len(own), tile_m):
+            some = own[start : start + tile_m]
+            experts[tile], pairs[tile, : len(some)] = expert, some
+            tile += 1
     return ExpertTiles(experts, pairs.flatten())

@@ -240,6 +240,7 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         for module in (eager_check, fused_norm, fused_mlp, fused_experts, packed_linear, float32_head):
             monkeypatch.setattr(module, "ops_for", lambda _: shape_true_ops())
         card = FakeGpu(total_bytes)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: divmod(card.compute_capability, 10))
         with ExitStack() as stack:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             stack.enter_context(card.ledger)

@@ -57,11 +57,11 @@ class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __enter__(self) -> HostReads:
         enter, leave = register_module_forward_pre_hook, register_module_forward_hook
         self._handles = [enter(self._begin), leave(self._end, always_call=True)]
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *failure: Any) -> None:
-        super().__exit__(*failure)
+        super().__exit__(*failure)  # type: ignore[no-untyped-call]
         for handle in self._handles:
             handle.remove()
 

@@ -42,6 +42,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek_v3": EXPERTS | LATENT,
 }
 
+WITHOUT_LAYERS = ("deepseek_v3", "glm4_moe", "olmoe")
+"""Whose attention stays transformers' own, and with it the layer."""
+
 
 @pytest.fixture
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +81,9 @@ def experts_of(kind: str, **options: Any) -> Any:
 def test_a_model_says_what_it_said(family: str, tiny_loaded: Load) -> None:
     module = tiny_loaded(family, **FAMILIES[family]).module
     expected, before = logits_of(module), weights_bytes(module)
-    assert fuse_model(module).experts == 2
+    fused = fuse_model(module)
+    assert fused.experts == 2
+    assert fused.layers == (0 if family in WITHOUT_LAYERS else 2)
     torch.testing.assert_close(logits_of(module), expected, rtol=1e-3, atol=1e-3)
     assert weights_bytes(module) == pytest.approx(before, rel=0.01)
     assert not any(isinstance(part, FusedExperts) and part.up.dim() != 3 for part in module.modules())
