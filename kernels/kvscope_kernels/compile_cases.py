@@ -10,6 +10,16 @@ from kvscope_kernels.attention_scores.block_scores import NEAR, _block_scores_ke
 from kvscope_kernels.copy_rows import _TILE_WORDS, _copy_rows_kernel
 from kvscope_kernels.decode.bounds import LONGEST_PART
 from kvscope_kernels.decode.plan_kernel import TILE_B, _plan_decode_kernel
+from kvscope_kernels.experts.alignment import _align_experts_kernel, align_constants
+from kvscope_kernels.experts.mixture import (
+    _SUM_TILE,
+    MOST_ROWS,
+    _expert_product_kernel,
+    _sum_experts_kernel,
+    expert_constants,
+    expert_tiles,
+)
+from kvscope_kernels.experts.weights import Gate
 from kvscope_kernels.gated_activation import GELU_TANH, SILU, _gated_activation_kernel, gate_constants
 from kvscope_kernels.grouped.product import _grouped_product_kernel, product_constants
 from kvscope_kernels.kv_formats import AS_IS, E4M3, E4M3_BITS, INT8, fp8_format
@@ -58,6 +68,7 @@ _TYPES: Final = {
     **dict.fromkeys(("scale", "softcap"), "fp32"),
 }
 _GROUPED_TYPES: Final = {"codes": "*u8", "scale": "*fp16", "low": "*fp16", "bias": "*fp32", "num_rows": "i32"}
+_EXPERT_TYPES: Final = {"ids": "*i64", "experts": "*i32", "pairs": "*i32"}
 _DATA: Final = frozenset({"query", "key", "value", "k_cache", "v_cache", "out", "sinks", "cache", "bounds"}) | {
     *("heads", "cos", "signed_sin", "delta", "both")
 }
@@ -87,6 +98,20 @@ class Heads(NamedTuple):
         return f"{self.num_heads}/{self.num_kv_heads}/{self.head_dim}{values}"
 
 
+class Experts(NamedTuple):
+    """Of a layer of a model."""
+
+    num_experts: int
+    top_k: int
+    hidden: int
+    size: int
+    gate: Gate = Gate()
+    has_bias: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.top_k} of {self.num_experts} {self.hidden}/{self.size}"
+
+
 class Options(NamedTuple):
     """What a layer may ask of attention."""
 
@@ -107,6 +132,8 @@ DEEPSEEK_V3: Final = Heads(128, 1, 576, 512)
 DEEPSEEK_V2_LITE: Final = Heads(16, 1, 576, 512)
 EXPANDED: Final = Heads(16, 16, 192, 128)
 """Some of their heads in a prefill."""
+QWEN3_30B_A3B: Final = Experts(128, 8, 2048, 768)
+GPT_OSS_EXPERTS: Final = Experts(32, 4, 2880, 2880, Gate(alpha=1.702, limit=7.0, shift=1.0), has_bias=True)
 PLAIN: Final = Options()
 EVERY_OPTION: Final = (
     PLAIN,
@@ -292,6 +319,46 @@ def linear_case(heads: Heads, num_rows: int, capability: int, dtype: str = "bf16
     return replace(launch, arguments={**launch.arguments, "x": f"*{dtype}", "weight": f"*{dtype}"})
 
 
+def expert_cases(model: Experts, dtype: str = "bf16") -> Iterator[Launch]:
+    """What a mixture of experts launches, for every size of tile: the first of a single token."""
+    hidden, size = model.hidden, model.size
+    for tile_m in (1, 16, 32, 64, MOST_ROWS) if dtype != "fp32" else (1, 16):
+        yield _expert_case(model, tile_m, size, hidden, model.gate, dtype)
+        yield _expert_case(model, tile_m, hidden, size, None, dtype)
+    for tile_m in (16, MOST_ROWS):
+        constants = align_constants(model.num_experts, tile_m)
+        launch = _launch("align_experts", f"{model} rows<={tile_m}", _align_experts_kernel, constants, dtype)
+        yield _with_expert_types(launch, dtype)
+    launch = _launch(
+        "sum_experts", f"{model} {dtype}", _sum_experts_kernel, {"TOP_K": model.top_k, "TILE": _SUM_TILE}, dtype
+    )
+    yield _with_expert_types(launch, dtype)
+
+
+def _expert_case(model: Experts, tile_m: int, outputs: int, inputs: int, gate: Gate | None, dtype: str) -> Launch:
+    is_aligned, tiles = tile_m > 1, expert_tiles(tile_m, _element_bytes(dtype), gate)
+    constants = {
+        **expert_constants(outputs, inputs, model.top_k if gate is not None else 1, tiles, gate),
+        **({} if is_aligned else {"pairs": None}),
+        **({} if model.has_bias else {"bias": None}),
+        **({} if gate is None else {"shares": None}),
+        "UPCAST_DOT": False,
+    }
+    variant = f"{model} {'down' if gate is None else 'up'} rows<={tile_m} {dtype}"
+    dots = DotTiles(tiles.tile_m, tiles.tile_n, 0, 0, tiles.num_warps, tiles.num_stages)
+    launch = _launch("expert_product", variant, _expert_product_kernel, constants, dtype, dots)
+    launch = _with_expert_types(launch, dtype)
+    if is_aligned:
+        return launch
+    return replace(launch, arguments=launch.arguments | {"experts": "*i64"})
+
+
+def _with_expert_types(launch: Launch, dtype: str) -> Launch:
+    plain = dict.fromkeys(("x", "weight", "bias", "shares", "parts", "out"), f"*{dtype}") | _EXPERT_TYPES
+    known = {name: plain[name] for name in launch.arguments if name in plain}
+    return replace(launch, arguments={**launch.arguments, **known})
+
+
 def latent_case(heads: Heads, capability: int, max_queries: int, dtype: str, form: int = AS_IS) -> Launch:
     """Decodes, or short runs of queries, over latents."""
     rows, is_quantized = max_queries * heads.num_heads, form != AS_IS
@@ -366,6 +433,9 @@ def _all_cases(capability: int) -> Iterator[Launch]:
     for heads in (DEEPSEEK_V3, DEEPSEEK_V2_LITE):
         yield from latent_cases(heads, capability)
     yield from latent_cases(DEEPSEEK_V2_LITE, capability, "fp32")
+    for model in (QWEN3_30B_A3B, GPT_OSS_EXPERTS):
+        yield from expert_cases(model)
+    yield from expert_cases(QWEN3_30B_A3B, "fp32")
     for max_query_len in (512, _LONG_RUN):
         yield prefill_case(EXPANDED, PLAIN, capability, max_query_len=max_query_len)
     yield from quantized_cases(SMOLLM2_135M, capability, "fp32")
@@ -402,6 +472,8 @@ def core_cases(capability: int) -> Iterator[Launch]:
         yield prefill_case(heads, options, capability)
         yield from cut_cases(heads, capability, options=options)
     yield from latent_cases(DEEPSEEK_V3, capability)
+    for model in (QWEN3_30B_A3B, GPT_OSS_EXPERTS):
+        yield from expert_cases(model)
     yield from choice_cases(LLAMA_8B)
     yield from memory_cases(LLAMA_8B, capability)
     yield prefill_case(LLAMA_8B, PLAIN, capability, max_query_len=_LONG_RUN)

@@ -18,6 +18,8 @@ from kvscope_kernels.attention_scores.block_bounds import block_bounds, block_bo
 from kvscope_kernels.attention_scores.block_scores import block_scores, block_scores_torch
 from kvscope_kernels.copy_rows import RowTensors, copy_rows, copy_rows_torch
 from kvscope_kernels.decode.plan import DecodePlans
+from kvscope_kernels.experts.mixture import mix_experts, mix_experts_torch
+from kvscope_kernels.experts.weights import ExpertWeights
 from kvscope_kernels.gated_activation import gated_activation, gated_activation_torch
 from kvscope_kernels.kv_write import kv_write, kv_write_torch
 from kvscope_kernels.linear.skinny_linear import FewRows, linear, linear_torch
@@ -160,6 +162,12 @@ class Linear(Protocol):
     ) -> Tensor: ...
 
 
+class MixExperts(Protocol):
+    """See `experts.mixture.mix_experts`."""
+
+    def __call__(self, x: Tensor, ids: Tensor, shares: Tensor, weights: ExpertWeights) -> Tensor: ...
+
+
 class AllowTokens(Protocol):
     """See `logits.allow_tokens.allow_tokens`."""
 
@@ -185,6 +193,7 @@ class Ops:
     add_rms_norm: AddRmsNorm
     gated_activation: GatedActivation
     linear: Linear
+    mix_experts: MixExperts
     allow_tokens: AllowTokens
     draw_tokens: DrawTokens
     block_attention: BlockAttention
@@ -205,6 +214,7 @@ _CPU: Final = Ops(
     add_rms_norm_torch,
     gated_activation_torch,
     linear_torch,
+    mix_experts_torch,
     allow_tokens_torch,
     draw_tokens_torch,
     block_attention_torch,
@@ -223,6 +233,7 @@ _CUDA: Final = Ops(
     add_rms_norm,
     gated_activation,
     linear,
+    mix_experts,
     allow_tokens,
     draw_tokens,
     block_attention,

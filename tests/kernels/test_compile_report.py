@@ -21,6 +21,7 @@ KERNELS = {
         "plan_decode",
     ),
     *("block_bounds", "block_scores", "grouped_product", "skinny_linear"),
+    *("align_experts", "expert_product", "sum_experts"),
 }
 FEW = {"paged_decode", "paged_prefill", "paged_latent", "skinny_linear"}
 ALL = ("80", "86", "89", "90", "100", "120")

@@ -1,15 +1,17 @@
 """Makes one call of each operation on a pool or on random rows, to be timed. Knows no timer."""
 
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
 from kvscope_kernels.attention_args import QueryRuns
+from kvscope_kernels.benchmark.stream_read import stream_read, stream_read_torch, sums_for
 from kvscope_kernels.benchmark.timing import Call
 from kvscope_kernels.benchmark.workload import AttentionWorkload, Pool, make_pool
 from kvscope_kernels.decode.plan import DecodePlans
 from kvscope_kernels.dispatch import Ops
+from kvscope_kernels.experts.weights import ExpertWeights, Gate
 from kvscope_kernels.gated_activation import SILU
 from kvscope_kernels.kv_write import kv_write_torch
 from kvscope_kernels.rotate_write import Rotation, Turn, rotate_torch
@@ -65,6 +67,35 @@ def layer_calls(ops: Ops, device: str, count: int, dtype: torch.dtype = torch.bf
         "rotate_write": (rotate, 2 * heads.nbytes + 2 * turn.cos.nbytes),
         "gated_activation": (partial(ops.gated_activation, both, SILU), both.nbytes * 3 // 2),
     }
+
+
+class ExpertsWorkload(NamedTuple):
+    """Tokens of a layer of experts; those of Qwen3-30B-A3B unless told otherwise."""
+
+    num_tokens: int
+    num_experts: int = 128
+    top_k: int = 8
+    hidden: int = 2048
+    size: int = 768
+
+
+def expert_calls(ops: Ops, device: str, work: ExpertsWorkload) -> tuple[Call, Call, int]:
+    """A mixture of experts, a plain read of as many bytes as its experts have, and how many these are."""
+    num_tokens, num_experts, top_k, hidden, size = work
+    up, down = (torch.randn(num_experts, *shape, device=device) / 32 for shape in ((2 * size, hidden), (hidden, size)))
+    weights = ExpertWeights(up.bfloat16(), down.bfloat16(), None, None, Gate())
+    shares, ids = torch.randn(num_tokens, num_experts, device=device).softmax(-1).topk(top_k)
+    x = torch.randn(num_tokens, hidden, device=device, dtype=torch.bfloat16)
+    num_active = len(ids.unique())
+    words = [each[:num_active].view(-1).view(torch.int32) for each in (weights.up, weights.down)]
+    read = stream_read_torch if device == "cpu" else stream_read
+    sums = [sums_for(each) for each in words]
+
+    def reads() -> None:
+        for each, into in zip(words, sums, strict=True):
+            read(each, into)
+
+    return partial(ops.mix_experts, x, ids, shares, weights), reads, sum(each.nbytes for each in words)
 
 
 def _rotate_scatter(

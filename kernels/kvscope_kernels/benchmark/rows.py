@@ -10,7 +10,15 @@ from typing import Final
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from kvscope_kernels.benchmark.calls import decode_call, layer_calls, pools_of, prefill_call, write_call
+from kvscope_kernels.benchmark.calls import (
+    ExpertsWorkload,
+    decode_call,
+    expert_calls,
+    layer_calls,
+    pools_of,
+    prefill_call,
+    write_call,
+)
 from kvscope_kernels.benchmark.stream_read import stream_read, stream_read_torch, sums_for
 from kvscope_kernels.benchmark.timing import Call, Timer
 from kvscope_kernels.benchmark.workload import AttentionWorkload, Pool, make_pool
@@ -73,6 +81,7 @@ TURNS: Final = (
     AttentionWorkload(name="16 after 32k + 7 after 1k", seq_lens=(32768,) + (1024,) * 7, query_lens=(16,) * 8),
 )
 """Short turns, and drafts to be verified, behind long contexts."""
+EXPERTS: Final = tuple(ExpertsWorkload(num_tokens) for num_tokens in (1, 4, 16, 64, 256, 8192))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +173,15 @@ def turn_rows(ops: Ops, device: str, timer: Timer, works: Sequence[AttentionWork
         reads = [_read(pool, device) for pool in pools]
         times = timer({"ours": [prefill_call(ops, pool) for pool in pools], "read": reads})
         yield _row(f"prefill {work.name}", times, "ours", work.kv_bytes / 1e12, "TB/s", "read")
+
+
+def expert_rows(ops: Ops, device: str, timer: Timer, works: Sequence[ExpertsWorkload] = EXPERTS) -> Iterator[Row]:
+    """Bytes a second of a mixture of experts over those of reading the weights of its active experts once."""
+    for work in works:
+        call, read, num_bytes = expert_calls(ops, device, work)
+        times = timer({"ours": [call], "read": [read]})
+        name = f"experts {work.top_k} of {work.num_experts}, {work.num_tokens:,} tokens"
+        yield _row(name, times, "ours", num_bytes / 1e12, "TB/s", "read")
 
 
 def _row(name: str, times: dict[str, float], ours: str, amount: float, unit: str, against: str | None) -> Row:

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from kvscope_kernels import Ops
 from kvscope_kernels.attention_args import AttentionArgs
+from kvscope_kernels.experts.weights import ExpertWeights
 from kvscope_kernels.linear.skinny_linear import FewRows
 from kvscope_kernels.rotate_write import Rotation
 
@@ -187,6 +188,11 @@ def shape_true_ops() -> Ops:
     ) -> torch.Tensor:
         return x.new_empty((*x.shape[:-1], len(weight)), dtype=dtype or x.dtype)
 
+    def mix_experts(x: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:
+        inner = x.new_empty(ids.numel(), weights.down.shape[2])  # what there is at once is counted as well
+        parts = x.new_empty(ids.numel(), x.shape[1])
+        return torch.empty_like(x) if len(inner) == len(parts) else x
+
     return Ops(
         kv_write=lambda *a, **k: None,
         decode=attend,
@@ -197,6 +203,7 @@ def shape_true_ops() -> Ops:
         add_rms_norm=add_rms_norm,
         gated_activation=gated_activation,
         linear=linear,
+        mix_experts=mix_experts,
         allow_tokens=lambda *a: None,
         draw_tokens=lambda logits, options, keys, rows: torch.empty_like(keys),
         block_attention=lambda *a, **k: None,
@@ -225,7 +232,7 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     from kvscope_engine.model.checks import eager_check, hook_check, trial
     from kvscope_engine.model.checks.agreement import Difference
     from kvscope_engine.model.checks.layer_trace import Trace
-    from kvscope_engine.model.fused import float32_head, fuse, fused_mlp, fused_norm, packed_linear
+    from kvscope_engine.model.fused import float32_head, fuse, fused_experts, fused_mlp, fused_norm, packed_linear
 
     @contextmanager
     def gpu(total_bytes: int, runs_proofs: bool = True) -> Iterator[FakeGpu]:
@@ -235,9 +242,10 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
             monkeypatch.setattr(fuse, "fault_of", lambda *_: "")
         monkeypatch.setattr(eager_check, "difference", lambda *_: Difference(0.0, 0.0, 0.0))
         monkeypatch.setattr(trial, "share_of_spread", lambda *_: 0.0)
-        for module in (eager_check, fused_norm, fused_mlp, packed_linear, float32_head):
+        for module in (eager_check, fused_norm, fused_mlp, fused_experts, packed_linear, float32_head):
             monkeypatch.setattr(module, "ops_for", lambda _: shape_true_ops())
         card = FakeGpu(total_bytes)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: divmod(card.compute_capability, 10))
         with ExitStack() as stack:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             stack.enter_context(card.ledger)

@@ -23,6 +23,7 @@ from kvscope_engine.model.checks.trial import Trial, run_trial
 from kvscope_engine.model.cpu_offload.resident_layer import bring_layer_of
 from kvscope_engine.model.fused.compiled_layer import compile_layers
 from kvscope_engine.model.fused.fused_attention import attention_candidates
+from kvscope_engine.model.fused.fused_experts import TENSORS, experts_candidate, is_faster_on
 from kvscope_engine.model.fused.fused_layer import FusedLayer, chain_layers, layer_candidate
 from kvscope_engine.model.fused.fused_mlp import mlp_candidate
 from kvscope_engine.model.fused.fused_norm import norm_candidates
@@ -53,6 +54,8 @@ class Fused:
     """Linear layers whose weights have 8 bits."""
     int4: int = 0
     """And 4."""
+    experts: int = 0
+    """Layers whose experts are one operation."""
 
 
 def fuse_model(module: nn.Module, quantization: str = "none") -> Fused:
@@ -88,6 +91,7 @@ def _fuse(module: nn.Module, quantization: str) -> Fused:
         attentions = _each(module, lambda part: _fuse_attention(part, trial, packed))
         _each(module, _split_latents)
         mlps = _each(module, lambda part: _fuse_mlp(part, trial, packed))
+        experts = _each(module, lambda part: _fuse_experts(part, trial))
         norms = _each(module, lambda part: _fuse_norm(part, trial))
         layers = _each(module, lambda part: _fuse_layer(part, trial))
         chain_layers(module)
@@ -107,7 +111,7 @@ def _fuse(module: nn.Module, quantization: str) -> Fused:
         pack_fused(module)
         pack_linears(module, trial.calls)
     compile_layers(module)
-    return Fused(attentions, mlps, norms, layers, packed, float32_residual, bits[8], bits[4])
+    return Fused(attentions, mlps, norms, layers, packed, float32_residual, bits[8], bits[4], experts)
 
 
 def _round_own(module: nn.Module, own: OwnForward, quantization: str) -> Fused:
@@ -159,6 +163,19 @@ def _fuse_mlp(part: nn.Module, trial: Trial, packed: bool) -> bool:
     if candidate is None or not trial.proves(part, candidate):
         return False
     replace_part(part, candidate, "gate_proj", "up_proj", "down_proj")
+    return True
+
+
+def _fuse_experts(part: nn.Module, trial: Trial) -> bool:
+    held = next(part.parameters(recurse=False), None)
+    if held is None or part not in trial.calls or not is_faster_on(held.device):
+        return False
+    candidate = experts_candidate(part)
+    if candidate is None or not trial.proves(part, candidate, has_known_bounds=True):
+        return False
+    replace_part(part, candidate)
+    for name in TENSORS:
+        part._parameters.pop(name, None)
     return True
 
 

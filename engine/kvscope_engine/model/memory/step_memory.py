@@ -63,6 +63,8 @@ class StepLimits:
     max_drafts: int = 0
     """Tokens guessed ahead for one request; a step's drafts make it sample no more rows than these and one, or
     `max_num_seqs`."""
+    has_experts: bool = False
+    """Whether kernels are launched whose tiles grow with a step's tokens."""
 
     @property
     def max_request_blocks(self) -> int:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from kvscope_engine.model.loading.loader import LoadedModel
     from kvscope_engine.model.sparse.page_choice import PageChoice
 
-_EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
+_EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_TAKEN: Final = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k", "moe_top_k")
+"""Words of a configuration for how many there are, and how many of them a token takes."""
 
 
 def model_work(loaded: LoadedModel, kv_dtype: torch.dtype, choice: PageChoice | None = None) -> ModelWork:
@@ -70,8 +72,13 @@ def _numbers(call: LayerCall, config: Any, hidden: int) -> int:
 
 def _experts(config: Any, parts: dict[str, int]) -> tuple[int, float]:
     """Bytes of all experts, and the share of them that one token takes."""
-    num = next((value for name in _EXPERTS if (value := getattr(config, name, None))), 0)
-    taken = getattr(config, "num_experts_per_tok", None)
+    num, taken = (_whole_number(config, names) for names in (_EXPERTS, _TAKEN))
     if not num or not taken or "Experts" not in parts:
         return 0, 1.0
     return parts["Experts"], min(taken / num, 1.0)
+
+
+def _whole_number(config: Any, names: tuple[str, ...]) -> int:
+    """What the first of the names that is there says; 0: none is, or it says no number."""
+    value = next((value for name in names if (value := getattr(config, name, None))), 0)
+    return value if isinstance(value, int) else 0

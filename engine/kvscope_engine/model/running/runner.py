@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from kvscope_engine.model.fused.fuse import weights_bytes
+from kvscope_engine.model.fused.fused_experts import FusedExperts
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
 from kvscope_engine.model.lora.adapters import LoraAdapters
 from kvscope_engine.model.lora.slots import LoraSlots, StepRows
@@ -36,6 +37,7 @@ from kvscope_engine.model.running.decode_graphs import DecodeGraphs
 from kvscope_engine.model.running.forward import Forward
 from kvscope_engine.model.running.graphs_together import GraphsTogether, Meeting
 from kvscope_engine.model.running.host_memory import keep_freed_memory
+from kvscope_engine.model.running.host_reads import HostReads
 from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.running.own_forward import OwnBatch, own_forward, states_of
 from kvscope_engine.model.running.pieces.mixed_graphs import MixedGraphs
@@ -44,7 +46,7 @@ from kvscope_engine.model.running.state_storage import StateStorage
 from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.running.step_inputs import StepInputs, TableRows, build_inputs, sampled_places
 from kvscope_engine.model.running.step_tensors import StepTensors, put_inputs
-from kvscope_engine.model.running.warm_up import warm_up
+from kvscope_engine.model.running.warm_up import idle_decodes, warm_up
 from kvscope_engine.model.sampling.sampler import Sampled, Sampler
 from kvscope_engine.model.sparse.page_choice import PageChoice
 from kvscope_engine.model.sparse.skips import SKIP_STEPS, BlockSkips
@@ -151,6 +153,7 @@ class ModelRunner:
         self.weights_bytes = weights_bytes(loaded.module)
         self.notes: list[str] = [] if notes is None else notes
         """What is not as it was asked for, a line each, as soon as it is so; others may add to it."""
+        self._module = loaded.module
         self._model = Forward(loaded.module)
         self._is_own = own_forward(loaded.module) is not None
         self._launches = Launches(loaded.device)
@@ -162,6 +165,7 @@ class ModelRunner:
             max_request_tokens=min(loaded.max_model_len, storage.num_blocks * storage.block_size),
             block_size=storage.block_size,
             num_groups=storage.num_groups,
+            has_experts=any(isinstance(part, FusedExperts) for part in loaded.module.modules()),
         )
         self._limits = limits
         max_blocks = min(limits.max_request_blocks, storage.num_blocks)
@@ -209,6 +213,8 @@ class ModelRunner:
             self._ops.copy_rows(self._storage.rows, nothing)
         if self._states is not None:
             self._ops.copy_rows(self._states.rows, nothing)
+        if self._graphs is not None and not self._is_own and (reads := self._host_reads()):
+            self._give_up_graphs(reads)
         graphs = (self._graphs, self._mixed) if self._together is None else (None, None)
         failure = warm_up(self._limits, self._warm_measuring, self._sampler, self._buffer, *graphs, progress)
         torch.cuda.synchronize(self._device)
@@ -335,7 +341,7 @@ class ModelRunner:
     def close(self) -> None:
         """Drop every tensor."""
         self._graphs = self._mixed = self._together = None
-        del self._model
+        del self._model, self._module
 
     def _adapted(self, rows: StepRows | None, slots: torch.Tensor | None) -> AbstractContextManager[None]:
         """Inside, the model computes a step of rows with adapters; None of them: as the model is."""
@@ -366,6 +372,15 @@ class ModelRunner:
         if self._mixed is not None and (size := self._mixed.size_of(inputs)) is not None:
             return self._mixed, size
         return None, 0
+
+    def _host_reads(self) -> str:
+        """What of a step of decodes no graph can hold, in words; empty: nothing."""
+        self._buffer.begin()
+        tensors = idle_decodes(self._limits, self._buffer)
+        self._buffer.send()
+        with HostReads(self._module, self._device) as reads:
+            self._run_eagerly(tensors, None)
+        return reads.words
 
     def _give_up_graphs(self, failure: str) -> None:
         self._graphs = self._mixed = None

@@ -75,10 +75,26 @@ def idle_steps(limits: StepLimits) -> Iterator[Callable[[StepBuffer], StepTensor
             yield _prefill_step(num_queries, 0, length=length, num_groups=limits.num_groups)
     longest, num_seqs = limits.max_num_batched_tokens, limits.max_num_seqs
     yield _prefill_step(most, 0, longest=longest, num_seqs=num_seqs, num_groups=limits.num_groups)
+    if limits.has_experts:
+        for num_tokens in dict.fromkeys(
+            (*_doubled(most, limits.max_num_batched_tokens), limits.max_num_batched_tokens)
+        ):
+            yield _prefill_step(num_tokens, 0, num_groups=limits.num_groups)
     yield _prefill_step(min(2, most), 1, num_groups=limits.num_groups)
     for length in dict.fromkeys((1, limits.max_request_tokens)):  # in one part, and in several to be merged
         for num_rows in dict.fromkeys((1, min(2, limits.max_num_seqs))):
             yield _decode_step(num_rows, length, limits.block_size, limits.num_groups)
+
+
+def idle_decodes(limits: StepLimits, buffer: StepBuffer) -> StepTensors:
+    """The smallest of these steps in which no request is alone, as it is put."""
+    return _decode_step(min(2, limits.max_num_seqs), 1, limits.block_size, limits.num_groups)(buffer)
+
+
+def _doubled(number: int, most: int) -> Iterator[int]:
+    """`number` twice, four times and so on, below `most`."""
+    while (number := 2 * number) < most:
+        yield number
 
 
 def _decode_step(num_rows: int, length: int, block_size: int, num_groups: int) -> Callable[[StepBuffer], StepTensors]:

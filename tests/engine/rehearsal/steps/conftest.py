@@ -22,10 +22,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvscope_engine.model.fused import fused_mlp
+from kvscope_engine.model.fused import fused_experts, fused_mlp
 from kvscope_engine.model.fused.float32_head import use_float32_logits
 from kvscope_engine.model.fused.fuse import replace_part
 from kvscope_engine.model.fused.fused_attention import attention_candidates
+from kvscope_engine.model.fused.fused_experts import experts_candidate
 from kvscope_engine.model.fused.fused_layer import chain_layers, layer_candidate
 from kvscope_engine.model.fused.fused_mlp import mlp_candidate
 from kvscope_engine.model.fused.fused_norm import norm_candidates
@@ -39,6 +40,7 @@ from kvscope_engine.model.running.recurrent import recurrent_layers
 from kvscope_engine.model.running.runner import ModelRunner, OtherRanks
 from kvscope_engine.model.running.state_storage import StatePart, StateStorage
 from kvscope_kernels import Ops
+from kvscope_kernels.experts.weights import Gate
 from kvscope_kernels.gated_activation import SILU
 
 GPU: Final = torch.device("cuda:0")
@@ -283,6 +285,7 @@ def make_runner(
     sparse_decode: float | None = None,
     ops: Ops | None = None,
     architecture: str = "llama",
+    fuses_experts: bool = True,
     num_layers: int = 2,
     together: bool = False,
     others: OtherRanks | None = None,
@@ -313,6 +316,7 @@ def make_runner(
     monkeypatch.setattr(runner, "make_ready_to_run", join_unproven)
     monkeypatch.setattr(runner, "weights_bytes", lambda _: 0)
     monkeypatch.setattr(fused_mlp, "activation_kind_of", lambda *_: SILU)
+    monkeypatch.setattr(fused_experts, "gate_of", lambda *_: Gate(SILU) if fuses_experts else None)
     hold_latents(module, ATTENTION_NAME)
     held = [latents for part in module.modules() if (latents := held_latents(part)) is not None]
     states = _states(module, 2 * max_num_seqs + 1)
@@ -378,6 +382,8 @@ def join_unproven(module: torch.nn.Module, quantization: str) -> None:
             replace_part(part, next(attention_candidates(part, options, False)))
         elif mlp := mlp_candidate(part, False):
             replace_part(part, mlp)
+        elif experts := experts_candidate(part):
+            replace_part(part, experts)
     for part in list(module.modules()):
         if "Gated" not in type(part).__name__ and (norms := norm_candidates(part)):
             replace_part(part, norms[0])
