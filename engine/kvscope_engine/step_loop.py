@@ -8,9 +8,13 @@ and published and the next step is scheduled. With overlap at most one step more
 
 - What is launched is a whole step: it waits for nothing that the host has yet to say. Tokens that step n samples stay
   on the device and are step n+1's inputs there (`ModelRunner.launch`); the host reads them in one copy.
-- Step n+1 is scheduled without knowing them (`Scheduler.schedule_beside`). Requests whose sampling depends on what was
-  sampled (forms, penalties), forks, a lack of blocks and allocators that reserve make a step wait for the one before,
-  which is the same as no overlap (`why_not_beside`). Ends by length are known; nothing is scheduled past them.
+- Step n+1 is scheduled without knowing them (`Scheduler.schedule_beside`). Drafts, forks, a lack of blocks and
+  allocators that reserve make a step wait for the one before, which is the same as no overlap (`why_not_beside`). Ends
+  by length are known; nothing is scheduled past them.
+- A step in which a form or penalties depend on what step n sampled is launched like any other, up to its logits; what
+  it samples is handed over behind them once step n is committed (`Launched.sample`), so that the device has the whole
+  forward pass to work on meanwhile. A request whose form does not say yet what may come is taken out of it then, as if
+  it had not run.
 - A request that ends in step n by what was sampled (end of sequence, stop strings), or is aborted, has a row in step
   n+1 that nobody wants: it is dropped when that step comes back, before anything is committed. A step that has no
   other rows is void: its result is not waited for.
@@ -69,7 +73,7 @@ class OverlapCounts:
     overlapped: int = 0
     """While these ran, the next one was launched."""
     void: int = 0
-    """Launched for requests that had all ended."""
+    """Launched for requests that had all ended, or had no mask of their form in time."""
     beside_ns: int = 0
     """Of the host, while the device had a step to run: scheduling, launching, committing and recording others."""
     why_not: Counter[str] = field(default_factory=Counter)
@@ -141,7 +145,12 @@ class StepLoop:
 
     def _take_flight(self) -> _Flight | None:
         flight, self._flight = self._flight, None
-        if flight is None or not flight.is_void:
+        if flight is None:
+            return None
+        if flight.launched is not None and not flight.is_void:
+            plan = sample_or_none(flight.launched)
+            flight = _Flight(flight.plan, None) if plan is None else _Flight(plan, flight.launched)
+        if not flight.is_void:
             return flight
         self.counts.void += 1
         return None
@@ -190,6 +199,10 @@ class _Clock:
 
 class Launched(Protocol):
     """A step that was handed to the device."""
+
+    def sample(self) -> StepPlan:
+        """Hand over what waited for the step before, which is committed: once, before the next step is launched. What
+        is left of the plan, which is what `result` is of."""
 
     def result(self) -> StepResult:
         """What came out; waits for it."""
@@ -248,6 +261,16 @@ def launch_or_none(runner: StepRunner, plan: StepPlan, after: Launched | None) -
     """Launch a plan; None when there is no memory for it, while what was launched before may still run."""
     try:
         return runner.launch(plan, after)
+    except (RuntimeError, MemoryError) as error:
+        if not is_shortage(error):
+            raise
+        return None
+
+
+def sample_or_none(launched: Launched) -> StepPlan | None:
+    """What is left of a step once all of it is handed over; None when there is no memory for that."""
+    try:
+        return launched.sample()
     except (RuntimeError, MemoryError) as error:
         if not is_shortage(error):
             raise

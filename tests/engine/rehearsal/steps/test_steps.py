@@ -51,6 +51,7 @@ class AnyToken:
     """A matcher of no form that counts how often it was asked."""
 
     has_ended = False
+    is_ready = True
 
     def __init__(self) -> None:
         self.num_asked = 0
@@ -189,20 +190,55 @@ def test_steps_one_ahead_of_another_wait_for_its_result_alone(fake_gpu: Any, enf
     runner = fake_gpu.make_runner(enforce_eager=enforce_eager, max_num_seqs=16)
     runner.warm_up(lambda _: None)
     requests = [make_request(number, 20 + number, 1, **options) for number, options in enumerate(EVERYTHING.values())]
-    free = [request for request in requests if not request.follows_its_tokens]
+    requests = [request for request in requests if not request.follows_its_tokens]
     fake_gpu.seen.clear()
     before = None
     for step in range(5):
-        running = free if step else requests  # those that others wait for run once
-        items = tuple(Scheduled(request, request.num_prompt_tokens + step, 1, True) for request in running)
+        items = tuple(Scheduled(request, request.num_prompt_tokens + step, 1, True) for request in requests)
         launched = runner.launch(StepPlan(items, len(items)), before)
         assert (fake_gpu.seen.uploads, fake_gpu.seen.read_backs) == (step + 1, step + 1)
         assert fake_gpu.seen.waits == max(0, step - 1), "a launch waits for nothing"
         if before is not None:
-            assert len(before.result().token_ids) == len(requests if step == 1 else free)
+            assert len(before.result().token_ids) == len(requests)
             assert fake_gpu.seen.waits == step, "its numbers are all that is waited for"
         before = launched
     assert fake_gpu.seen.replays == (0 if enforce_eager else 5)
+
+
+@pytest.mark.parametrize("option", ["form", "penalties"])
+def test_who_follows_its_tokens_runs_ahead_up_to_its_logits(fake_gpu: Any, option: str) -> None:
+    """One among eight: the step is launched whole but for its samples, which go up and are handed over once the step
+    before is committed. A form without a mask by then takes its own request out of the step."""
+    runner = fake_gpu.make_runner()
+    runner.warm_up(lambda _: None)
+    known, matcher = set(fake_gpu.seen.compiled), AnyToken()
+    requests = [make_request(number, 20, 1, seed=1) for number in range(8)]
+    if option == "form":
+        requests[3].matcher = matcher
+    else:
+        requests[3] = make_request(3, 20, 1, seed=1, presence_penalty=0.5)
+
+    def plan(step: int) -> StepPlan:
+        return StepPlan(tuple(Scheduled(request, 20 + step, 1, True) for request in requests), 8)
+
+    fake_gpu.seen.clear()
+    before = runner.launch(plan(0))
+    for step in range(1, 4):
+        launched = runner.launch(plan(step), before)
+        assert (fake_gpu.seen.replays, fake_gpu.seen.read_backs) == (step + 1, step), "it is not sampled yet"
+        before.result()
+        for request in requests:
+            request.output_token_ids.append(3)
+        matcher.is_ready = step < 3
+        assert fake_gpu.seen.uploads == 2 * step, "one copy for the step, one for how it is sampled"
+        left = launched.sample()
+        assert len(left.scheduled) == (7 if option == "form" and step == 3 else 8)
+        assert (fake_gpu.seen.uploads, fake_gpu.seen.read_backs) == (2 * step + 1, step + 1)
+        assert fake_gpu.seen.waits == step, "its numbers are all that is waited for"
+        before = launched
+    assert len(before.result().token_ids) == len(left.scheduled) == left.num_single_token
+    assert fake_gpu.seen.compiled == known
+    assert matcher.num_asked == (3 if option == "form" else 0)
 
 
 @pytest.mark.parametrize(
