@@ -110,6 +110,7 @@ class ModelRunner:
         ops: Ops | None = None,
         notes: list[str] | None = None,
         states: StateStorage | None = None,
+        max_drafts: int = 0,
         lora: LoraAdapters | None = None,
         lora_slots: LoraSlots | None = None,
     ) -> None:
@@ -144,6 +145,7 @@ class ModelRunner:
             max_request_tokens=min(loaded.max_model_len, storage.num_blocks * storage.block_size),
             block_size=storage.block_size,
             num_groups=storage.num_groups,
+            max_drafts=max_drafts,
         )
         self._limits = limits
         max_blocks = min(limits.max_request_blocks, storage.num_blocks)
@@ -163,6 +165,7 @@ class ModelRunner:
                 keeps_queries=page_heat > 0 and self.choice is None,
                 is_by_length=self.choice is not None,
                 pad_state=states.pad_slot if states is not None else None,
+                max_drafts=max_drafts,
                 failures=CaptureFailures(self.notes.append),
             )
         self._mixed: MixedGraphs | None = None
@@ -192,8 +195,9 @@ class ModelRunner:
     @torch.inference_mode()
     def while_idle(self) -> None:
         """What is better done while nobody waits for a step, and none is on the device."""
-        if self._mixed is not None:
-            self._mixed.try_again()
+        for graphs in (self._graphs, self._mixed):
+            if graphs is not None:
+                graphs.try_again()
 
     def run(self, plan: StepPlan) -> StepResult:
         """One step: copy blocks, write and attend, sample what is to be sampled."""
@@ -213,7 +217,7 @@ class ModelRunner:
             self._others.tell(inputs, plan.copies, adapted.slots if adapted is not None else None)
         sampling, num_output_tokens = sampled_places(plan.scheduled)
         measures = self._measures(self._measured.is_due(inputs.num_single_token))
-        graphs, size = self._graphs_for(inputs) if measures.skips is None and adapted is None else (None, 0)
+        graphs, size = self._graphs_for(inputs, measures) if measures.skips is None and adapted is None else (None, 0)
         buffer = self._buffer
         buffer.begin()
         tensors = put_inputs(inputs, buffer) if graphs is None else graphs.put(inputs, size)
@@ -248,7 +252,8 @@ class ModelRunner:
         timer.stop()
         if self._others is not None:
             self._others.done()
-        graph_size, graph_tokens = (size, 0) if graphs is self._graphs else (0, size)
+        is_whole = isinstance(graphs, DecodeGraphs)
+        graph_size, graph_tokens = (graphs.num_requests(inputs, size), 0) if is_whole else (0, size)
         if logits is None:
             return InFlight(plan, timer, measures=measures, graph_tokens=graph_tokens, launches=self._launches.of(kind))
         given = {"graph_size": graph_size, "graph_tokens": graph_tokens, "launches": self._launches.of(kind)}
@@ -314,9 +319,11 @@ class ModelRunner:
         is_graph = isinstance(graphs, DecodeGraphs) and not is_measured
         return self._launches.kind(inputs, count, in_graph=is_graph, num_pieces=pieces, is_measured=is_measured)
 
-    def _graphs_for(self, inputs: StepInputs) -> tuple[DecodeGraphs | MixedGraphs | None, int]:
-        """Those that run a step, and of what size; None: it runs eagerly. Captures what is wanted again."""
-        if self._graphs is not None and (size := self._graphs.size_of(inputs)) is not None:
+    def _graphs_for(self, inputs: StepInputs, measures: Measures) -> tuple[DecodeGraphs | MixedGraphs | None, int]:
+        """Those that run a step, and of what size; None: it runs eagerly. Captures what is wanted again. Where drafts
+        are in a graph their requests' attention is not apart from that of the decodes, which is measured."""
+        is_apart = inputs.is_drafted and measures.shares is not None
+        if self._graphs is not None and not is_apart and (size := self._graphs.size_of(inputs)) is not None:
             return self._graphs, size
         if self._mixed is not None and (size := self._mixed.size_of(inputs)) is not None:
             return self._mixed, size

@@ -280,6 +280,7 @@ def make_runner(
     piecewise_graphs: bool = False,
     page_heat: int = 0,
     sparse_decode: float | None = None,
+    max_drafts: int = 0,
     ops: Ops | None = None,
     architecture: str = "llama",
     num_layers: int = 2,
@@ -335,6 +336,7 @@ def make_runner(
         sparse_decode=sparse_decode,
         ops=ops,
         states=states,
+        max_drafts=max_drafts,
     )
 
 

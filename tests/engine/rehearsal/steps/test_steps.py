@@ -298,6 +298,68 @@ def test_short_turns_behind_long_contexts_share_a_plan_and_compile_nothing(
         assert fake_gpu.seen.waits == 1, name
 
 
+def drafted(number: int, length: int, *drafts: int, **options: Any) -> Scheduled:
+    request = make_request(number, length - 1, 1 + len(drafts), **options)
+    del request.output_token_ids[1:]
+    return Scheduled(request, length - 1, 1 + len(drafts), True, drafts)
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, pytest.param(torch.int8, marks=pytest.mark.storm)])
+def test_a_step_with_drafts_is_one_launch_and_nothing_is_captured_in_service(
+    fake_gpu: Any, kv_dtype: torch.dtype
+) -> None:
+    """Whatever the lengths, with decodes beside them, drawn or greedy."""
+    runner = fake_gpu.make_runner(kv_dtype=kv_dtype, num_blocks=256, max_drafts=5)
+    runner.warm_up(lambda _: None)
+    assert runner.notes == []
+    known = set(fake_gpu.seen.compiled)
+    fake_gpu.capture_error += [AssertionError("a capture in service")] * 9
+    steps = (
+        (4, StepPlan((decode(1, 900, temperature=0.0), drafted(2, 30, 5)), 1)),
+        (8, StepPlan((decode(1, 900), decode(2, 3), drafted(3, 3000, 5, 6, logprobs=2), drafted(4, 30, 7)), 2)),
+        (8, StepPlan((drafted(1, 3000, 5, 6, 7, 8, 9, temperature=0.0),), 0)),
+    )
+    for size, plan in steps:
+        fake_gpu.seen.clear()
+        result = runner.run(plan)
+        assert (result.launches, fake_gpu.seen.replays) == (1, 1), size
+        assert (fake_gpu.seen.uploads, fake_gpu.seen.read_backs, fake_gpu.seen.waits) == (1, 1, 1), size
+        assert not fake_gpu.seen.launches.keys() - {"draw_tokens"}, "all else is in the graph"
+        assert result.graph_size == size, "there may be as many requests as tokens"
+        assert fake_gpu.seen.compiled == known
+        assert [1 <= len(said) <= item.num_tokens for item, said in zip(plan.scheduled, result.token_ids, strict=True)]
+
+
+def test_a_measured_step_with_drafts_goes_without_its_graph(fake_gpu: Any) -> None:
+    runner = fake_gpu.make_runner(page_heat=2, max_drafts=3)
+    runner.warm_up(lambda _: None)
+    found = []
+    for _ in range(4):
+        fake_gpu.seen.clear()
+        result = runner.run(StepPlan((decode(1, 90), drafted(2, 30, 5)), 1))
+        found.append((result.block_shares is not None, fake_gpu.seen.replays))
+    assert found == [(True, 0), (False, 1)] * 2
+
+
+def test_a_capture_of_steps_with_drafts_that_fails_costs_its_own_size_alone(
+    fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A size without memory takes the next larger one, and is there again from the next quiet time."""
+    now_s = 1000.0
+    monkeypatch.setattr(capture_failures.time, "monotonic", lambda: now_s)
+    runner = fake_gpu.make_runner(max_drafts=3, max_num_seqs=16)
+    fake_gpu.capture_error += [None, torch.OutOfMemoryError("CUDA out of memory"), None, None]  # the last one first
+    runner.warm_up(lambda _: None)
+    (note,) = runner.notes
+    assert note.startswith("no CUDA graph for steps with drafts of 8 tokens, which run slower: OutOfMemoryError")
+    plan = StepPlan(tuple(drafted(number, 30, 5) for number in range(4)), 0)
+    assert runner.run(plan).graph_size == 16
+    now_s += capture_failures.RETRY_S + 1
+    runner.while_idle()
+    assert runner.run(plan).graph_size == 8
+    assert len(runner.notes) == 1
+
+
 def test_the_warm_up_says_how_far_it_is(fake_gpu: Any) -> None:
     heard: list[Progress] = []
     fake_gpu.make_runner().warm_up(heard.append)
