@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kvscope_engine import Engine, SamplingParams
-from kvscope_engine.policy.scheduling.ahead import TURN
+from kvscope_engine.policy.scheduling.ahead import SHARED, TURN
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessage
@@ -279,6 +279,27 @@ def test_a_launch_that_raises_leaves_requests_that_can_be_aborted(
     engine.abort("a")
     assert [output.finish_reason for output in until_done(engine) if isinstance(output, Finished)] == ["abort"]
     assert not any(engine.snapshot().blocks.ref_count)
+
+
+def test_a_step_that_had_to_wait_is_begun_before_the_last_is_recorded(make_engine: Make) -> None:
+    """Completions that share their prompt: the frame of the step that computes it tells of the next one's blocks."""
+    begun = []
+
+    def hear(message: TelemetryMessage) -> None:
+        if isinstance(message, Frame):
+            begun.append(engine.overlaps.begun)
+
+    engine = make_engine(async_scheduling=True, publish=hear)
+    submit(engine, "a", n=3, temperature=1.0, seed=1)
+    engine.step(ahead=False)
+    assert begun == [0], "only where the next step may begin"
+    submit(engine, "b", n=3, temperature=1.0, seed=1)
+    list(until_done(engine))
+    counts = engine.overlaps
+    assert 0 < counts.begun == counts.why_not["completions that share their prompt"] + counts.why_not[SHARED]
+    assert counts.begun + counts.overlapped <= counts.steps
+    assert set(begun) == set(range(counts.begun + 1)), "a frame is told after the next step was begun"
+    assert "before their record" in counts.summary()
 
 
 def test_host_time_beside_a_step_is_counted(make_engine: Make) -> None:
