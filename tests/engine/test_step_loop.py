@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from kvscope_engine import Engine, SamplingParams
+from kvscope_engine.model.sampling.sampler import Sampler
 from kvscope_engine.policy.scheduling.ahead import SHARED, TURN
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
@@ -262,6 +263,29 @@ def test_a_step_that_cannot_be_launched_for_want_of_memory_is_run_after_the_one_
     monkeypatch.setattr(runner, "launch", fails)
     submit(engine, "b")
     assert tokens_of(list(until_done(engine))) == wanted
+    engine.components.scheduler.check_integrity()
+
+
+@pytest.mark.parametrize("failures", [(2,), (3, 4, 6)])
+def test_a_step_for_whose_late_samples_memory_is_missing_is_run_again(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, failures: tuple[int, ...]
+) -> None:
+    """With penalties, which are looked at once the step before is committed."""
+    engine, options = make_engine(async_scheduling=True), {"frequency_penalty": 1.5, "repetition_penalty": 1.3}
+    submit(engine, "a", **options)
+    wanted = tokens_of(list(until_done(engine)))
+    inputs, calls = Sampler.inputs, iter(range(1, 1000))
+
+    def fails(*args: Any) -> Any:
+        if next(calls) in failures:
+            raise torch.OutOfMemoryError("out of memory")
+        return inputs(*args)
+
+    monkeypatch.setattr(Sampler, "inputs", fails)
+    overlapped = engine.overlaps.overlapped
+    submit(engine, "b", **options)
+    assert tokens_of(list(until_done(engine))) == wanted
+    assert engine.overlaps.overlapped > overlapped
     engine.components.scheduler.check_integrity()
 
 

@@ -252,8 +252,9 @@ class ModelRunner:
         timer.stop()
         if self._others is not None:
             self._others.done()
-        is_whole = isinstance(graphs, DecodeGraphs)
-        graph_size, graph_tokens = (graphs.num_requests(inputs, size), 0) if is_whole else (0, size)
+        graph_size, graph_tokens = 0, size
+        if isinstance(graphs, DecodeGraphs):
+            graph_size, graph_tokens = graphs.num_requests(inputs, size), 0
         if logits is None:
             return InFlight(plan, timer, measures=measures, graph_tokens=graph_tokens, launches=self._launches.of(kind))
         given = {"graph_size": graph_size, "graph_tokens": graph_tokens, "launches": self._launches.of(kind)}
