@@ -30,8 +30,8 @@ CPU_BATCHED_TOKENS: Final = 512
 GPU_BATCHED_TOKENS: Final = 8192
 GRAPH_BYTES: Final = 256 << 20
 """Of all graphs together, beside the tensors that they read and write: their nodes, and what they keep between them."""
-DRAFTED_GRAPH_BYTES: Final = 128 << 20
-"""The same, of those of steps with drafts: half as many sizes."""
+DRAFTED_GRAPH_BYTES: Final = 192 << 20
+"""The same, of those of steps with drafts, of which there are three quarters as many."""
 PIECES_BYTES: Final = 256 << 20
 """The same, of all graphs of steps with prefills, of which each layer has one a size."""
 SAMPLING_INPUT_BYTES: Final = 1 << 20

@@ -13,8 +13,9 @@ graph that there is (`capture_failures`).
 Steps with drafts have graphs of their own, by the tokens that they compute: a request has one to all that may be
 guessed and one, which is read on the device, as attention to short runs of queries does. By rows a request, padded to
 all that may be guessed, a step in which few have drafts would compute several times what it needs; by tokens its sizes
-are few, and its logits those of the largest batch, since a step samples no more rows than that. All are captured before
-the first request, so that none is in service.
+are few, and its logits those of the largest batch, since a step samples no more rows than that. The larger sizes are
+there twice, for as many requests as tokens and for few, whose attention is split among programs (`most_cut_runs`). All
+are captured before the first request, so that none is in service.
 
 Where decodes choose their blocks, what ranks them is as wide as the longest
 request may be: there is a graph for each of some lengths too, so that it is at most four times as wide as the longest
@@ -42,6 +43,9 @@ SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 DRAFTED_SIZES: Final = (4, 8, 16, 32, 64, 128, 256)
 """Of tokens, where drafts are among them. Captured at the start, all of them: hence fewer."""
+
+FEW_REQUESTS: Final = 32
+"""With drafts: about so many requests of 8 KV heads fill a device without being split."""
 
 _SHORTEST: Final = 4096
 _GROWTH: Final = 4
@@ -86,16 +90,23 @@ def captured_lengths(max_tokens: int) -> tuple[int, ...]:
 
 
 class _Key(NamedTuple):
-    """Which graph: `size` requests, or tokens where drafts are among them, of up to `length` tokens each."""
+    """Which graph: `size` requests of up to `length` tokens each; with drafts `size` tokens of `num_drafted` requests,
+    which is 0 without."""
 
     size: int
     length: int
-    is_drafted: bool = False
+    num_drafted: int = 0
+
+    @property
+    def num_requests(self) -> int:
+        """That it has room for."""
+        return self.num_drafted or self.size
 
     @property
     def words(self) -> str:
         """Of the steps that it is for."""
-        return f"steps with drafts of {self.size} tokens" if self.is_drafted else f"batches of {self.size}"
+        drafted = f"steps with drafts of {self.size} tokens and {self.num_drafted} requests"
+        return drafted if self.num_drafted else f"batches of {self.size}"
 
 
 class DecodeGraphs:
@@ -138,7 +149,7 @@ class DecodeGraphs:
         self._pad_state = pad_state
         self._kept: dict[_Key, list[KeptDecode]] = {}
         self._graphs: dict[_Key, Any] = {}
-        self._addresses: dict[tuple[int, bool], tuple[int, ...]] = {}
+        self._addresses: dict[tuple[int, int], tuple[int, ...]] = {}
         self._wanted: set[_Key] = set()
         self._failures = failures or CaptureFailures(lambda note: None)
         self._put_key = _Key(0, max_tokens)  # of the step that was put last
@@ -185,7 +196,15 @@ class DecodeGraphs:
 
     def _drafted_keys(self) -> list[_Key]:
         """The largest first, which gives the others their memory."""
-        return [_Key(size, self._lengths[-1], is_drafted=True) for size in reversed(self.drafted_sizes)]
+        rooms = ((size, room) for size in self.drafted_sizes for room in {min(size, FEW_REQUESTS), size})
+        keys = {_Key(size, self._lengths[-1], min(room, self.largest)) for size, room in rooms}
+        return sorted(keys, reverse=True)
+
+    def _drafted_key(self, inputs: StepInputs) -> _Key | None:
+        """The smallest that is captured and has room for the step."""
+        num_tokens, num_requests = inputs.num_tokens, len(inputs.seq_lens)
+        fitting = (key for key in self._graphs if key.size >= num_tokens and key.num_drafted >= num_requests)
+        return min(fitting, default=None)
 
     def _try(self, key: _Key) -> RuntimeError | None:
         try:
@@ -222,8 +241,8 @@ class DecodeGraphs:
         Before anything of the step is in the buffer.
         """
         if inputs.is_drafted:
-            count = inputs.num_tokens
-            return min((key.size for key in self._graphs if key.is_drafted and key.size >= count), default=None)
+            drafted = self._drafted_key(inputs)
+            return None if drafted is None else drafted.size
         if inputs.num_single_token != inputs.num_tokens or len(inputs.sample_rows) != inputs.num_tokens:
             return None
         if inputs.state_slots is not None and (inputs.seq_lens == 1).any():  # who has no state to go on from
@@ -244,13 +263,15 @@ class DecodeGraphs:
         larger = (key._replace(size=other) for other in self.sizes if other > size)
         return next((key.size for key in larger if key in self._graphs), None)
 
-    def num_requests(self, inputs: StepInputs, size: int) -> int:
-        """That the graph which `size_of` found has room for."""
-        return min(size, self.largest) if inputs.is_drafted else size
+    @property
+    def num_requests(self) -> int:
+        """That the graph of the step that was put has room for."""
+        return self._put_key.num_requests
 
     def put(self, inputs: StepInputs, size: int) -> StepTensors:
         """A step into the buffer, where its graph reads it: the first thing that is put there."""
-        return self._put(inputs, _Key(size, self._length_of(inputs), inputs.is_drafted))
+        drafted = self._drafted_key(inputs) if inputs.is_drafted else None
+        return self._put(inputs, drafted or _Key(size, self._length_of(inputs)))
 
     def replay(self, size: int, num_rows: int) -> torch.Tensor:
         """The step that was put. Logits (num_rows, vocabulary), valid until the next replay."""
@@ -281,8 +302,8 @@ class DecodeGraphs:
     def _put(self, inputs: StepInputs | None, key: _Key) -> StepTensors:
         self._put_key = key
         size, length, buffer = key.size, key.length, self._buffer
-        if key.is_drafted:
-            most = min(size, self.largest), 1 + self._max_drafts
+        if key.num_drafted:
+            most = key.num_drafted, 1 + self._max_drafts
             tensors, self._sent_tables = put_drafted(inputs, size, *most, length, self._tables, buffer)
         else:
             tensors, self._sent_tables = put_decodes(inputs, size, length, self._tables, buffer, self._pad_state)
@@ -290,7 +311,7 @@ class DecodeGraphs:
         assert batch is not None, "a step has requests"
         read = [batch.seq_lens, *([] if tensors.state_slots is None else [tensors.state_slots])]
         address = tuple(int(tensor.storage_offset()) * tensor.element_size() for tensor in read)
-        place = size, key.is_drafted
+        place = size, key.num_drafted
         assert self._addresses.setdefault(place, address) == address, "a graph reads fixed addresses"
         return tensors
 

@@ -254,7 +254,7 @@ class ModelRunner:
             self._others.done()
         graph_size, graph_tokens = 0, size
         if isinstance(graphs, DecodeGraphs):
-            graph_size, graph_tokens = graphs.num_requests(inputs, size), 0
+            graph_size, graph_tokens = graphs.num_requests, 0
         if logits is None:
             return InFlight(plan, timer, measures=measures, graph_tokens=graph_tokens, launches=self._launches.of(kind))
         given = {"graph_size": graph_size, "graph_tokens": graph_tokens, "launches": self._launches.of(kind)}

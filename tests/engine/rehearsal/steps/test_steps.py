@@ -330,6 +330,18 @@ def test_a_step_with_drafts_is_one_launch_and_nothing_is_captured_in_service(
         assert [1 <= len(said) <= item.num_tokens for item, said in zip(plan.scheduled, result.token_ids, strict=True)]
 
 
+def test_few_requests_with_drafts_are_split_behind_long_contexts_in_graphs_too(fake_gpu: Any) -> None:
+    """A step takes the smallest graph that has room for its tokens and its requests."""
+    runner = fake_gpu.make_runner(max_num_seqs=128, num_blocks=256, max_drafts=4)
+    fake_gpu.seen.clear()
+    runner.warm_up(lambda _: None)
+    rooms = [
+        runner.run(StepPlan(tuple(drafted(number, 30, *[5] * count) for number in range(num_requests)), 0)).graph_size
+        for num_requests, count in ((3, 1), (10, 4), (32, 1), (33, 1), (25, 4))
+    ]
+    assert rooms == [8, 32, 32, 128, 32]
+
+
 def test_a_measured_step_with_drafts_goes_without_its_graph(fake_gpu: Any) -> None:
     runner = fake_gpu.make_runner(page_heat=2, max_drafts=3)
     runner.warm_up(lambda _: None)
@@ -351,7 +363,7 @@ def test_a_capture_of_steps_with_drafts_that_fails_costs_its_own_size_alone(
     fake_gpu.capture_error += [None, torch.OutOfMemoryError("CUDA out of memory"), None, None]  # the last one first
     runner.warm_up(lambda _: None)
     (note,) = runner.notes
-    assert note.startswith("no CUDA graph for steps with drafts of 8 tokens, which run slower: OutOfMemoryError")
+    assert note.startswith("no CUDA graph for steps with drafts of 8 tokens and 8 requests, which run slower: OutOf")
     plan = StepPlan(tuple(drafted(number, 30, 5) for number in range(4)), 0)
     assert runner.run(plan).graph_size == 16
     now_s += capture_failures.RETRY_S + 1
