@@ -623,6 +623,7 @@ def _build_runner(
         ops=model.attention.ops,
         notes=notes,
         states=states,
+        max_drafts=config.max_drafts,
         lora=model.lora,
     )
 

@@ -413,9 +413,11 @@ class Engine:
         self.components.scheduler.rate.observe(ran.plan, ran.result.forward_ns / 1e9)
         plan, result = self._commit(ran.plan, ran.result, ran.ended_ns)
         committed_ns = time.monotonic_ns()
+        schedule_ns, launch_ns = self._loop.begin(self.step_count)
+        begun_ns = time.monotonic_ns()
         timings = Timings(
-            schedule_ns=ran.schedule_ns,
-            run_ns=ran.run_ns,
+            schedule_ns=ran.schedule_ns + schedule_ns,
+            run_ns=ran.run_ns + launch_ns,
             forward_ns=ran.result.forward_ns,
             commit_ns=committed_ns - ran.ended_ns,
             record_ns=self._record_ns,
@@ -425,8 +427,8 @@ class Engine:
         work = self.components.work_of(ran.plan, ran.result, copied_s - before_s)
         self.frame_builder.record(plan, result, timings, self.step_count, ran.ended_ns, work)
         self._tell_cache_events()
-        self._record_ns = time.monotonic_ns() - committed_ns
-        self._loop.wrote_down(time.monotonic_ns() - ran.ended_ns)
+        self._record_ns = time.monotonic_ns() - begun_ns
+        self._loop.wrote_down(ran.ended_ns)
 
     def _commit(self, plan: StepPlan, result: StepResult, now_ns: int) -> tuple[StepPlan, StepResult]:
         """Tokens are said, blocks written down up to the last of them, and then requests end; returns what was run."""

@@ -8,9 +8,16 @@ and published and the next step is scheduled. With overlap at most one step more
 
 - What is launched is a whole step: it waits for nothing that the host has yet to say. Tokens that step n samples stay
   on the device and are step n+1's inputs there (`ModelRunner.launch`); the host reads them in one copy.
-- Step n+1 is scheduled without knowing them (`Scheduler.schedule_beside`). Requests whose sampling depends on what was
-  sampled (forms, penalties), forks, a lack of blocks and allocators that reserve make a step wait for the one before,
-  which is the same as no overlap (`why_not_beside`). Ends by length are known; nothing is scheduled past them.
+- Step n+1 is scheduled without knowing them (`Scheduler.schedule_beside`). Drafts, forks, a lack of blocks and
+  allocators that reserve make a step wait for the one before (`why_not_beside`). Ends by length are known; nothing is
+  scheduled past them.
+- A step that waited is launched as soon as the one before is committed, and before that is recorded and published, and
+  clients are told (`begin`): of what the host does between two steps the device waits for committing and scheduling
+  alone. Not where an allocator reserves, nor while a form is waited for.
+- A step in which a form or penalties depend on what step n sampled is launched like any other, up to its logits; what
+  it samples is handed over behind them once step n is committed (`Launched.sample`), so that the device has the whole
+  forward pass to work on meanwhile. A request whose form does not say yet what may come is taken out of it then, as if
+  it had not run.
 - A request that ends in step n by what was sampled (end of sequence, stop strings), or is aborted, has a row in step
   n+1 that nobody wants: it is dropped when that step comes back, before anything is committed. A step that has no
   other rows is void: its result is not waited for.
@@ -39,6 +46,7 @@ import torch
 
 from kvscope_engine.policy.plan import StepPlan, StepResult, without_drafts, without_ended
 from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.scheduling.ahead import RESERVED
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
 
 Explain = Callable[[StepPlan], str]
@@ -68,8 +76,10 @@ class OverlapCounts:
     steps: int = 0
     overlapped: int = 0
     """While these ran, the next one was launched."""
+    begun: int = 0
+    """Of those that did not, after these the next one was launched before they were recorded."""
     void: int = 0
-    """Launched for requests that had all ended."""
+    """Launched for requests that had all ended, or had no mask of their form in time."""
     beside_ns: int = 0
     """Of the host, while the device had a step to run: scheduling, launching, committing and recording others."""
     why_not: Counter[str] = field(default_factory=Counter)
@@ -78,8 +88,9 @@ class OverlapCounts:
     def summary(self) -> str:
         """On one line."""
         others = "".join(f"; {count} not: {reason}" for reason, count in self.why_not.most_common())
+        begun = f", {self.begun} times it was begun before their record" if self.begun else ""
         shared = f", the host worked {self.beside_ns / 1e6 / max(1, self.steps):.2f} ms a step beside the device"
-        return f"while {self.overlapped} of {self.steps} steps ran the next was begun{shared}{others}"
+        return f"while {self.overlapped} of {self.steps} steps ran the next was begun{begun}{shared}{others}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +113,31 @@ class StepLoop:
         self._explain = explain
         self._overlaps = overlaps
         self._flight: _Flight | None = None
+        self._begun_ns = 0
+        self._may_begin = False
         self.counts = OverlapCounts()
 
-    def wrote_down(self, duration_ns: int) -> None:
-        """What was returned last was committed and recorded."""
+    def begin(self, step: int) -> tuple[int, int]:
+        """What was returned last, step number `step`, is committed: launch the next one where that waited for it.
+
+        What is taken for it is dated as of that step, whose frame will tell of it. Returns the nanoseconds that
+        scheduling took, and handing over.
+        """
+        if not self._may_begin or any(request.awaits_its_form for request in self._scheduler.requests.values()):
+            return 0, 0
+        started_ns = time.monotonic_ns()
+        plan = self._scheduler.schedule(step, started_ns)
+        scheduled_ns = time.monotonic_ns()
+        if plan.scheduled:
+            self._flight = _Flight(plan, launch_or_none(self._runner, plan, None))
+            self.counts.begun += 1
+        self._begun_ns = time.monotonic_ns()
+        return scheduled_ns - started_ns, self._begun_ns - scheduled_ns
+
+    def wrote_down(self, ended_ns: int) -> None:
+        """What was returned last was committed and recorded; it had ended at `ended_ns`."""
         if self._flight is not None and self._flight.launched is not None:
-            self.counts.beside_ns += duration_ns
+            self.counts.beside_ns += time.monotonic_ns() - max(ended_ns, self._begun_ns)
 
     def next(self, step: int, *, ahead: bool) -> Ran | None:
         """The next step, number `step`, whole; None: there is nothing to run.
@@ -115,7 +145,7 @@ class StepLoop:
         With `ahead` the one after it may have been launched when this returns.
         """
         clock = _Clock()
-        overlaps = self._overlaps and ahead
+        overlaps, self._may_begin = self._overlaps and ahead, False
         flight = self._take_flight()
         if flight is None:
             plan = self._scheduler.schedule(step, clock.started_ns)
@@ -129,7 +159,7 @@ class StepLoop:
 
     def settle(self) -> Ran | None:
         """The step in flight, once it is over; None without one. Nothing is in flight afterwards."""
-        flight = self._take_flight()
+        flight, self._may_begin = self._take_flight(), False
         return None if flight is None else self._finish(flight, _Clock())
 
     def close(self) -> None:
@@ -141,7 +171,12 @@ class StepLoop:
 
     def _take_flight(self) -> _Flight | None:
         flight, self._flight = self._flight, None
-        if flight is None or not flight.is_void:
+        if flight is None:
+            return None
+        if flight.launched is not None and not flight.is_void:
+            plan = sample_or_none(flight.launched)
+            flight = _Flight(flight.plan, None) if plan is None else _Flight(plan, flight.launched)
+        if not flight.is_void:
             return flight
         self.counts.void += 1
         return None
@@ -152,6 +187,7 @@ class StepLoop:
         why_not = self._scheduler.why_not_beside(running)
         if why_not:
             self.counts.why_not[why_not] += 1
+            self._may_begin = why_not != RESERVED  # whose memory may be taken away while a step runs
             return None
         plan = self._scheduler.schedule_beside(running, started_ns)
         clock.scheduled(since_ns=started_ns)
@@ -190,6 +226,10 @@ class _Clock:
 
 class Launched(Protocol):
     """A step that was handed to the device."""
+
+    def sample(self) -> StepPlan:
+        """Hand over what waited for the step before, which is committed: once, before the next step is launched. What
+        is left of the plan, which is what `result` is of."""
 
     def result(self) -> StepResult:
         """What came out; waits for it."""
@@ -248,6 +288,16 @@ def launch_or_none(runner: StepRunner, plan: StepPlan, after: Launched | None) -
     """Launch a plan; None when there is no memory for it, while what was launched before may still run."""
     try:
         return runner.launch(plan, after)
+    except (RuntimeError, MemoryError) as error:
+        if not is_shortage(error):
+            raise
+        return None
+
+
+def sample_or_none(launched: Launched) -> StepPlan | None:
+    """What is left of a step once all of it is handed over; None when there is no memory for that."""
+    try:
+        return launched.sample()
     except (RuntimeError, MemoryError) as error:
         if not is_shortage(error):
             raise

@@ -470,6 +470,11 @@ class EngineConfig:
         return self.allocator == "paged" if self.enable_prefix_caching is None else self.enable_prefix_caching
 
     @property
+    def max_drafts(self) -> int:
+        """Tokens guessed ahead for a request in a step, at most."""
+        return 0 if self.speculative_config is None else self.speculative_config.num_speculative_tokens
+
+    @property
     def wants_piecewise_graphs(self) -> bool:
         """Whether a GPU runs steps with prefills as CUDA graphs, if its memory suffices."""
         return not self.enforce_eager and self.sparse_decode is None and self.piecewise_graphs is not False

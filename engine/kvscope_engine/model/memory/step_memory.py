@@ -15,7 +15,7 @@ from kvscope_engine.model.checks.hook_check import LayerCall, check_hook
 from kvscope_engine.model.latent.latents import Latents
 from kvscope_engine.model.latent.runs import MOST_TOGETHER, expanded_bytes
 from kvscope_engine.model.memory.memory_plan import StepReserves
-from kvscope_engine.model.running.decode_graphs import captured_sizes
+from kvscope_engine.model.running.decode_graphs import captured_sizes, most_rows
 from kvscope_engine.model.running.pieces.mixed_graphs import mixed_sizes
 from kvscope_engine.model.running.step_tensors import inputs_bytes, table_width
 from kvscope_kernels.attention_scores.block_attention import MAX_PARTIAL_BYTES
@@ -30,6 +30,8 @@ CPU_BATCHED_TOKENS: Final = 512
 GPU_BATCHED_TOKENS: Final = 8192
 GRAPH_BYTES: Final = 256 << 20
 """Of all graphs together, beside the tensors that they read and write: their nodes, and what they keep between them."""
+DRAFTED_GRAPH_BYTES: Final = 192 << 20
+"""The same, of those of steps with drafts, of which there are three quarters as many."""
 PIECES_BYTES: Final = 256 << 20
 """The same, of all graphs of steps with prefills, of which each layer has one a size."""
 SAMPLING_INPUT_BYTES: Final = 1 << 20
@@ -116,10 +118,12 @@ def step_reserves(
         max_request_tokens=loaded.max_model_len,
         block_size=config.block_size,
         num_groups=num_groups,
-        max_drafts=config.speculative_config.num_speculative_tokens if config.speculative_config is not None else 0,
+        max_drafts=config.max_drafts,
     )
     heads = _heads(config, loaded)
     graphs = 0 if config.enforce_eager else GRAPH_BYTES + graph_tensor_bytes(limits, logits_width(loaded))
+    if config.max_drafts and not config.enforce_eager:
+        graphs += DRAFTED_GRAPH_BYTES
     if not config.enforce_eager:
         graphs += kept_bytes(config, limits, heads) * loaded.num_layers
     partials = split_partials_bytes(limits, heads, processors) + shares_bytes(config, limits)
@@ -184,8 +188,9 @@ def step_buffer_bytes(limits: StepLimits, vocab_size: int) -> int:
 
 def graph_tensor_bytes(limits: StepLimits, vocab_size: int) -> int:
     """Bytes of the one tensor of logits that all graphs write, and of the block tables that all of them read."""
-    columns = vocab_size + limits.num_groups * table_width(limits.max_request_tokens, limits.block_size)
-    return FLOAT32_BYTES * captured_sizes(limits.max_num_seqs)[-1] * columns
+    columns = limits.num_groups * table_width(limits.max_request_tokens, limits.block_size)
+    logits = most_rows(limits.max_num_seqs, limits.max_drafts) * vocab_size
+    return FLOAT32_BYTES * (captured_sizes(limits.max_num_seqs)[-1] * columns + logits)
 
 
 def piecewise_bytes(limits: StepLimits, heads: HeadShape) -> int:

@@ -5,8 +5,10 @@ its tokens, it must not know.
 
 `launch` hands a whole step to the device and waits for nothing: one copy up, the forward pass, sampling, one copy
 down. The next step may be launched before the last one's result is there. What it needs of it are tokens, and these
-are taken on the device: rows whose token is in flight get it from the last step's samples. Everything runs on one
-stream, in the order of launches, so that a step reads and writes blocks after all steps before it.
+are taken on the device: rows whose token is in flight get it from the last step's samples. Only where a form or
+penalties depend on such a token, the host must know it before it can say how to sample: `launch` ends with the logits
+then, and `InFlight.sample` goes on. Everything runs on one stream, in the order of launches, so that a step reads and
+writes blocks after all steps before it.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import accumulate, islice, takewhile
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
@@ -48,9 +51,11 @@ from kvscope_engine.model.running.step_inputs import StepInputs, TableRows, buil
 from kvscope_engine.model.running.step_tensors import StepTensors, put_inputs
 from kvscope_engine.model.running.warm_up import idle_decodes, warm_up
 from kvscope_engine.model.sampling.sampler import Sampled, Sampler
+from kvscope_engine.model.sampling.sampling_inputs import SamplingInputs
 from kvscope_engine.model.sparse.page_choice import PageChoice
 from kvscope_engine.model.sparse.skips import SKIP_STEPS, BlockSkips
-from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult
+from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult, keep_items
+from kvscope_engine.policy.request import Request
 from kvscope_kernels import Ops, ops_for
 from kvscope_telemetry.messages.commands import TokenLogprobs
 from kvscope_telemetry.messages.sampling_params import MAX_LOGPROBS
@@ -130,6 +135,7 @@ class ModelRunner:
         ops: Ops | None = None,
         notes: list[str] | None = None,
         states: StateStorage | None = None,
+        max_drafts: int = 0,
         lora: LoraAdapters | None = None,
         lora_slots: LoraSlots | None = None,
     ) -> None:
@@ -166,6 +172,7 @@ class ModelRunner:
             block_size=storage.block_size,
             num_groups=storage.num_groups,
             has_experts=any(isinstance(part, FusedExperts) for part in loaded.module.modules()),
+            max_drafts=max_drafts,
         )
         self._limits = limits
         max_blocks = min(limits.max_request_blocks, storage.num_blocks)
@@ -186,6 +193,7 @@ class ModelRunner:
                 keeps_queries=page_heat > 0 and self.choice is None,
                 is_by_length=self.choice is not None,
                 pad_state=states.pad_slot if states is not None else None,
+                max_drafts=max_drafts,
                 failures=CaptureFailures(self.notes.append),
             )
         self._together: GraphsTogether | None = None
@@ -238,8 +246,9 @@ class ModelRunner:
         """What is better done while nobody waits for a step, and none is on the device."""
         if self._together is not None:
             return
-        if self._mixed is not None:
-            self._mixed.try_again()
+        for graphs in (self._graphs, self._mixed):
+            if graphs is not None:
+                graphs.try_again()
 
     def run(self, plan: StepPlan) -> StepResult:
         """One step: copy blocks, write and attend, sample what is to be sampled."""
@@ -257,14 +266,15 @@ class ModelRunner:
         adapted = self._lora.rows_of(plan.scheduled) if self._lora is not None else None
         sampling, num_output_tokens = sampled_places(plan.scheduled)
         measures = self._measures(self._measured.is_due(inputs.num_single_token))
-        graphs, size = self._graphs_for(inputs) if measures.skips is None and adapted is None else (None, 0)
+        graphs, size = self._graphs_for(inputs, measures) if measures.skips is None and adapted is None else (None, 0)
         if self._others is not None:
             num_sampled = len(after.tokens) if after is not None and inputs.awaited is not None else 0
             self._others.tell(inputs, plan.copies, adapted.slots if adapted is not None else None, num_sampled, size)
         buffer = self._buffer
         buffer.begin()
         tensors = put_inputs(inputs, buffer) if graphs is None else graphs.put(inputs, size)
-        options = self._sampler.inputs(sampling, buffer, self._vocab_size, num_output_tokens)
+        is_late = after is not None and _follow_what_is_awaited(sampling, num_output_tokens)
+        options = None if is_late else self._sampler.inputs(sampling, buffer, self._vocab_size, num_output_tokens)
         pairs = buffer.put(np.array(plan.copies, np.int64)) if plan.copies else None
         state_saves = buffer.put(_saves_after(plan)) if plan.state_saves and graphs is not None else None
         awaited = buffer.put(inputs.awaited) if inputs.awaited is not None else None
@@ -296,13 +306,16 @@ class ModelRunner:
         timer.stop()
         if self._others is not None:
             self._others.done()
-        graph_size, graph_tokens = (size, 0) if graphs is self._graphs else (0, size)
+        graph_size, graph_tokens = 0, size
+        if isinstance(graphs, DecodeGraphs):
+            graph_size, graph_tokens = graphs.num_requests, 0
         if logits is None:
             return InFlight(plan, timer, measures=measures, graph_tokens=graph_tokens, launches=self._launches.of(kind))
-        sampled = self._sampler.draw(logits, options)
-        landing = self._read_back.start(sampled.packed)
         given = {"graph_size": graph_size, "graph_tokens": graph_tokens, "launches": self._launches.of(kind)}
-        return InFlight(plan, timer, sampled, landing, measures, **given)
+        if options is None:
+            later = partial(self._sample_later, logits, sampling, num_output_tokens)
+            return InFlight(plan, timer, None, later, measures, **given)
+        return InFlight(plan, timer, self._sample(logits, options), None, measures, **given)
 
     @torch.inference_mode()
     def follow(
@@ -343,6 +356,18 @@ class ModelRunner:
         self._graphs = self._mixed = self._together = None
         del self._model, self._module
 
+    def _sample(self, logits: torch.Tensor, options: SamplingInputs) -> Drawn:
+        sampled = self._sampler.draw(logits, options)
+        return Drawn(sampled, self._read_back.start(sampled.packed))
+
+    @torch.inference_mode()
+    def _sample_later(self, logits: torch.Tensor, sampling: list[Request], num_output_tokens: list[int]) -> Drawn:
+        """In a copy up of its own: the step's was sent with its inputs."""
+        self._buffer.begin()
+        options = self._sampler.inputs(sampling, self._buffer, self._vocab_size, num_output_tokens)
+        self._buffer.send()
+        return self._sample(logits, options)
+
     def _adapted(self, rows: StepRows | None, slots: torch.Tensor | None) -> AbstractContextManager[None]:
         """Inside, the model computes a step of rows with adapters; None of them: as the model is."""
         if self._lora_slots is None or rows is None or slots is None:
@@ -362,12 +387,14 @@ class ModelRunner:
         is_graph = isinstance(graphs, DecodeGraphs) and not is_measured
         return self._launches.kind(inputs, count, in_graph=is_graph, num_pieces=pieces, is_measured=is_measured)
 
-    def _graphs_for(self, inputs: StepInputs) -> tuple[DecodeGraphs | MixedGraphs | None, int]:
-        """Those that run a step, and of what size; None: it runs eagerly. Captures what is wanted again."""
+    def _graphs_for(self, inputs: StepInputs, measures: Measures) -> tuple[DecodeGraphs | MixedGraphs | None, int]:
+        """Those that run a step, and of what size; None: it runs eagerly. Captures what is wanted again. Where drafts
+        are in a graph their requests' attention is not apart from that of the decodes, which is measured."""
         if self._together is not None:
             shared = self._together.size_of(inputs)
             return (None, 0) if shared is None else (self._graphs, shared)
-        if self._graphs is not None and (size := self._graphs.size_of(inputs)) is not None:
+        is_apart = inputs.is_drafted and measures.shares is not None
+        if self._graphs is not None and not is_apart and (size := self._graphs.size_of(inputs)) is not None:
             return self._graphs, size
         if self._mixed is not None and (size := self._mixed.size_of(inputs)) is not None:
             return self._mixed, size
@@ -442,6 +469,14 @@ class ModelRunner:
         )
 
 
+def _follow_what_is_awaited(requests: Sequence[Request], num_output_tokens: Sequence[int]) -> bool:
+    """Whether how a row is sampled depends on a token that nobody knows yet: its request, by then of so many."""
+    return any(
+        count > len(request.output_token_ids) and request.follows_its_tokens
+        for request, count in zip(requests, num_output_tokens, strict=True)
+    )
+
+
 def own_batch(inputs: StepInputs) -> OwnBatch:
     """What the host knows of a step's sequences."""
     return OwnBatch(inputs.query_start.tolist(), inputs.seq_lens.tolist(), inputs.sample_rows.tolist())
@@ -468,15 +503,16 @@ def _states_of(plan: StepPlan, storage: StateStorage) -> StateBatch:
 class InFlight:
     """A step that was handed to the device: its tokens there, for the next one, and its results once they are here.
 
-    Made by `ModelRunner.launch`; nothing waits but `result`. `sampled` and `landing` are None where nothing is sampled.
+    Made by `ModelRunner.launch`; nothing waits but `result`. `drawn` is None where nothing is sampled, or only `later`
+    can be.
     """
 
     def __init__(
         self,
         plan: StepPlan,
         timer: StepTimer,
-        sampled: Sampled | None = None,
-        landing: Landing | None = None,
+        drawn: Drawn | None = None,
+        later: Callable[[], Drawn] | None = None,
         measures: Measures = NOTHING,
         *,
         graph_size: int = 0,
@@ -485,8 +521,9 @@ class InFlight:
     ) -> None:
         self._plan = plan
         self._timer = timer
-        self._sampled = sampled
-        self._landing = landing
+        self._drawn = drawn
+        self._later = later
+        self._is_left: list[bool] = []
         self._measures = measures
         self._graph_size = graph_size
         self._launches = launches
@@ -495,21 +532,37 @@ class InFlight:
     @property
     def tokens(self) -> torch.Tensor:
         """(rows that sample,) int64, on the device."""
-        assert self._sampled is not None, "this step samples nothing that could be waited for"
-        return self._sampled.tokens
+        assert self._drawn is not None, "this step samples nothing yet that could be waited for"
+        return self._drawn.sampled.tokens
 
     def rows(self) -> dict[int, int]:
         """Of `tokens`, by the number of the request."""
         sampling = (item.request.number for item in self._plan.scheduled if item.samples)
         return {number: row for row, number in enumerate(sampling)}
 
+    def sample(self) -> StepPlan:
+        """Hand over what `launch` left out, once the step before is committed. What is left of the plan: without those
+        whose form has no mask yet, and those that ended, whose rows are sampled anyhow and dropped."""
+        if self._later is not None:
+            later, self._later = self._later, None
+            requests = [item.request for item in self._plan.scheduled if item.samples]
+            is_left = {request: not (request.awaits_its_form or request.is_finished) for request in requests}
+            self._is_left = [is_left.get(item.request, True) for item in self._plan.scheduled]
+            self._drawn = later()
+        return keep_items(self._plan, _nothing_said(self._plan), self._is_left)[0] if self._is_left else self._plan
+
     def result(self) -> StepResult:
-        """What came out; waits until it is here."""
+        """What came out of what `sample` left; waits until it is here."""
+        self.sample()
+        result = self._result()
+        return keep_items(self._plan, result, self._is_left)[1] if self._is_left else result
+
+    def _result(self) -> StepResult:
         scheduled, asked_ns = self._plan.scheduled, time.monotonic_ns()
         shares, skips = self._measures
         rows = shares.rows() if shares is not None else None
         skipped = skips.rows() if skips is not None else None
-        if self._sampled is None or self._landing is None:
+        if self._drawn is None:
             forward_ns = self._timer.elapsed_ns()
             wait_ns = time.monotonic_ns() - asked_ns
             return StepResult(
@@ -521,9 +574,9 @@ class InFlight:
                 block_skips=skipped,
                 launches=self._launches,
             )
-        numbers = self._landing.numbers()
+        numbers = self._drawn.landing.numbers()
         wait_ns = time.monotonic_ns() - asked_ns
-        token_ids, logprobs = self._sampled.read(numbers)
+        token_ids, logprobs = self._drawn.sampled.read(numbers)
         return StepResult(
             token_ids=(said := _spread(scheduled, token_ids)),
             logprobs=_spread_logprobs(scheduled, said, logprobs),
@@ -535,6 +588,17 @@ class InFlight:
             block_skips=skipped,
             launches=self._launches,
         )
+
+
+class Drawn(NamedTuple):
+    """What a step sampled, on the device and on its way down."""
+
+    sampled: Sampled
+    landing: Landing
+
+
+def _nothing_said(plan: StepPlan) -> StepResult:
+    return StepResult(((),) * len(plan.scheduled))
 
 
 class StepTimer:

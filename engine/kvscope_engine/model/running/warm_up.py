@@ -63,6 +63,9 @@ def warm_up(
     if mixed is not None and not failure:
         progress(Progress(stage=STAGE, detail="CUDA graphs of steps with prefills", done=total - 1, total=total))
         mixed.capture_all()
+    if graphs is not None and graphs.drafted_sizes and not failure:
+        progress(Progress(stage=STAGE, detail="CUDA graphs of steps with drafts", done=total - 1, total=total))
+        graphs.capture_drafted()
     return failure
 
 

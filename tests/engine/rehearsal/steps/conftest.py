@@ -283,6 +283,7 @@ def make_runner(
     piecewise_graphs: bool = False,
     page_heat: int = 0,
     sparse_decode: float | None = None,
+    max_drafts: int = 0,
     ops: Ops | None = None,
     architecture: str = "llama",
     fuses_experts: bool = True,
@@ -347,6 +348,7 @@ def make_runner(
         others=others,
         ops=ops,
         states=states,
+        max_drafts=max_drafts,
     )
     if all_reduce is not None:
         reduce_behind_layers(module, all_reduce)

@@ -72,6 +72,18 @@ def test_what_is_launched(fake_gpu: Any, *, piecewise_graphs: bool, kv_dtype: to
     assert fake_gpu.seen.compiled == known
 
 
+def test_drafts_are_in_a_graph(fake_gpu: Any) -> None:
+    runner = fake_gpu.make_runner(max_drafts=3, **DEEPSEEK)
+    runner.warm_up(lambda _: None)
+    assert runner.notes == []
+    known = set(fake_gpu.seen.compiled)
+    fake_gpu.seen.clear()
+    drafted = scheduled(2, 400, 1)._replace(num_tokens=3, drafts=(5, 6))
+    runner.run(StepPlan((scheduled(1, 50, 1), drafted), 1))
+    assert (fake_gpu.seen.replays, dict(fake_gpu.seen.launches)) == (1, {})
+    assert fake_gpu.seen.compiled == known
+
+
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 def test_decodes_without_graphs(fake_gpu: Any, kv_dtype: torch.dtype) -> None:
     runner = fake_gpu.make_runner(enforce_eager=True, page_heat=1, kv_dtype=kv_dtype, **DEEPSEEK)

@@ -51,6 +51,7 @@ class AnyToken:
     """A matcher of no form that counts how often it was asked."""
 
     has_ended = False
+    is_ready = True
 
     def __init__(self) -> None:
         self.num_asked = 0
@@ -189,20 +190,55 @@ def test_steps_one_ahead_of_another_wait_for_its_result_alone(fake_gpu: Any, enf
     runner = fake_gpu.make_runner(enforce_eager=enforce_eager, max_num_seqs=16)
     runner.warm_up(lambda _: None)
     requests = [make_request(number, 20 + number, 1, **options) for number, options in enumerate(EVERYTHING.values())]
-    free = [request for request in requests if not request.follows_its_tokens]
+    requests = [request for request in requests if not request.follows_its_tokens]
     fake_gpu.seen.clear()
     before = None
     for step in range(5):
-        running = free if step else requests  # those that others wait for run once
-        items = tuple(Scheduled(request, request.num_prompt_tokens + step, 1, True) for request in running)
+        items = tuple(Scheduled(request, request.num_prompt_tokens + step, 1, True) for request in requests)
         launched = runner.launch(StepPlan(items, len(items)), before)
         assert (fake_gpu.seen.uploads, fake_gpu.seen.read_backs) == (step + 1, step + 1)
         assert fake_gpu.seen.waits == max(0, step - 1), "a launch waits for nothing"
         if before is not None:
-            assert len(before.result().token_ids) == len(requests if step == 1 else free)
+            assert len(before.result().token_ids) == len(requests)
             assert fake_gpu.seen.waits == step, "its numbers are all that is waited for"
         before = launched
     assert fake_gpu.seen.replays == (0 if enforce_eager else 5)
+
+
+@pytest.mark.parametrize("option", ["form", "penalties"])
+def test_who_follows_its_tokens_runs_ahead_up_to_its_logits(fake_gpu: Any, option: str) -> None:
+    """One among eight: the step is launched whole but for its samples, which go up and are handed over once the step
+    before is committed. A form without a mask by then takes its own request out of the step."""
+    runner = fake_gpu.make_runner()
+    runner.warm_up(lambda _: None)
+    known, matcher = set(fake_gpu.seen.compiled), AnyToken()
+    requests = [make_request(number, 20, 1, seed=1) for number in range(8)]
+    if option == "form":
+        requests[3].matcher = matcher
+    else:
+        requests[3] = make_request(3, 20, 1, seed=1, presence_penalty=0.5)
+
+    def plan(step: int) -> StepPlan:
+        return StepPlan(tuple(Scheduled(request, 20 + step, 1, True) for request in requests), 8)
+
+    fake_gpu.seen.clear()
+    before = runner.launch(plan(0))
+    for step in range(1, 4):
+        launched = runner.launch(plan(step), before)
+        assert (fake_gpu.seen.replays, fake_gpu.seen.read_backs) == (step + 1, step), "it is not sampled yet"
+        before.result()
+        for request in requests:
+            request.output_token_ids.append(3)
+        matcher.is_ready = step < 3
+        assert fake_gpu.seen.uploads == 2 * step, "one copy for the step, one for how it is sampled"
+        left = launched.sample()
+        assert len(left.scheduled) == (7 if option == "form" and step == 3 else 8)
+        assert (fake_gpu.seen.uploads, fake_gpu.seen.read_backs) == (2 * step + 1, step + 1)
+        assert fake_gpu.seen.waits == step, "its numbers are all that is waited for"
+        before = launched
+    assert len(before.result().token_ids) == len(left.scheduled) == left.num_single_token
+    assert fake_gpu.seen.compiled == known
+    assert matcher.num_asked == (3 if option == "form" else 0)
 
 
 @pytest.mark.parametrize(
@@ -260,6 +296,80 @@ def test_short_turns_behind_long_contexts_share_a_plan_and_compile_nothing(
         assert launches == [is_cut, 2, 2 * is_cut], name
         assert fake_gpu.seen.compiled == known, f"{name} would be compiled while requests wait"
         assert fake_gpu.seen.waits == 1, name
+
+
+def drafted(number: int, length: int, *drafts: int, **options: Any) -> Scheduled:
+    request = make_request(number, length - 1, 1 + len(drafts), **options)
+    del request.output_token_ids[1:]
+    return Scheduled(request, length - 1, 1 + len(drafts), True, drafts)
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, pytest.param(torch.int8, marks=pytest.mark.storm)])
+def test_a_step_with_drafts_is_one_launch_and_nothing_is_captured_in_service(
+    fake_gpu: Any, kv_dtype: torch.dtype
+) -> None:
+    """Whatever the lengths, with decodes beside them, drawn or greedy."""
+    runner = fake_gpu.make_runner(kv_dtype=kv_dtype, num_blocks=256, max_drafts=5)
+    runner.warm_up(lambda _: None)
+    assert runner.notes == []
+    known = set(fake_gpu.seen.compiled)
+    fake_gpu.capture_error += [AssertionError("a capture in service")] * 9
+    steps = (
+        (4, StepPlan((decode(1, 900, temperature=0.0), drafted(2, 30, 5)), 1)),
+        (8, StepPlan((decode(1, 900), decode(2, 3), drafted(3, 3000, 5, 6, logprobs=2), drafted(4, 30, 7)), 2)),
+        (8, StepPlan((drafted(1, 3000, 5, 6, 7, 8, 9, temperature=0.0),), 0)),
+    )
+    for size, plan in steps:
+        fake_gpu.seen.clear()
+        result = runner.run(plan)
+        assert (result.launches, fake_gpu.seen.replays) == (1, 1), size
+        assert (fake_gpu.seen.uploads, fake_gpu.seen.read_backs, fake_gpu.seen.waits) == (1, 1, 1), size
+        assert not fake_gpu.seen.launches.keys() - {"draw_tokens"}, "all else is in the graph"
+        assert result.graph_size == size, "there may be as many requests as tokens"
+        assert fake_gpu.seen.compiled == known
+        assert [1 <= len(said) <= item.num_tokens for item, said in zip(plan.scheduled, result.token_ids, strict=True)]
+
+
+def test_few_requests_with_drafts_are_split_behind_long_contexts_in_graphs_too(fake_gpu: Any) -> None:
+    """A step takes the smallest graph that has room for its tokens and its requests."""
+    runner = fake_gpu.make_runner(max_num_seqs=128, num_blocks=256, max_drafts=4)
+    fake_gpu.seen.clear()
+    runner.warm_up(lambda _: None)
+    rooms = [
+        runner.run(StepPlan(tuple(drafted(number, 30, *[5] * count) for number in range(num_requests)), 0)).graph_size
+        for num_requests, count in ((3, 1), (10, 4), (32, 1), (33, 1), (25, 4))
+    ]
+    assert rooms == [8, 32, 32, 128, 32]
+
+
+def test_a_measured_step_with_drafts_goes_without_its_graph(fake_gpu: Any) -> None:
+    runner = fake_gpu.make_runner(page_heat=2, max_drafts=3)
+    runner.warm_up(lambda _: None)
+    found = []
+    for _ in range(4):
+        fake_gpu.seen.clear()
+        result = runner.run(StepPlan((decode(1, 90), drafted(2, 30, 5)), 1))
+        found.append((result.block_shares is not None, fake_gpu.seen.replays))
+    assert found == [(True, 0), (False, 1)] * 2
+
+
+def test_a_capture_of_steps_with_drafts_that_fails_costs_its_own_size_alone(
+    fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A size without memory takes the next larger one, and is there again from the next quiet time."""
+    now_s = 1000.0
+    monkeypatch.setattr(capture_failures.time, "monotonic", lambda: now_s)
+    runner = fake_gpu.make_runner(max_drafts=3, max_num_seqs=16)
+    fake_gpu.capture_error += [None, torch.OutOfMemoryError("CUDA out of memory"), None, None]  # the last one first
+    runner.warm_up(lambda _: None)
+    (note,) = runner.notes
+    assert note.startswith("no CUDA graph for steps with drafts of 8 tokens and 8 requests, which run slower: OutOf")
+    plan = StepPlan(tuple(drafted(number, 30, 5) for number in range(4)), 0)
+    assert runner.run(plan).graph_size == 16
+    now_s += capture_failures.RETRY_S + 1
+    runner.while_idle()
+    assert runner.run(plan).graph_size == 8
+    assert len(runner.notes) == 1
 
 
 def test_the_warm_up_says_how_far_it_is(fake_gpu: Any) -> None:
