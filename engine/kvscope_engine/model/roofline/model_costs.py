@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvscope_engine.model.loading.loader import LoadedModel
     from kvscope_engine.model.sparse.page_choice import PageChoice
 
-_EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
+EXPERT_COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def model_work(loaded: LoadedModel, kv_dtype: torch.dtype, choice: PageChoice | None = None) -> ModelWork:
@@ -70,7 +70,7 @@ def _numbers(call: LayerCall, config: Any, hidden: int) -> int:
 
 def _experts(config: Any, parts: dict[str, int]) -> tuple[int, float]:
     """Bytes of all experts, and the share of them that one token takes."""
-    num = next((value for name in _EXPERTS if (value := getattr(config, name, None))), 0)
+    num = next((value for name in EXPERT_COUNTS if (value := getattr(config, name, None))), 0)
     taken = getattr(config, "num_experts_per_tok", None)
     if not num or not taken or "Experts" not in parts:
         return 0, 1.0

@@ -33,6 +33,7 @@ from kvscope_engine.model.running.attention import KeptDecode, PagedContext
 from kvscope_engine.model.running.attention_scores import AttentionScores, MeasuredSteps
 from kvscope_engine.model.running.capture_failures import CaptureFailures
 from kvscope_engine.model.running.decode_graphs import DecodeGraphs
+from kvscope_engine.model.running.fixed_tiles import TILE_TOKENS, FixedTiles
 from kvscope_engine.model.running.forward import Forward
 from kvscope_engine.model.running.host_memory import keep_freed_memory
 from kvscope_engine.model.running.kv_storage import KVStorage
@@ -107,6 +108,7 @@ class ModelRunner:
         states: StateStorage | None = None,
         lora: LoraAdapters | None = None,
         lora_slots: LoraSlots | None = None,
+        deterministic: bool = False,
     ) -> None:
         self._others = others
         self._lora = lora
@@ -129,6 +131,9 @@ class ModelRunner:
         self.notes: list[str] = [] if notes is None else notes
         """What is not as it was asked for, a line each, as soon as it is so; others may add to it."""
         self._model = Forward(loaded.module)
+        self._tiles: FixedTiles | None = None
+        if deterministic:
+            self._tiles = FixedTiles(self._model, storage, self._ops, TILE_TOKENS[loaded.dtype])
         self._is_own = own_forward(loaded.module) is not None
         self._launches = Launches(loaded.device)
         self._vocab_size = logits_width(loaded)
@@ -228,7 +233,9 @@ class ModelRunner:
         count = len(sampling)
         kind = self._kind(inputs, count, graphs, size, is_measured=measures != NOTHING)
         with self._launches.counted(kind):
-            if graphs is None:
+            if self._tiles is not None:
+                logits = self._tiles.logits(inputs)
+            elif graphs is None:
                 with self._adapted(adapted, slots):
                     logits = self._forward(tensors, count, measures, states, own)
             elif isinstance(graphs, MixedGraphs):
@@ -273,7 +280,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Drop every tensor."""
-        self._graphs = self._mixed = None
+        self._graphs = self._mixed = self._tiles = None
         del self._model
 
     def _adapted(self, rows: StepRows | None, slots: torch.Tensor | None) -> AbstractContextManager[None]:
