@@ -610,6 +610,7 @@ def _build_runner(
         states=states,
         lora=model.lora,
         deterministic=config.deterministic,
+        fingerprints=config.fingerprints,
     )
 
 
@@ -672,6 +673,7 @@ def _hello(
             sparse_decode=config.sparse_decode is not None,
             groups=len(groups) > 1,
             deterministic=config.deterministic,
+            fingerprints=config.fingerprints,
         ),
         num_ranks=loaded.rank.count,
     )

@@ -236,6 +236,14 @@ class EngineConfig:
         " number of threads stays as it is; refused where it cannot be proven at the start",
         brief="on a CPU: the same numbers to the last bit whatever runs beside a request (slower)",
     )
+    fingerprints: bool = option(
+        False,
+        Switch(),
+        group=_MODEL,
+        help="with --deterministic: tell a digest of each layer's keys and values in each block that becomes full, and"
+        " of each sampled token's logits, so that two runs can be compared (kvscope replay)",
+        brief="with --deterministic: tell digests of keys, values and logits, by which runs are compared",
+    )
     num_threads: int | None = option(
         None,
         Whole(1, _MANY),
@@ -469,6 +477,8 @@ class EngineConfig:
             self._check_ranks()
         if self.deterministic:
             self._check_deterministic()
+        elif self.fingerprints:
+            raise BadInput("fingerprints=True is not accepted without deterministic=True: they would hang on the batch")
         if self.publishes_kv_events and not self.prefix_caching:
             raise BadInput(
                 "kv_events_config: enable_kv_cache_events=True is not accepted without prefix caching:"

@@ -109,6 +109,7 @@ class ModelRunner:
         lora: LoraAdapters | None = None,
         lora_slots: LoraSlots | None = None,
         deterministic: bool = False,
+        fingerprints: bool = False,
     ) -> None:
         self._others = others
         self._lora = lora
@@ -134,6 +135,7 @@ class ModelRunner:
         self._tiles: FixedTiles | None = None
         if deterministic:
             self._tiles = FixedTiles(self._model, storage, self._ops, TILE_TOKENS[loaded.dtype])
+        self._sums_logits = fingerprints
         self._is_own = own_forward(loaded.module) is not None
         self._launches = Launches(loaded.device)
         self._vocab_size = logits_width(loaded)
@@ -252,10 +254,11 @@ class ModelRunner:
         graph_size, graph_tokens = (size, 0) if graphs is self._graphs else (0, size)
         if logits is None:
             return InFlight(plan, timer, measures=measures, graph_tokens=graph_tokens, launches=self._launches.of(kind))
+        sums = logit_sums(logits) if self._sums_logits else ()  # before the sampler changes them
         sampled = self._sampler.draw(logits, options)
         landing = self._read_back.start(sampled.packed)
         given = {"graph_size": graph_size, "graph_tokens": graph_tokens, "launches": self._launches.of(kind)}
-        return InFlight(plan, timer, sampled, landing, measures, **given)
+        return InFlight(plan, timer, sampled, landing, measures, sums, **given)
 
     @torch.inference_mode()
     def follow(
@@ -406,6 +409,7 @@ class InFlight:
         sampled: Sampled | None = None,
         landing: Landing | None = None,
         measures: Measures = NOTHING,
+        logit_sums: Sequence[int] = (),
         *,
         graph_size: int = 0,
         launches: int = 0,
@@ -416,6 +420,7 @@ class InFlight:
         self._sampled = sampled
         self._landing = landing
         self._measures = measures
+        self._logit_sums = logit_sums
         self._graph_size = graph_size
         self._launches = launches
         self._graph_tokens = graph_tokens
@@ -462,6 +467,7 @@ class InFlight:
             wait_ns=wait_ns,
             block_skips=skipped,
             launches=self._launches,
+            logit_sums=_spread_sums(scheduled, said, self._logit_sums),
         )
 
 
@@ -516,6 +522,23 @@ def _spread_logprobs(
     entries = (islice(sampled, 1 + len(item.drafts)) if item.samples else () for item in scheduled)
     found = (tuple(of_item)[: len(tokens)] for of_item, tokens in zip(entries, token_ids, strict=True))
     return tuple(tuple(entry for entry in of_item if entry is not None) for of_item in found)
+
+
+def logit_sums(logits: torch.Tensor) -> list[int]:
+    """Of each row the bits of its numbers, added as whole numbers modulo 2^64."""
+    bits = logits.view(torch.int32 if logits.dtype == torch.float32 else torch.int16)
+    return [total % (1 << 64) for total in bits.sum(-1, dtype=torch.int64).tolist()]
+
+
+def _spread_sums(
+    scheduled: Sequence[Scheduled], token_ids: Sequence[tuple[int, ...]], sums: Sequence[int]
+) -> tuple[tuple[int, ...], ...]:
+    """Empty stays empty; as for tokens, what follows a wrong guess is left out."""
+    if not sums:
+        return ()
+    rows = iter(sums)
+    of_items = (tuple(islice(rows, 1 + len(item.drafts))) if item.samples else () for item in scheduled)
+    return tuple(row[: len(tokens)] for row, tokens in zip(of_items, token_ids, strict=True))
 
 
 class Landing:
