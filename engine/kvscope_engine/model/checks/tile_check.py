@@ -16,7 +16,7 @@ from torch import nn
 from kvscope_engine.model.checks.hook_check import LayerCall, check_hook
 from kvscope_engine.model.loading.hf_config import position_limit
 from kvscope_engine.model.roofline.model_costs import EXPERT_COUNTS
-from kvscope_engine.model.running.fixed_tiles import TILE_TOKENS, FixedTiles
+from kvscope_engine.model.running.fixed_tiles import FixedTiles, tile_tokens
 from kvscope_engine.model.running.forward import Forward
 from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.running.own_forward import own_forward
@@ -36,7 +36,8 @@ NUM_SINGLE: Final = 3
 
 def check_deterministic(loaded: LoadedModel) -> None:
     """Raise BadInput, in one line, for a model or a machine of which it cannot be proven."""
-    why = _why_not(loaded) or differing_part(loaded.module, TILE_TOKENS[loaded.dtype], ops_for(loaded.device.type))
+    size = tile_tokens(loaded.dtype, loaded.quantization)
+    why = _why_not(loaded, size) or differing_part(loaded.module, size, ops_for(loaded.device.type))
     if why:
         raise BadInput(f"deterministic=True is not accepted with model {loaded.info.name!r}: {why}")
 
@@ -51,10 +52,10 @@ def differing_part(module: nn.Module, size: int, ops: Ops) -> str:
         trial.storage.close()
 
 
-def _why_not(loaded: LoadedModel) -> str:
+def _why_not(loaded: LoadedModel, size: int) -> str:
     if loaded.device.type != "cpu":
         return "it runs on a GPU, whose kernels split by the batch"
-    if loaded.dtype not in TILE_TOKENS:
+    if not size:
         return (
             f"attention of {str(loaded.dtype).removeprefix('torch.')} adds by the batch (float32 and bfloat16 do not)"
         )

@@ -67,7 +67,7 @@ class Float32Head(nn.Module):
         count = len(rows)
         if self.tile_rows:
             rows = functional.pad(rows, (0, 0, 0, -count % self.tile_rows))
-        tiles = rows.split(self.tile_rows) if self.tile_rows else (rows,)
+        tiles = torch.split(rows, self.tile_rows) if self.tile_rows else (rows,)
         products = [self._packed(t) if self._packed is not None else functional.linear(t, self.weight) for t in tiles]
         return products[0][:count] if len(products) == 1 else torch.cat(products)[:count]
 

@@ -29,6 +29,15 @@ from kvscope_kernels.host_lengths import HostLengths
 TILE_TOKENS: Final = {torch.float32: 16, torch.bfloat16: 32}
 """By the type of activations. Measured on one core, a product of (576, 3072): 32 rows of bfloat16 take 1.2 times as
 long as one, 16 of float32 1.7 times; a row of a tile takes 1.4 and 1.3 times as long as one of 64."""
+ROUNDED_TILE_TOKENS: Final = 8
+"""Where weights have few bits: such products take a time for each row. A decode of the default model alone took 8 times
+as long in tiles of 32, prompts as long as without tiles."""
+
+
+def tile_tokens(dtype: torch.dtype, quantization: str) -> int:
+    """Tokens a tile; 0: attention of this type adds by the batch."""
+    size = TILE_TOKENS.get(dtype, 0)
+    return size if quantization == "none" else min(size, ROUNDED_TILE_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from kvscope_engine.model.running.attention import KeptDecode, PagedContext
 from kvscope_engine.model.running.attention_scores import AttentionScores, MeasuredSteps
 from kvscope_engine.model.running.capture_failures import CaptureFailures
 from kvscope_engine.model.running.decode_graphs import DecodeGraphs
-from kvscope_engine.model.running.fixed_tiles import TILE_TOKENS, FixedTiles
+from kvscope_engine.model.running.fixed_tiles import FixedTiles, tile_tokens
 from kvscope_engine.model.running.forward import Forward
 from kvscope_engine.model.running.host_memory import keep_freed_memory
 from kvscope_engine.model.running.kv_storage import KVStorage
@@ -134,7 +134,8 @@ class ModelRunner:
         self._model = Forward(loaded.module)
         self._tiles: FixedTiles | None = None
         if deterministic:
-            self._tiles = FixedTiles(self._model, storage, self._ops, TILE_TOKENS[loaded.dtype])
+            size = tile_tokens(loaded.dtype, loaded.quantization)
+            self._tiles = FixedTiles(self._model, storage, self._ops, size)
         self._sums_logits = fingerprints
         self._is_own = own_forward(loaded.module) is not None
         self._launches = Launches(loaded.device)
