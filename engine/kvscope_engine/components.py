@@ -19,6 +19,7 @@ from msgspec.structs import replace as replace_fields
 
 from kvscope_engine.cache_events import shared_salt
 from kvscope_engine.model.checks.hook_check import check_hook
+from kvscope_engine.model.checks.tile_check import check_deterministic
 from kvscope_engine.model.cpu_offload.streaming import close_streaming, streamed_weights
 from kvscope_engine.model.fused.fuse import Fused
 from kvscope_engine.model.loading.device import free_bytes, gpu_uuids
@@ -39,7 +40,7 @@ from kvscope_engine.model.roofline.device_limits import device_limits
 from kvscope_engine.model.roofline.model_costs import model_work
 from kvscope_engine.model.roofline.step_costs import ModelWork
 from kvscope_engine.model.running.attention_choice import attention_choice
-from kvscope_engine.model.running.cpu_threads import CpuThreads
+from kvscope_engine.model.running.cpu_threads import CpuThreads, default_num_threads
 from kvscope_engine.model.running.kv_storage import MIB, KVStorage, LayerShape, block_bytes
 from kvscope_engine.model.running.layer_groups import LayerGroup
 from kvscope_engine.model.running.memory import PoolSize, pool_size
@@ -238,7 +239,7 @@ def build_components(
         if leader is not None:
             undo.callback(leader.close)
         config = _as_it_runs(config_of_rank(config, leader))
-        threads = CpuThreads(config.num_threads)
+        threads = CpuThreads(config.num_threads or (default_num_threads() if config.deterministic else None))
         model = _ready_model(config, leader, progress, undo)
         asked = config
         config = _as_model_allows(config, model.loaded.module)
@@ -385,6 +386,8 @@ def _ready_model(
     progress(Progress(stage="warm up"))
     fused = make_ready_to_run(loaded.module, loaded.quantization)
     check_options_with_own_forward(config, loaded)
+    if config.deterministic:
+        check_deterministic(loaded)
     lora = LoraAdapters(config, loaded, adapters, leader) if config.has_lora else None  # before memory is measured
 
     def tell(tried: str) -> None:
@@ -625,6 +628,8 @@ def _build_runner(
         states=states,
         max_drafts=config.max_drafts,
         lora=model.lora,
+        deterministic=config.deterministic,
+        fingerprints=config.fingerprints,
     )
 
 
@@ -686,6 +691,8 @@ def _hello(
             allocator_map=True,
             sparse_decode=config.sparse_decode is not None,
             groups=len(groups) > 1,
+            deterministic=config.deterministic,
+            fingerprints=config.fingerprints,
         ),
         num_ranks=loaded.rank.count,
     )

@@ -22,6 +22,7 @@ import torch
 from kvscope_engine.cache_events import make_cache_events
 from kvscope_engine.completion import Completion, collect
 from kvscope_engine.components import EngineComponents, build_components
+from kvscope_engine.fingerprints import FingerprintRecorder, recorded_request
 from kvscope_engine.frame_builder import FrameBuilder
 from kvscope_engine.inputs import prompt_token_ids
 from kvscope_engine.interventions import Interventions
@@ -61,6 +62,7 @@ from kvscope_telemetry.messages.telemetry import (
     TelemetryMessage,
     Timings,
 )
+from kvscope_telemetry.texts.block_texts import RecordedText
 
 ProgressCallback = Callable[[Progress], None]
 Publish = Callable[[TelemetryMessage], None]
@@ -105,6 +107,10 @@ class Engine:
             self._publish,
             messages_dropped=messages_dropped,
         )
+        self._fingerprints: FingerprintRecorder | None = None
+        if config.fingerprints:
+            self._fingerprints = FingerprintRecorder(self.components.storage, self._epoch, self._publish)
+        self._ended: list[Request] | None = None
         self._loop = StepLoop(
             self.components.scheduler,
             self.components.runner,
@@ -236,6 +242,14 @@ class Engine:
         pool, scheduler = self.components.pool, self.components.scheduler
         contents = (block_content(block, pool, scheduler.requests, scheduler.prefix_of) for block in blocks)
         return tuple(with_text(content, self.tokenizer) for content in contents)
+
+    def take_ended(self) -> list[RecordedText]:
+        """Requests that ended since it was asked before, with their tokens and options; none the first time.
+
+        For a recording with texts, which can be run again.
+        """
+        ended, self._ended = self._ended, []
+        return [recorded_request(request, self._epoch) for request in ended or ()]
 
     def allocator_map(self, tag: int = 0) -> AllocatorMap:
         """How torch's allocator divides the GPU's memory now. Raises BadInput on a CPU."""
@@ -444,6 +458,8 @@ class Engine:
             self.components.forms.send()
         if plan.has_drafts:
             plan, result = keep_emitted(plan, result, num_emitted)
+        if self._fingerprints is not None:  # while the blocks of requests that end are theirs
+            self._fingerprints.record(plan, result, self.step_count, now_ns)
         self.components.scheduler.commit(plan, self.step_count, now_ns)
         for request, reason, error in ends:
             self._finish(request, self.streams[request.number], reason, now_ns, error)
@@ -501,6 +517,8 @@ class Engine:
         for number, stream in spoken.items():
             outputs += stream.drain()
             if stream.request.is_finished:
+                if self._ended is not None:
+                    self._ended.append(stream.request)
                 del self.streams[number]
                 self._forget(stream)
         return outputs

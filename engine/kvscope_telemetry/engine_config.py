@@ -227,6 +227,23 @@ class EngineConfig:
         help="schedule and launch a step while the previous one runs; the tokens are the same (default: on a GPU)",
         brief="schedule and launch a step while the previous one runs (default: on a GPU)",
     )
+    deterministic: bool = option(
+        False,
+        Switch(),
+        group=_MODEL,
+        help="on a CPU: give a request the same numbers to the last bit whatever runs beside it, however its prompt is"
+        " cut and whatever was cached, so that a recording can be run again (kvscope replay); steps are slower, and the"
+        " number of threads stays as it is; refused where it cannot be proven at the start",
+        brief="on a CPU: the same numbers to the last bit whatever runs beside a request (slower)",
+    )
+    fingerprints: bool = option(
+        False,
+        Switch(),
+        group=_MODEL,
+        help="with --deterministic: tell a digest of each layer's keys and values in each block that becomes full, and"
+        " of each sampled token's logits, so that two runs can be compared (kvscope replay)",
+        brief="with --deterministic: tell digests of keys, values and logits, by which runs are compared",
+    )
     num_threads: int | None = option(
         None,
         Whole(1, _MANY),
@@ -458,6 +475,10 @@ class EngineConfig:
             self._check_sparse()
         if self.tensor_parallel_size > 1:
             self._check_ranks()
+        if self.deterministic:
+            self._check_deterministic()
+        elif self.fingerprints:
+            raise BadInput("fingerprints=True is not accepted without deterministic=True: they would hang on the batch")
         if self.publishes_kv_events and not self.prefix_caching:
             raise BadInput(
                 "kv_events_config: enable_kv_cache_events=True is not accepted without prefix caching:"
@@ -525,6 +546,23 @@ class EngineConfig:
             if value != accepted:
                 size = self.tensor_parallel_size
                 raise BadInput(f"{name}={value!r} is not accepted with tensor_parallel_size={size}: {why}")
+
+    def _check_deterministic(self) -> None:
+        """What adds in an order that hangs on the batch, or is not known not to."""
+        lora = "lora_modules" if self.lora_modules else "allow_runtime_lora_updating"
+        refused: tuple[tuple[str, object, object, str], ...] = (
+            ("device", self.device if self.device == "cuda" else "", "", "kernels of a GPU split by the batch"),
+            ("tensor_parallel_size", self.tensor_parallel_size, 1, "ranks add in an order of their own"),
+            ("cpu_offload_gb", self.cpu_offload_gb, 0, "it is for GPUs"),
+            ("async_scheduling", self.async_scheduling or None, None, "tiles of tokens are cut on the host"),
+            ("kv_cache_dtype", self.kv_cache_dtype, "auto", "attention over 8 bits adds by the batch"),
+            ("sparse_decode", self.sparse_decode, None, "prompts are attended to in full and new tokens are not"),
+            ("page_heat", self.page_heat, 0, "new tokens go the way of prompts, where it is not measured"),
+            (lora, self.has_lora, False, "adapters of a step are computed together"),
+        )
+        for name, value, accepted, why in refused:
+            if value != accepted:
+                raise BadInput(f"{name}={value!r} is not accepted with deterministic=True: {why}")
 
     def _check_sparse(self) -> None:
         share = self.sparse_decode

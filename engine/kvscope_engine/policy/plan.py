@@ -91,6 +91,8 @@ class StepResult:
     """That the forward pass was handed to the device in; 0: not counted."""
     graph_tokens: int = 0
     """Tokens that the CUDA graphs have room for that it ran as between attention; 0: it ran without them."""
+    logit_sums: tuple[tuple[int, ...], ...] = ()
+    """Of each entry, for each token that follows, the sum of its logits' bits; empty where nobody asked."""
 
 
 def without_ended(plan: StepPlan, result: StepResult) -> tuple[StepPlan, StepResult]:

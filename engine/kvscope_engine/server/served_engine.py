@@ -18,6 +18,7 @@ from kvscope_telemetry.messages.commands import (
     Tokens,
 )
 from kvscope_telemetry.messages.telemetry import Hello, MemoryBreakdown, Progress, Snapshot, TelemetryMessage
+from kvscope_telemetry.texts.block_texts import RecordedText
 
 OnProgress: TypeAlias = Callable[[Progress], None]
 Publish: TypeAlias = Callable[[TelemetryMessage], None]
@@ -154,6 +155,9 @@ class ServedEngine(Protocol):
 
     def snapshot(self, tag: int) -> Snapshot:
         """The whole state after the last frame."""
+
+    def take_ended(self) -> list[RecordedText]:
+        """Requests that ended since it was asked before, whole; none the first time."""
 
     def block_text(self, blocks: Sequence[int]) -> tuple[BlockContent, ...]:
         """What the blocks hold; raises BadInput for a block that does not exist."""

@@ -172,6 +172,8 @@ class EngineService:
             self._recorder.give(self._engine.snapshot(0))
         if self._recorder is not None and self._engine is not None and (blocks := self._recorder.wants_texts):
             self._recorder.give_texts(self._engine.block_text(blocks))
+        if self._recorder is not None and self._engine is not None and self._recorder.texts is not None:
+            self._recorder.give_requests(self._engine.take_ended())
 
     def _fail(self, reason: str) -> None:
         """From now on every command is refused with the reason; those that wait get it too."""

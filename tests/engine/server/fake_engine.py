@@ -41,6 +41,7 @@ from kvscope_telemetry.messages.telemetry import (
     Progress,
     Snapshot,
 )
+from kvscope_telemetry.texts.block_texts import RecordedText
 
 EPOCH = 7
 NUM_BLOCKS = 8
@@ -258,6 +259,9 @@ class FakeEngine:
         time.sleep(self.options.pack_s)
         rows = Ledger(NUM_BLOCKS).pack_all()
         return Snapshot(hello=self.hello, seq=self.last_seq, step=self.step_count, time_ns=0, blocks=rows, tag=tag)
+
+    def take_ended(self) -> list[RecordedText]:
+        return []
 
     def block_text(self, blocks: Sequence[int]) -> tuple[BlockContent, ...]:
         time.sleep(self.options.block_s * len(blocks))

@@ -39,6 +39,8 @@ class Float32Head(nn.Module):
         self.few: FewRows | None = None
         """Whose product few rows are; see `skinny_linear.linear`."""
         self._ops = ops_for(weight.device.type)
+        self.tile_rows = 0
+        """On a CPU: how many rows each product has, so that a row's numbers hang on no other; 0: as many as come."""
         self._has_float32_product = weight.device.type != "cpu" and has_float32_product(weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -55,14 +57,22 @@ class Float32Head(nn.Module):
         return self._ops.linear(rows, self.weight, dtype=torch.float32, few=self.few)
 
     def _on_cpu(self, rows: torch.Tensor) -> torch.Tensor:
-        product = self._packed(rows) if self._packed is not None else functional.linear(rows, self.weight)
-        logits: torch.Tensor = product.float()
+        logits = self._product(rows).float()
         limits = logits.amax(-1, keepdim=True).sub_(NEAR)
         near = logits >= limits
         flat = [row for row, count in enumerate(near.sum(-1).tolist()) if self._refine(row, count, rows, near, logits)]
-        if flat:
-            self._compute_whole(flat, rows, logits)
+        at_once = 1 if self.tile_rows else max(len(flat), 1)
+        for start in range(0, len(flat), at_once):
+            self._compute_whole(flat[start : start + at_once], rows, logits)
         return logits
+
+    def _product(self, rows: torch.Tensor) -> torch.Tensor:
+        count = len(rows)
+        if self.tile_rows:
+            rows = functional.pad(rows, (0, 0, 0, -count % self.tile_rows))
+        tiles = torch.split(rows, self.tile_rows) if self.tile_rows else (rows,)
+        products = [self._packed(t) if self._packed is not None else functional.linear(t, self.weight) for t in tiles]
+        return products[0][:count] if len(products) == 1 else torch.cat(products)[:count]
 
     def _refine(self, row: int, count: int, rows: torch.Tensor, near: torch.Tensor, logits: torch.Tensor) -> bool:
         """Compute what is near the top of a row; or say that it is too much for that."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvscope_engine.model.loading.loader import LoadedModel
     from kvscope_engine.model.sparse.page_choice import PageChoice
 
-_EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+EXPERT_COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _TAKEN: Final = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k", "moe_top_k")
 """Words of a configuration for how many there are, and how many of them a token takes."""
 
@@ -72,7 +72,7 @@ def _numbers(call: LayerCall, config: Any, hidden: int) -> int:
 
 def _experts(config: Any, parts: dict[str, int]) -> tuple[int, float]:
     """Bytes of all experts, and the share of them that one token takes."""
-    num, taken = (_whole_number(config, names) for names in (_EXPERTS, _TAKEN))
+    num, taken = (_whole_number(config, names) for names in (EXPERT_COUNTS, _TAKEN))
     if not num or not taken or "Experts" not in parts:
         return 0, 1.0
     return parts["Experts"], min(taken / num, 1.0)

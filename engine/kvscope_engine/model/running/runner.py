@@ -37,6 +37,7 @@ from kvscope_engine.model.running.attention import KeptDecode, PagedContext
 from kvscope_engine.model.running.attention_scores import AttentionScores, MeasuredSteps
 from kvscope_engine.model.running.capture_failures import CaptureFailures
 from kvscope_engine.model.running.decode_graphs import DecodeGraphs
+from kvscope_engine.model.running.fixed_tiles import FixedTiles, tile_tokens
 from kvscope_engine.model.running.forward import Forward
 from kvscope_engine.model.running.graphs_together import GraphsTogether, Meeting
 from kvscope_engine.model.running.host_memory import keep_freed_memory
@@ -138,6 +139,8 @@ class ModelRunner:
         max_drafts: int = 0,
         lora: LoraAdapters | None = None,
         lora_slots: LoraSlots | None = None,
+        deterministic: bool = False,
+        fingerprints: bool = False,
     ) -> None:
         self._others = others
         self._lora = lora
@@ -161,6 +164,11 @@ class ModelRunner:
         """What is not as it was asked for, a line each, as soon as it is so; others may add to it."""
         self._module = loaded.module
         self._model = Forward(loaded.module)
+        self._tiles: FixedTiles | None = None
+        if deterministic:
+            size = tile_tokens(loaded.dtype, loaded.quantization)
+            self._tiles = FixedTiles(self._model, storage, self._ops, size)
+        self._sums_logits = fingerprints
         self._is_own = own_forward(loaded.module) is not None
         self._launches = Launches(loaded.device)
         self._vocab_size = logits_width(loaded)
@@ -292,7 +300,9 @@ class ModelRunner:
         count = len(sampling)
         kind = self._kind(inputs, count, graphs, size, is_measured=measures != NOTHING)
         with self._launches.counted(kind):
-            if graphs is None:
+            if self._tiles is not None:
+                logits = self._tiles.logits(inputs)
+            elif graphs is None:
                 with self._adapted(adapted, slots):
                     logits = self._forward(tensors, count, measures, states, own)
             elif isinstance(graphs, MixedGraphs):
@@ -311,11 +321,12 @@ class ModelRunner:
             graph_size, graph_tokens = graphs.num_requests, 0
         if logits is None:
             return InFlight(plan, timer, measures=measures, graph_tokens=graph_tokens, launches=self._launches.of(kind))
+        sums = logit_sums(logits) if self._sums_logits else ()  # before the sampler changes them
         given = {"graph_size": graph_size, "graph_tokens": graph_tokens, "launches": self._launches.of(kind)}
         if options is None:
             later = partial(self._sample_later, logits, sampling, num_output_tokens)
-            return InFlight(plan, timer, None, later, measures, **given)
-        return InFlight(plan, timer, self._sample(logits, options), None, measures, **given)
+            return InFlight(plan, timer, None, later, measures, sums, **given)
+        return InFlight(plan, timer, self._sample(logits, options), None, measures, sums, **given)
 
     @torch.inference_mode()
     def follow(
@@ -353,7 +364,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Drop every tensor."""
-        self._graphs = self._mixed = self._together = None
+        self._graphs = self._mixed = self._together = self._tiles = None
         del self._model, self._module
 
     def _sample(self, logits: torch.Tensor, options: SamplingInputs) -> Drawn:
@@ -514,6 +525,7 @@ class InFlight:
         drawn: Drawn | None = None,
         later: Callable[[], Drawn] | None = None,
         measures: Measures = NOTHING,
+        logit_sums: Sequence[int] = (),
         *,
         graph_size: int = 0,
         launches: int = 0,
@@ -525,6 +537,7 @@ class InFlight:
         self._later = later
         self._is_left: list[bool] = []
         self._measures = measures
+        self._logit_sums = logit_sums
         self._graph_size = graph_size
         self._launches = launches
         self._graph_tokens = graph_tokens
@@ -587,6 +600,7 @@ class InFlight:
             wait_ns=wait_ns,
             block_skips=skipped,
             launches=self._launches,
+            logit_sums=_spread_sums(scheduled, said, self._logit_sums),
         )
 
 
@@ -653,6 +667,23 @@ def _spread_logprobs(
     entries = (islice(sampled, 1 + len(item.drafts)) if item.samples else () for item in scheduled)
     found = (tuple(of_item)[: len(tokens)] for of_item, tokens in zip(entries, token_ids, strict=True))
     return tuple(tuple(entry for entry in of_item if entry is not None) for of_item in found)
+
+
+def logit_sums(logits: torch.Tensor) -> list[int]:
+    """Of each row the bits of its numbers, added as whole numbers modulo 2^64."""
+    bits = logits.view(torch.int32 if logits.dtype == torch.float32 else torch.int16)
+    return [total % (1 << 64) for total in bits.sum(-1, dtype=torch.int64).tolist()]
+
+
+def _spread_sums(
+    scheduled: Sequence[Scheduled], token_ids: Sequence[tuple[int, ...]], sums: Sequence[int]
+) -> tuple[tuple[int, ...], ...]:
+    """Empty stays empty; as for tokens, what follows a wrong guess is left out."""
+    if not sums:
+        return ()
+    rows = iter(sums)
+    of_items = (tuple(islice(rows, 1 + len(item.drafts))) if item.samples else () for item in scheduled)
+    return tuple(row[: len(tokens)] for row, tokens in zip(of_items, token_ids, strict=True))
 
 
 class Landing:
