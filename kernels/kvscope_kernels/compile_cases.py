@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Final, NamedTuple
 
 from kvscope_kernels.attention_scores.block_attention import _block_attention_kernel, rows_of_one_head
@@ -21,7 +22,12 @@ from kvscope_kernels.experts.mixture import (
 )
 from kvscope_kernels.experts.weights import Gate
 from kvscope_kernels.gated_activation import GELU_TANH, SILU, _gated_activation_kernel, gate_constants
-from kvscope_kernels.grouped.product import _grouped_product_kernel, product_constants
+from kvscope_kernels.grouped.triton_product import (
+    _grouped_product_kernel,
+    num_splits,
+    product_constants,
+    product_tiles,
+)
 from kvscope_kernels.kv_formats import AS_IS, E4M3, E4M3_BITS, INT8, fp8_format
 from kvscope_kernels.kv_write import _kv_write_kernel, write_constants
 from kvscope_kernels.launch import (
@@ -67,7 +73,14 @@ _TYPES: Final = {
     **dict.fromkeys(("x", "total", "weight", "norm_weight", "eps"), "*fp32"),
     **dict.fromkeys(("scale", "softcap"), "fp32"),
 }
-_GROUPED_TYPES: Final = {"codes": "*u8", "scale": "*fp16", "low": "*fp16", "bias": "*fp32", "num_rows": "i32"}
+_GROUPED_TYPES: Final = {
+    **dict.fromkeys(("words", "arrived", "num_rows"), "*i32"),
+    "scale": "*fp16",
+    "low": "*fp16",
+    "bias": "*fp32",
+    "sums": "*fp32",
+    "num_rows": "i32",
+}
 _EXPERT_TYPES: Final = {"ids": "*i64", "experts": "*i32", "pairs": "*i32"}
 _DATA: Final = frozenset({"query", "key", "value", "k_cache", "v_cache", "out", "sinks", "cache", "bounds"}) | {
     *("heads", "cos", "signed_sin", "delta", "both")
@@ -278,7 +291,7 @@ def layer_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator[
     for form in (AS_IS, INT8):
         yield rotate_case(heads, dtype, form)
     yield rotate_case(heads, dtype, has_norm=True)
-    for num_rows, bits in ((1, 4), (64, 4), (1, 8), (64, 8)):
+    for num_rows, bits in product((1, 16, 64, 512), (4, 8)):
         yield grouped_case(heads, num_rows, dtype, bits)
     if dtype != "fp32":
         for num_rows, times in ((1, 1), (16, 1), (16, 7)):
@@ -299,11 +312,13 @@ def rotate_case(heads: Heads, dtype: str = "bf16", form: int = AS_IS, *, has_nor
 def grouped_case(heads: Heads, num_rows: int, dtype: str = "bf16", bits: int = 4) -> Launch:
     """A product with weights of 4 or 8 bits, in a decode or in a prefill; without bias, with a residual."""
     hidden = heads.num_heads * heads.head_dim
-    shapes = product_constants(hidden, hidden, 8 * bits, num_rows, bits)
-    warps = shapes.pop("num_warps")
-    constants = {**shapes, "bias": None, "UPCAST_DOT": False}
-    variant = f"{hidden} {bits} bits rows<={shapes['TILE_M']} {dtype}"
-    launch = _launch("grouped_product", variant, _grouped_product_kernel, constants, dtype, num_warps=warps)
+    tiles = product_tiles(num_rows, bits, _element_bytes(dtype))
+    splits = num_splits(num_rows, hidden, hidden, bits, tiles, 132)
+    constants = {**product_constants(hidden, hidden, 8 * bits, bits, tiles, splits), "bias": None, "PLAIN": False}
+    constants |= {} if splits > 1 else {"sums": None}
+    variant = f"{hidden} {bits} bits rows<={tiles.tile_m} {dtype}"
+    dots = DotTiles(tiles.tile_m, tiles.tile_n, 0, 0, tiles.num_warps, tiles.num_stages)
+    launch = _launch("grouped_product", variant, _grouped_product_kernel, constants, dtype, dots)
     types = _GROUPED_TYPES | dict.fromkeys(("x", "add", "out"), f"*{dtype}")
     return replace(launch, arguments={name: types[name] for name in launch.arguments})
 

@@ -110,7 +110,8 @@ def keep_items(plan: StepPlan, result: StepResult, is_kept: Sequence[bool]) -> t
     decodes = kept[:num_single_token]
     shares = None if result.block_shares is None else result.block_shares[:, decodes]
     skips = None if result.block_skips is None else result.block_skips[decodes]
-    how = (result.graph_size, result.wait_ns, skips, result.launches, result.graph_tokens)
+    sums = tuple(result.logit_sums[index] for index in kept) if result.logit_sums else ()
+    how = (result.graph_size, result.wait_ns, skips, result.launches, result.graph_tokens, sums)
     requests = {plan.scheduled[index].request for index in kept}
     return (
         replace(
