@@ -120,9 +120,11 @@ class Experts(NamedTuple):
     size: int
     gate: Gate = Gate()
     has_bias: bool = False
+    is_packed: bool = False
+    """In 4 bits."""
 
     def __str__(self) -> str:
-        return f"{self.top_k} of {self.num_experts} {self.hidden}/{self.size}"
+        return f"{self.top_k} of {self.num_experts} {self.hidden}/{self.size}{' 4 bits' * self.is_packed}"
 
 
 class Options(NamedTuple):
@@ -338,6 +340,8 @@ def expert_cases(model: Experts, dtype: str = "bf16") -> Iterator[Launch]:
     """What a mixture of experts launches, for every size of tile: the first of a single token."""
     hidden, size = model.hidden, model.size
     for tile_m in (1, 16, 32, 64, MOST_ROWS) if dtype != "fp32" else (1, 16):
+        if model.is_packed and tile_m == MOST_ROWS:
+            continue
         yield _expert_case(model, tile_m, size, hidden, model.gate, dtype)
         yield _expert_case(model, tile_m, hidden, size, None, dtype)
     for tile_m in (16, MOST_ROWS):
@@ -351,11 +355,12 @@ def expert_cases(model: Experts, dtype: str = "bf16") -> Iterator[Launch]:
 
 
 def _expert_case(model: Experts, tile_m: int, outputs: int, inputs: int, gate: Gate | None, dtype: str) -> Launch:
-    is_aligned, tiles = tile_m > 1, expert_tiles(tile_m, _element_bytes(dtype), gate)
+    is_aligned, tiles = tile_m > 1, expert_tiles(tile_m, _element_bytes(dtype), gate, is_packed=model.is_packed)
     constants = {
         **expert_constants(outputs, inputs, model.top_k if gate is not None else 1, tiles, gate),
         **({} if is_aligned else {"pairs": None}),
         **({} if model.has_bias else {"bias": None}),
+        **({} if model.is_packed else {"powers": None}),
         **({} if gate is None else {"shares": None}),
         "UPCAST_DOT": False,
     }
@@ -363,9 +368,9 @@ def _expert_case(model: Experts, tile_m: int, outputs: int, inputs: int, gate: G
     dots = DotTiles(tiles.tile_m, tiles.tile_n, 0, 0, tiles.num_warps, tiles.num_stages)
     launch = _launch("expert_product", variant, _expert_product_kernel, constants, dtype, dots)
     launch = _with_expert_types(launch, dtype)
-    if is_aligned:
-        return launch
-    return replace(launch, arguments=launch.arguments | {"experts": "*i64"})
+    of_one = {} if is_aligned else {"experts": "*i64"}
+    packed = {"weight": "*u8", "powers": "*u8"} if model.is_packed else {}
+    return replace(launch, arguments={**launch.arguments, **of_one, **packed})
 
 
 def _with_expert_types(launch: Launch, dtype: str) -> Launch:
@@ -448,7 +453,7 @@ def _all_cases(capability: int) -> Iterator[Launch]:
     for heads in (DEEPSEEK_V3, DEEPSEEK_V2_LITE):
         yield from latent_cases(heads, capability)
     yield from latent_cases(DEEPSEEK_V2_LITE, capability, "fp32")
-    for model in (QWEN3_30B_A3B, GPT_OSS_EXPERTS):
+    for model in (QWEN3_30B_A3B, GPT_OSS_EXPERTS, GPT_OSS_EXPERTS._replace(is_packed=True)):
         yield from expert_cases(model)
     yield from expert_cases(QWEN3_30B_A3B, "fp32")
     for max_query_len in (512, _LONG_RUN):
@@ -487,7 +492,7 @@ def core_cases(capability: int) -> Iterator[Launch]:
         yield prefill_case(heads, options, capability)
         yield from cut_cases(heads, capability, options=options)
     yield from latent_cases(DEEPSEEK_V3, capability)
-    for model in (QWEN3_30B_A3B, GPT_OSS_EXPERTS):
+    for model in (QWEN3_30B_A3B, GPT_OSS_EXPERTS, GPT_OSS_EXPERTS._replace(is_packed=True)):
         yield from expert_cases(model)
     yield from choice_cases(LLAMA_8B)
     yield from memory_cases(LLAMA_8B, capability)

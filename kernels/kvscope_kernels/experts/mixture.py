@@ -13,17 +13,19 @@ from torch.nn.functional import linear
 
 from kvscope_kernels.checks import FLOAT_DTYPES, require
 from kvscope_kernels.experts.alignment import ExpertTiles, align_experts
-from kvscope_kernels.experts.weights import RELU_SQUARED, ExpertWeights, Gate
+from kvscope_kernels.experts.weights import GROUP, RELU_SQUARED, ExpertWeights, FourBits, Gate
 from kvscope_kernels.gated_activation import GELU_TANH
 from kvscope_kernels.triton_language import cdiv, is_interpreting, jit, jit_varying, next_power_of_2, require_triton, tl
 
 MOST_ROWS: Final = 128
-"""Of a tile."""
+"""Of a tile; of weights of 4 bits half as many, since these are widened in registers."""
 _AS_IT_IS = -1
 _RELU_SQUARED = tl.constexpr(RELU_SQUARED)
 _GELU_TANH = tl.constexpr(GELU_TANH)
 _GELU_SLOPE = tl.constexpr(1.5957691216057308)  # 2 * sqrt(2 / pi): tanh(y) is 2 * sigmoid(2 * y) - 1
 _GELU_CUBIC = tl.constexpr(0.044715)
+_GROUP = tl.constexpr(GROUP)
+_BYTES = tl.constexpr(GROUP // 2)
 _SUM_TILE: Final = 1024
 
 
@@ -55,8 +57,9 @@ def mix_experts(x: Tensor, ids: Tensor, shares: Tensor, weights: ExpertWeights) 
     if not num_tokens:
         return out
     x, ids, shares = x.contiguous(), ids.contiguous(), shares.contiguous()
-    num_experts, hidden, size = weights.down.shape
-    tile_m = rows_of_tile(num_tokens, top_k, num_experts, x.element_size())
+    num_experts, hidden, size = weights.shape
+    is_packed = isinstance(weights.down, FourBits)
+    tile_m = rows_of_tile(num_tokens, top_k, num_experts, x.element_size(), is_packed=is_packed)
     tiles = None if tile_m == 1 else align_experts(ids.view(-1), num_experts, tile_m)
     inner = _product(x, ids, tiles, tile_m, weights.up, weights.up_bias, size, gate=weights.gate)
     parts = _product(inner, ids, tiles, tile_m, weights.down, weights.down_bias, hidden, shares=shares)
@@ -72,7 +75,7 @@ def _product(
     ids: Tensor,
     tiles: ExpertTiles | None,
     tile_m: int,
-    weight: Tensor,
+    weight: Tensor | FourBits,
     bias: Tensor | None,
     outputs: int,
     *,
@@ -80,20 +83,22 @@ def _product(
     shares: Tensor | None = None,
 ) -> Tensor:
     """(pairs, outputs): of each pair its expert's product with x, of a row a token or a pair."""
-    num_pairs, (num_experts, _, inputs) = ids.numel(), weight.shape
+    num_pairs, inputs = ids.numel(), x.shape[1]
+    codes, powers = weight if isinstance(weight, FourBits) else (weight, None)
     out = torch.empty(num_pairs, outputs, dtype=x.dtype, device=x.device)
     num_tiles = num_pairs if tiles is None else len(tiles.experts)
-    shape = expert_tiles(tile_m, x.element_size(), gate)
+    shape = expert_tiles(tile_m, x.element_size(), gate, is_packed=powers is not None)
     _expert_product_kernel[(cdiv(outputs, shape.tile_n), num_tiles)](
         x,
-        weight,
+        codes,
+        powers,
         bias,
         shares,
         out,
         ids if tiles is None else tiles.experts,
         None if tiles is None else tiles.pairs,
         num_pairs,
-        num_experts,
+        len(codes),
         outputs,
         inputs,
         **expert_constants(outputs, inputs, num_pairs // len(x), shape, gate),
@@ -104,23 +109,26 @@ def _product(
     return out
 
 
-def rows_of_tile(num_tokens: int, top_k: int, num_experts: int, element_bytes: int) -> int:
+def rows_of_tile(num_tokens: int, top_k: int, num_experts: int, element_bytes: int, *, is_packed: bool = False) -> int:
     """Pairs of a tile: twice as many as fall on an expert, if they fall evenly, so that most experts are one tile and
     read once; 1 of a single token; in float32, multiplied without matrix units, 16."""
     if num_tokens == 1:
         return 1
     if element_bytes == 4:
         return 16
-    return min(MOST_ROWS, max(16, next_power_of_2(cdiv(2 * num_tokens * top_k, num_experts))))
+    most = MOST_ROWS // 2 if is_packed else MOST_ROWS
+    return min(most, max(16, next_power_of_2(cdiv(2 * num_tokens * top_k, num_experts))))
 
 
-def expert_tiles(tile_m: int, element_bytes: int, gate: Gate | None = None) -> ProductTiles:
+def expert_tiles(tile_m: int, element_bytes: int, gate: Gate | None = None, *, is_packed: bool = False) -> ProductTiles:
     """For tiles of up to `tile_m` pairs; of a single token's narrow ones, so that all multiprocessors have some. They
     follow from `tile_m` alone, whose powers of two the warm-up goes through, and all fit 99 KiB of shared memory."""
     is_gated = gate is not None and gate.is_gated
     rows = max(16, tile_m)
     if element_bytes == 4:
         return ProductTiles(rows, 32, 32, 4, 2)
+    if is_packed:  # no two warps widen the same weights
+        return ProductTiles(rows, 64, 128, 4, 4) if rows <= 32 else ProductTiles(rows, 128, 64, 8, 3)
     if rows <= 32:
         return ProductTiles(rows, 32 if tile_m == 1 else 64, 64 if is_gated else 128, 4, 4)
     if rows == 64:
@@ -152,6 +160,7 @@ def expert_constants(
 def _expert_product_kernel(
     x: tl.tensor,
     weight: tl.tensor,
+    powers: tl.tensor,
     bias: tl.tensor,
     shares: tl.tensor,
     out: tl.tensor,
@@ -188,28 +197,49 @@ def _expert_product_kernel(
             in_m = pair < num_pairs
         n = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
         in_n = (n < outputs) | WHOLE_N
-        column = tl.arange(0, TILE_K)
         num_rows = outputs * (1 + IS_GATED)
         first = expert.to(tl.int64) * num_rows
-        weights = weight + (first + n)[:, None] * inputs + column[None, :]
-        beside = weights + outputs.to(tl.int64) * inputs
-        rows = x + (pair // PAIRS_EACH).to(tl.int64)[:, None] * inputs + column[None, :]
+        rows = x + (pair // PAIRS_EACH).to(tl.int64)[:, None] * inputs
         sums = tl.zeros([TILE_N, TILE_M], tl.float32)
         ups = tl.zeros([TILE_N, TILE_M], tl.float32)
-        for start in range(0, inputs, TILE_K):
-            inside = (start + column < inputs) | WHOLE_K
-            in_weights = in_n[:, None] & inside[None, :]
-            numbers = tl.load(rows + start, mask=in_m[:, None] & inside[None, :], other=0.0)
-            some = tl.load(weights + start, mask=in_weights, other=0.0)
-            if UPCAST_DOT:
-                numbers = numbers.to(tl.float32)
-                some = some.to(tl.float32)
-            sums = tl.dot(some, tl.trans(numbers), sums, input_precision="ieee")
-            if IS_GATED:
-                other = tl.load(beside + start, mask=in_weights, other=0.0)
-                if UPCAST_DOT:
-                    other = other.to(tl.float32)
-                ups = tl.dot(other, tl.trans(numbers), ups, input_precision="ieee")
+        if powers is None:
+            column = tl.arange(0, TILE_K)
+            weights = weight + (first + n)[:, None] * inputs + column[None, :]
+            beside = weights + outputs.to(tl.int64) * inputs
+            for start in range(0, inputs, TILE_K):
+                inside = (start + column < inputs) | WHOLE_K
+                in_weights = in_n[:, None] & inside[None, :]
+                numbers = tl.load(rows + (start + column)[None, :], mask=in_m[:, None] & inside[None, :], other=0.0)
+                some = tl.load(weights + start, mask=in_weights, other=0.0)
+                sums = _add_product(some, numbers, sums, UPCAST_DOT)
+                if IS_GATED:
+                    ups = _add_product(tl.load(beside + start, mask=in_weights, other=0.0), numbers, ups, UPCAST_DOT)
+        else:
+            place = tl.arange(0, TILE_K // 2)
+            group = tl.arange(0, TILE_K // _GROUP) * _BYTES
+            codes = weight + (first + n)[:, None] * (inputs // 2)
+            groups = powers + (first + n)[:, None] * (inputs // _GROUP)
+            beside = outputs.to(tl.int64) * inputs
+            for start in range(0, inputs // 2, TILE_K // 2):
+                at = start + place
+                inside = (at < inputs // 2) | WHOLE_K
+                in_codes, in_rows = in_n[:, None] & inside[None, :], in_m[:, None] & inside[None, :]
+                low = rows + (at // _BYTES * _GROUP + at % _BYTES)[None, :]  # with the low halves of bytes
+                numbers = tl.load(low, mask=in_rows, other=0.0)
+                others = tl.load(low + _BYTES, mask=in_rows, other=0.0)
+                some = tl.load(codes + at[None, :], mask=in_codes, other=0)
+                in_groups = in_n[:, None] & ((start + group < inputs // 2) | WHOLE_K)[None, :]
+                of_groups = groups + ((start + group) // _BYTES)[None, :]
+                power = _powers(tl.load(of_groups, mask=in_groups, other=1), TILE_N, TILE_K // _GROUP)
+                sums = _add_product(_widened(some & 15, power, numbers), numbers, sums, UPCAST_DOT)
+                sums = _add_product(_widened(some >> 4, power, numbers), others, sums, UPCAST_DOT)
+                if IS_GATED:
+                    some = tl.load(codes + beside // 2 + at[None, :], mask=in_codes, other=0)
+                    power = _powers(
+                        tl.load(of_groups + beside // _GROUP, mask=in_groups, other=1), TILE_N, TILE_K // _GROUP
+                    )
+                    ups = _add_product(_widened(some & 15, power, numbers), numbers, ups, UPCAST_DOT)
+                    ups = _add_product(_widened(some >> 4, power, numbers), others, ups, UPCAST_DOT)
         if bias is not None:
             sums += tl.load(bias + first + n, mask=in_n, other=0.0).to(tl.float32)[:, None]
             if IS_GATED:
@@ -229,6 +259,32 @@ def _expert_product_kernel(
             sums *= tl.load(shares + pair, mask=in_m, other=0.0).to(tl.float32)[None, :]
         places = out + pair.to(tl.int64)[None, :] * outputs + n[:, None]
         tl.store(places, sums.to(out.dtype.element_ty), mask=in_n[:, None] & in_m[None, :])
+
+
+@jit
+def _add_product(weights: tl.tensor, numbers: tl.tensor, sums: tl.tensor, UPCAST_DOT: tl.constexpr) -> tl.tensor:
+    """sums (N, M) and weights (N, K) times numbers (M, K)."""
+    if UPCAST_DOT:
+        weights = weights.to(tl.float32)
+        numbers = numbers.to(tl.float32)
+    return tl.dot(weights, tl.trans(numbers), sums, input_precision="ieee")
+
+
+@jit
+def _powers(power: tl.tensor, TILE_N: tl.constexpr, GROUPS: tl.constexpr) -> tl.tensor:
+    """2^(power - 1), (TILE_N, GROUPS) in float32, of each byte of its group: (TILE_N, GROUPS * 16)."""
+    number = ((power.to(tl.int32) + 126) << 23).to(tl.float32, bitcast=True)
+    each = number[:, :, None] * tl.full([TILE_N, GROUPS, _BYTES], 1.0, tl.float32)
+    return tl.reshape(each, [TILE_N, GROUPS * _BYTES])
+
+
+@jit
+def _widened(code: tl.tensor, power: tl.tensor, like: tl.tensor) -> tl.tensor:
+    """The numbers of 4 bits, of the type of `like`. Exponent and mantissa lie as in float32, whose numbers below the
+    normal ones go on as these do; all are smaller by 2^126, which is in `power`."""
+    bits = code.to(tl.int32)
+    number = (((bits & 7) << 22) | ((bits & 8) << 28)).to(tl.float32, bitcast=True)
+    return (number * power).to(like.dtype)
 
 
 @jit
@@ -260,11 +316,11 @@ def mix_experts_torch(x: Tensor, ids: Tensor, shares: Tensor, weights: ExpertWei
     flat, wide = ids.reshape(-1), shares.reshape(-1, 1).float()
     parts = torch.zeros(len(flat), x.shape[1], dtype=torch.float32, device=x.device)
     for expert in flat.unique().tolist():
-        if not 0 <= expert < len(weights.up):
+        if not 0 <= expert < weights.shape[0]:
             continue
         pairs = (flat == expert).nonzero()[:, 0]
-        both = linear(x[pairs // top_k], weights.up[expert], _row(weights.up_bias, expert))
-        made = linear(weights.gate.of(both), weights.down[expert], _row(weights.down_bias, expert))
+        both = linear(x[pairs // top_k], _wide(weights.up, expert, x.dtype), _row(weights.up_bias, expert))
+        made = linear(weights.gate.of(both), _wide(weights.down, expert, x.dtype), _row(weights.down_bias, expert))
         parts[pairs] = made.float() * wide[pairs]
     return parts.view(len(x), top_k, x.shape[1]).sum(1).to(x.dtype)
 
@@ -272,13 +328,17 @@ def mix_experts_torch(x: Tensor, ids: Tensor, shares: Tensor, weights: ExpertWei
 def check_mixture(x: Tensor, ids: Tensor, shares: Tensor, weights: ExpertWeights) -> None:
     """Raises ValueError for what `mix_experts` does not take."""
     weights.check()
-    hidden = weights.down.shape[1]
-    if x.dim() != 2 or x.shape[1] != hidden or x.dtype != weights.down.dtype:
-        require(False, "x", x, f"(tokens, {hidden}) {weights.down.dtype}")
+    hidden, dtype = weights.shape[1], weights.dtype or x.dtype
+    if x.dim() != 2 or x.shape[1] != hidden or x.dtype != dtype or dtype not in FLOAT_DTYPES:
+        require(False, "x", x, f"(tokens, {hidden}) {dtype}, floating,")
     if ids.dim() != 2 or len(ids) != len(x) or ids.dtype not in (torch.int32, torch.int64):
         require(False, "ids", ids, f"({len(x)}, top_k) int32 or int64")
     if shares.shape != ids.shape or shares.dtype not in FLOAT_DTYPES:
         require(False, "shares", shares, f"{tuple(ids.shape)}, floating,")
+
+
+def _wide(weight: Tensor | FourBits, expert: int, dtype: torch.dtype) -> Tensor:
+    return weight.widened(expert, dtype) if isinstance(weight, FourBits) else weight[expert]
 
 
 def _row(bias: Tensor | None, expert: int) -> Tensor | None:

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import gelu
 
 from kvscope_kernels.experts.mixture import MOST_ROWS, expert_tiles, rows_of_tile
-from kvscope_kernels.experts.weights import RELU_SQUARED, ExpertWeights, Gate
+from kvscope_kernels.experts.weights import FP4, RELU_SQUARED, ExpertWeights, FourBits, Gate, four_bits
 from kvscope_kernels.gated_activation import GELU_TANH, SILU
 from kvscope_kernels.offline_compile import MAX_SHARED_BYTES
 
@@ -102,6 +102,50 @@ def test_what_is_between_the_products(runner: Any, gate: Gate, has_bias: bool, n
     torch.testing.assert_close(found.cpu().double(), expected(*given), rtol=1e-4, atol=1e-4)
 
 
+def of_four_bits(*shape: int, seed: int = 0) -> torch.Tensor:
+    """(..., inputs) of random numbers of the format, a power of two for each 32 inputs."""
+    draw = torch.Generator().manual_seed(seed)
+    numbers = torch.tensor(FP4)[torch.randint(0, 8, shape, generator=draw)]
+    signs = torch.randint(0, 2, shape, generator=draw) * 2 - 1
+    powers = torch.randint(-9, -3, (*shape[:-1], shape[-1] // 32), generator=draw)
+    return torch.ldexp(numbers * signs, powers.repeat_interleave(32, -1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("num_tokens", "hidden", "size"), [(1, 64, 32), (3, 32, 160), (40, 96, 64)])
+def test_weights_of_four_bits(runner: Any, num_tokens: int, hidden: int, size: int, dtype: torch.dtype) -> None:
+    x, ids, shares, weights = drawn(num_tokens, 2, 5, hidden, size, GPT_OSS, dtype, has_bias=True, seed=4)
+    up, down = of_four_bits(5, 2 * size, hidden).to(dtype), of_four_bits(5, hidden, size, seed=1).to(dtype)
+    packed = four_bits(up), four_bits(down)
+    assert packed[0] is not None
+    assert packed[1] is not None
+    wide = expected(x, ids, shares, weights._replace(up=up, down=down))
+    moved = [FourBits(*(part.to(runner.device) for part in each)) for each in packed if each is not None]
+    held = weights._replace(up=moved[0], down=moved[1])
+    biases = [None if each is None else each.to(runner.device) for each in (held.up_bias, held.down_bias)]
+    held = held._replace(up_bias=biases[0], down_bias=biases[1])
+    found = runner.ops.mix_experts(*(each.to(runner.device) for each in (x, ids, shares)), held)
+    error = (found.cpu().double() - wide).square().mean().sqrt() / wide.square().mean().sqrt()
+    assert error < {torch.float32: 1e-6, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}[dtype]
+
+
+def test_four_bits_lose_nothing_or_are_not_taken() -> None:
+    weight = of_four_bits(2, 6, 96)
+    weight[0, 0] = 0.0
+    weight[1, 2, :32] = 0.5  # of numbers below the largest alone
+    packed = four_bits(weight.bfloat16())
+    assert packed is not None
+    assert (packed.codes.shape, packed.powers.shape) == ((2, 6, 48), (2, 6, 3))
+    for expert in range(2):
+        assert torch.equal(packed.widened(expert, torch.float32), weight[expert])
+    for odd in (2.5, 1 / 3, torch.inf, torch.nan):
+        other = weight.clone()
+        other[1, 5, 7] = odd
+        other[1, 5, 6] = 4.0
+        assert four_bits(other) is None
+    assert four_bits(weight[..., :48]) is None
+
+
 @pytest.mark.parametrize("num_tokens", [1, 6])
 def test_what_is_no_expert_adds_nothing(runner: Any, num_tokens: int) -> None:
     x, ids, shares, weights = drawn(num_tokens, 3, 4, 32, 16, Gate(), torch.float32)
@@ -156,6 +200,8 @@ def test_tiles_grow_with_the_pairs_and_fit_small_gpus() -> None:
     sizes = [rows_of_tile(tokens, 8, 128, 2) for tokens in (1, 2, 64, 256, 512, 8192)]
     assert sizes == sorted(sizes)
     assert (sizes[0], sizes[1], sizes[-1]) == (1, 16, MOST_ROWS)
+    packed = [rows_of_tile(tokens, 8, 128, 2, is_packed=True) for tokens in (1, 2, 64, 256, 512, 8192)]
+    assert packed == [min(size, MOST_ROWS // 2) for size in sizes]
     for tile_m in (1, 16, 32, 64, MOST_ROWS):
         for gate in (Gate(), Gate(RELU_SQUARED), None):
             tiles = expert_tiles(tile_m, 2, gate)

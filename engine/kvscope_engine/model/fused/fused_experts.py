@@ -15,7 +15,7 @@ from torch import nn
 
 from kvscope_engine.model.checks.trial import close
 from kvscope_kernels import ops_for
-from kvscope_kernels.experts.weights import RELU_SQUARED, ExpertWeights, Gate
+from kvscope_kernels.experts.weights import RELU_SQUARED, ExpertWeights, FourBits, Gate, four_bits
 from kvscope_kernels.gated_activation import GELU_TANH, SILU
 
 TENSORS: Final = ("gate_up_proj", "up_proj", "down_proj", "gate_up_proj_bias", "up_proj_bias", "down_proj_bias")
@@ -29,16 +29,36 @@ class FusedExperts(nn.Module):
 
     def __init__(self, weights: ExpertWeights) -> None:
         super().__init__()
-        self.gate = weights.gate
-        self.up, self.down = _parameter(weights.up), _parameter(weights.down)
+        self.gate, self.is_packed = weights.gate, isinstance(weights.down, FourBits)
+        self.up, self.up_powers = _held(weights.up)
+        self.down, self.down_powers = _held(weights.down)
         self.up_bias = None if weights.up_bias is None else _parameter(weights.up_bias)
         self.down_bias = None if weights.down_bias is None else _parameter(weights.down_bias)
-        self._ops = ops_for(weights.up.device.type)
+        self._ops = ops_for(self.down.device.type)
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers, of however many bits."""
+        return (self.up.numel() + self.down.numel()) * (1 + self.is_packed)
+
+    @property
+    def weights(self) -> ExpertWeights:
+        """Where they are now: those in host memory are streamed into other places."""
+        up, down = self.up, self.down
+        if self.up_powers is None or self.down_powers is None:
+            return ExpertWeights(up, down, self.up_bias, self.down_bias, self.gate)
+        packed = FourBits(up, self.up_powers), FourBits(down, self.down_powers)
+        return ExpertWeights(*packed, self.up_bias, self.down_bias, self.gate)
+
+    def in_four_bits(self) -> FusedExperts | None:
+        """The same in a quarter of the memory, where that holds each weight exactly, as of a file in MXFP4."""
+        up = four_bits(self.up)
+        down = None if up is None else four_bits(self.down)
+        return None if up is None or down is None else FusedExperts(self.weights._replace(up=up, down=down))
 
     def forward(self, hidden_states: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
         """(tokens, hidden), and the experts of each token with their shares, (tokens, top_k) -> (tokens, hidden)."""
-        weights = ExpertWeights(self.up, self.down, self.up_bias, self.down_bias, self.gate)
-        return self._ops.mix_experts(hidden_states, ids, shares, weights)
+        return self._ops.mix_experts(hidden_states, ids, shares, self.weights)
 
 
 def experts_candidate(part: Any) -> FusedExperts | None:
@@ -101,6 +121,13 @@ def _gates(part: Any) -> Iterator[Gate]:
 def _number(part: Any, names: tuple[str, ...]) -> float | None:
     found = next((getattr(part, name) for name in names if hasattr(part, name)), None)
     return float(found) if isinstance(found, int | float) and math.isfinite(found) else None
+
+
+def _held(weight: torch.Tensor | FourBits) -> tuple[nn.Parameter, nn.Parameter | None]:
+    """Weights, or their codes and powers."""
+    if isinstance(weight, FourBits):
+        return _parameter(weight.codes), _parameter(weight.powers)
+    return _parameter(weight), None
 
 
 def _parameter(tensor: torch.Tensor) -> nn.Parameter:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_engine.model.checks.hook_check import LayerCall, check_hook
 from kvscope_engine.model.cpu_offload.streaming import streamed_weights
+from kvscope_engine.model.fused.fused_experts import FusedExperts
 from kvscope_engine.model.memory.weights_by_part import LORA, weights_by_part
 from kvscope_engine.model.roofline.step_costs import LayerKind, ModelWork
 from kvscope_engine.model.running.kv_storage import block_bytes
@@ -37,7 +38,9 @@ def model_work(loaded: LoadedModel, kv_dtype: torch.dtype, choice: PageChoice | 
     experts, share = _experts(config, parts)
     table = info.vocab_size * hidden
     linear = info.num_parameters - table * (1 if is_tied else 2)
-    resting = round(experts / loaded.dtype.itemsize * (1 - share))
+    fused = [part for part in loaded.module.modules() if isinstance(part, FusedExperts)]
+    numbers = sum(part.num_weights for part in fused) or experts / loaded.dtype.itemsize
+    resting = round(numbers * (1 - share))
     return ModelWork(
         kinds=Counter(_kind(index, call, kv_dtype, choice) for index, call in enumerate(calls)),
         weights_bytes=sum(parts.values()) + elsewhere - parts.get("Embeddings", 0) - head - experts,

@@ -40,4 +40,6 @@ def _held(loaded: LoadedModel, fused: Fused) -> str:
         bits = 4 if fused.int4 else 8
         is_own = loaded.quantization in (FILED, FILED_A8)
         return (own_bits(bits, filed) if is_own else f"{bits} bits (int{bits}, as asked for)") + activations
+    if fused.packed_experts:
+        return f"{dtype_name(loaded.dtype)}, experts in {own_bits(4, filed)}"
     return f"{dtype_name(loaded.dtype)}{f', widened from the file ({filed})' if filed else ''}"

@@ -89,6 +89,24 @@ def test_a_model_says_what_it_said(family: str, tiny_loaded: Load) -> None:
     assert not any(isinstance(part, FusedExperts) and part.up.dim() != 3 for part in module.modules())
 
 
+@pytest.mark.usefixtures("everywhere")
+def test_weights_that_four_bits_hold_are_held_in_four(tiny_loaded: Load) -> None:
+    """As a file in MXFP4 has them. Those of a layer with one number that the format has not stay as they are."""
+    module: Any = tiny_loaded("gpt_oss", **EXPERTS, intermediate_size=64).module
+    numbers = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]) / 32
+    for layer in module.model.layers:
+        for weight in (layer.mlp.experts.gate_up_proj, layer.mlp.experts.down_proj):
+            places = torch.randint(0, 8, weight.shape, generator=torch.Generator().manual_seed(1))
+            weight.data = numbers[places] * torch.where(places % 3 == 0, -1.0, 1.0)
+    module.model.layers[1].mlp.experts.down_proj.data[3, 7, 9] = 0.3
+    expected, before = logits_of(module), weights_bytes(module)
+    experts = sum(parameter.nbytes for parameter in module.model.layers[0].mlp.experts.parameters())
+    fused = fuse_model(module)
+    assert (fused.experts, fused.packed_experts) == (2, 1)
+    torch.testing.assert_close(logits_of(module), expected, rtol=1e-3, atol=1e-3)
+    assert before - weights_bytes(module) > 0.8 * experts, "of float32"
+
+
 def test_on_a_cpu_experts_stay_as_they_are(tiny_loaded: Load) -> None:
     module = tiny_loaded("qwen3_moe", **EXPERTS).module
     found: Fused = fuse_model(module)
