@@ -289,6 +289,45 @@ def test_a_step_for_whose_late_samples_memory_is_missing_is_run_again(
     engine.components.scheduler.check_integrity()
 
 
+class AnyText:
+    """A form of every text, whose masks come when the test says so."""
+
+    is_ready = True
+    has_ended = False
+
+    def fill(self, words: Any, row: int, *, may_end: bool) -> None:
+        words[row] = -1
+
+    def accept(self, token_id: int) -> None:
+        assert self.is_ready, "a token was sampled without its mask"
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_masks_that_are_late_take_their_own_request_out_of_a_step_that_was_begun(make_engine: Make, seed: int) -> None:
+    """Alone and beside others: its tokens are the same, later, and theirs are not."""
+    chance = random.Random(seed)
+    engine = make_engine(async_scheduling=True, num_gpu_blocks_override=40)
+    for num_others in (0, 3):
+        names = [f"r{number}" for number in range(num_others)]
+        said: dict[str, list[int]] = {name: [] for name in ("formed", *names)}
+        matcher = AnyText()
+        for name in said:
+            submit(engine, name, max_tokens=14, frequency_penalty=1.5)
+        (formed, *_) = engine.components.scheduler.requests.values()
+        formed.matcher = matcher
+        while engine.has_unfinished:
+            matcher.is_ready = chance.random() < 0.5
+            for output in engine.step():
+                if isinstance(output, Tokens):
+                    said[output.request_id] += output.token_ids
+            engine.components.scheduler.check_integrity()
+        assert len({tuple(tokens) for tokens in said.values()}) == 1, "the prompts and options are alike"
+        assert {len(tokens) for tokens in said.values()} == {14}
+    assert engine.overlaps.overlapped > 14
+    assert engine.overlaps.void > 0, "of the one that is alone"
+    assert not any(engine.snapshot().blocks.ref_count)
+
+
 def test_a_launch_that_raises_leaves_requests_that_can_be_aborted(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
