@@ -19,7 +19,7 @@ from msgspec.structs import replace as replace_fields
 
 from kvscope_engine.cache_events import shared_salt
 from kvscope_engine.model.checks.hook_check import check_hook
-from kvscope_engine.model.checks.tile_check import check_deterministic
+from kvscope_engine.model.checks.tile_check import proven_tiles
 from kvscope_engine.model.cpu_offload.streaming import close_streaming, streamed_weights
 from kvscope_engine.model.fused.fuse import Fused
 from kvscope_engine.model.loading.device import free_bytes, gpu_uuids
@@ -301,6 +301,8 @@ class _ReadyModel:
     attention: Choice
     fingerprint: str
     lora: LoraAdapters | None
+    tiles: tuple[int, ...]
+    """Sizes of tiles of tokens, where it is deterministic; none otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,12 +377,11 @@ def _ready_model(
     progress(Progress(stage="warm up"))
     fused = make_ready_to_run(loaded.module, loaded.quantization)
     check_options_with_own_forward(config, loaded)
-    if config.deterministic:
-        check_deterministic(loaded)
+    tiles = proven_tiles(loaded) if config.deterministic else ()
     lora = LoraAdapters(config, loaded, adapters, leader) if config.has_lora else None  # before memory is measured
     attention = attention_choice(config, loaded, lambda tried: progress(Progress(stage="warm up", detail=tried)))
     check_fused(fused.layers, loaded.num_layers, loaded.rank, loaded.info.name)
-    return _ReadyModel(loaded, fused, attention, fingerprint, lora)
+    return _ReadyModel(loaded, fused, attention, fingerprint, lora, tiles)
 
 
 def check_options_with_own_forward(config: EngineConfig, loaded: LoadedModel) -> None:
@@ -609,7 +610,7 @@ def _build_runner(
         notes=notes,
         states=states,
         lora=model.lora,
-        deterministic=config.deterministic,
+        tiles=model.tiles,
         fingerprints=config.fingerprints,
     )
 
