@@ -19,7 +19,7 @@ from msgspec.structs import replace as replace_fields
 
 from kvscope_engine.cache_events import shared_salt
 from kvscope_engine.model.checks.hook_check import check_hook
-from kvscope_engine.model.checks.tile_check import check_deterministic
+from kvscope_engine.model.checks.tile_check import proven_tiles
 from kvscope_engine.model.cpu_offload.streaming import close_streaming, streamed_weights
 from kvscope_engine.model.fused.fuse import Fused
 from kvscope_engine.model.loading.device import free_bytes, gpu_uuids
@@ -312,6 +312,8 @@ class _ReadyModel:
     """For a person: whose kernels multiply few rows. Empty where there was nothing to choose."""
     fingerprint: str
     lora: LoraAdapters | None
+    tiles: tuple[int, ...]
+    """Sizes of tiles of tokens, where it is deterministic; none otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,8 +388,7 @@ def _ready_model(
     progress(Progress(stage="warm up"))
     fused = make_ready_to_run(loaded.module, loaded.quantization)
     check_options_with_own_forward(config, loaded)
-    if config.deterministic:
-        check_deterministic(loaded)
+    tiles = proven_tiles(loaded) if config.deterministic else ()
     lora = LoraAdapters(config, loaded, adapters, leader) if config.has_lora else None  # before memory is measured
 
     def tell(tried: str) -> None:
@@ -396,7 +397,7 @@ def _ready_model(
     attention = attention_choice(config, loaded, tell)
     products = "" if config.cpu_offload_gb else choose_products(loaded.module, tell)
     check_fused(fused.layers, loaded.num_layers, loaded.rank, loaded.info.name)
-    return _ReadyModel(loaded, fused, attention, products, fingerprint, lora)
+    return _ReadyModel(loaded, fused, attention, products, fingerprint, lora, tiles)
 
 
 def check_options_with_own_forward(config: EngineConfig, loaded: LoadedModel) -> None:
@@ -628,7 +629,7 @@ def _build_runner(
         states=states,
         max_drafts=config.max_drafts,
         lora=model.lora,
-        deterministic=config.deterministic,
+        tiles=model.tiles,
         fingerprints=config.fingerprints,
     )
 

@@ -6,6 +6,8 @@ tiles, and the end of it token by token. Keys and values of all layers and the l
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +18,7 @@ from torch import nn
 from kvscope_engine.model.checks.hook_check import LayerCall, check_hook
 from kvscope_engine.model.loading.hf_config import position_limit
 from kvscope_engine.model.roofline.model_costs import EXPERT_COUNTS
-from kvscope_engine.model.running.fixed_tiles import FixedTiles, tile_tokens
+from kvscope_engine.model.running.fixed_tiles import OTHER_SIZES, FixedTiles, tile_tokens
 from kvscope_engine.model.running.forward import Forward
 from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.running.own_forward import own_forward
@@ -34,20 +36,36 @@ NUM_SINGLE: Final = 3
 """Last tokens that are computed one by one."""
 
 
-def check_deterministic(loaded: LoadedModel) -> None:
-    """Raise BadInput, in one line, for a model or a machine of which it cannot be proven."""
+def proven_tiles(loaded: LoadedModel) -> tuple[int, ...]:
+    """The size of tiles that gives a token the same bits at every place, and behind it others that give them as well.
+
+    Raises BadInput, in one line, for a model or a machine of which it cannot be proven.
+    """
     size = tile_tokens(loaded.dtype, loaded.quantization)
-    why = _why_not(loaded, size) or differing_part(loaded.module, size, ops_for(loaded.device.type))
+    ops = ops_for(loaded.device.type)
+    why = _why_not(loaded, size) or differing_part(loaded.module, size, ops)
     if why:
         raise BadInput(f"deterministic=True is not accepted with model {loaded.info.name!r}: {why}")
+    return (size, *_equal_sizes(loaded.module, size, ops))
 
 
 def differing_part(module: nn.Module, size: int, ops: Ops) -> str:
     """The first layer that gives a token other numbers at another place in tiles of `size`; empty: there is none."""
-    trial = _Trial(module, size, ops)
+    with _trial(module, size, ops, size + size // 2) as trial:
+        return trial.first_difference()
+
+
+def _equal_sizes(module: nn.Module, size: int, ops: Ops) -> list[int]:
+    with _trial(module, size, ops, max(OTHER_SIZES) + 1) as trial:
+        return [other for other in OTHER_SIZES if other != size and trial.is_equal_in(other)]
+
+
+@contextmanager
+def _trial(module: nn.Module, size: int, ops: Ops, length: int) -> Iterator[_Trial]:
+    trial = _Trial(module, size, ops, length)
     try:
         with torch.inference_mode():
-            return trial.first_difference()
+            yield trial
     finally:
         trial.storage.close()
 
@@ -93,9 +111,9 @@ class _Piece:
 class _Trial:
     """Two sequences over a few blocks."""
 
-    def __init__(self, module: Any, size: int, ops: Ops) -> None:
+    def __init__(self, module: Any, size: int, ops: Ops, length: int) -> None:
         config = module.config.get_text_config(decoder=True)
-        self.length = min(size + size // 2, position_limit(config) or size)
+        self.length = min(length, position_limit(config) or size)
         self.size = size
         vocabulary = int(config.vocab_size)
         numbers = torch.arange(self.length)
@@ -108,11 +126,27 @@ class _Trial:
         self.storage = KVStorage(1 + 3 * count, BLOCK_SIZE, shapes, parameter.dtype, parameter.device)
         for tensor in self.storage.block_tensors:
             tensor.zero_()
-        self.tiles = FixedTiles(Forward(module), self.storage, ops, size)
+        self._model, self._ops = Forward(module), ops
+        self._expected: torch.Tensor | None = None
+
+    def is_equal_in(self, size: int) -> bool:
+        """Whether tiles of another size give the same bits: the last of the text in two of them."""
+        start = max(self.length - size - 1, 0)
+        if start:
+            self._run(_Piece(self.ids, self.tried, 0, start))
+        found = self._run(_Piece(self.ids, self.tried, start, self.length), size=size)
+        return torch.equal(found, self.expected) and all(map(self._is_same, range(len(self.storage.layers))))
+
+    @property
+    def expected(self) -> torch.Tensor:
+        """Logits of the last token when the text is computed alone."""
+        if self._expected is None:
+            self._expected = self._run(_Piece(self.ids, self.table, 0, self.length))
+        return self._expected
 
     def first_difference(self) -> str:
         """In words; empty: none."""
-        expected = self._run(_Piece(self.ids, self.table, 0, self.length))
+        expected = self.expected
         for before in (1, self.size // 2 - 1, self.size - NUM_SINGLE):
             found = self._beside(before)
             layer = next((layer for layer in range(len(self.storage.layers)) if not self._is_same(layer)), None)
@@ -133,9 +167,11 @@ class _Trial:
             found = self._run(other, _Piece(self.ids, self.tried, start + step, start + step + 1))
         return found
 
-    def _run(self, *pieces: _Piece) -> torch.Tensor:
-        """Logits of the last token, (vocabulary,)."""
-        logits = self.tiles.logits(_inputs(pieces))
+    def _run(self, *pieces: _Piece, size: int | None = None) -> torch.Tensor:
+        """Logits of the last token, (vocabulary,), in tiles of another `size` but for the head of ours."""
+        tiles = FixedTiles(self._model, self.storage, self._ops, size or self.size)
+        tiles.set_head_rows(self.size)
+        logits = tiles.logits(_inputs(pieces))
         assert logits is not None, "the last token is sampled"
         return logits[-1].clone()
 

@@ -2,8 +2,9 @@
 
 oneDNN, and torch's own loops, choose how they add by how many rows there are: a row of a product of 64 rows and of one
 has other last bits. Where each product has the same number of rows, only a row's place in its tile changes, and that it
-gives the same bits at every place is proven at load (`checks.tile_check`). Decodes go the way of prompts: attention of
-prefill.c gives a token the same wherever its run was cut (decode's own adds in another order).
+gives the same bits at every place is proven at load, as is which other sizes give them, too (`checks.tile_check`).
+Decodes go the way of prompts: attention of prefill.c gives a token the same wherever its run was cut (decode's own adds
+in another order).
 
 A tile runs through all layers before the next one: what it reads of its own requests was written by those before it.
 Knows neither policy nor sampling.
@@ -11,7 +12,7 @@ Knows neither policy nor sampling.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,6 +33,11 @@ long as one, 16 of float32 1.7 times; a row of a tile takes 1.4 and 1.3 times as
 ROUNDED_TILE_TOKENS: Final = 8
 """Where weights have few bits: such products take a time for each row. A decode of the default model alone took 8 times
 as long in tiles of 32, prompts as long as without tiles."""
+OTHER_SIZES: Final = (1, 4, 16, 64)
+"""Are used besides where they are proven to give the same bits: products of few bits and many of float32 do."""
+_MORE_ROWS: Final = 1.25
+"""Than there are tokens left are computed at most, and `_SPARE_ROWS` beyond, where smaller tiles would do."""
+_SPARE_ROWS: Final = 3
 
 
 def tile_tokens(dtype: torch.dtype, quantization: str) -> int:
@@ -58,10 +64,11 @@ class Tile:
     sample_rows: Int64
 
 
-def tiles_of(inputs: StepInputs, size: int) -> Iterator[Tile]:
-    """The step's tokens, `size` at a time."""
-    starts = inputs.query_start
-    for begin in range(0, inputs.num_tokens, size):
+def tiles_of(inputs: StepInputs, sizes: Sequence[int]) -> Iterator[Tile]:
+    """The step's tokens in tiles of these sizes, which ascend."""
+    starts, end = inputs.query_start, 0
+    while (begin := end) < inputs.num_tokens:
+        size = _next_size(inputs.num_tokens - begin, sizes)
         end = min(begin + size, inputs.num_tokens)
         first = int(np.searchsorted(starts, begin, "right")) - 1
         last = int(np.searchsorted(starts, end, "left"))
@@ -79,22 +86,39 @@ def tiles_of(inputs: StepInputs, size: int) -> Iterator[Tile]:
         )
 
 
-class FixedTiles:
-    """Runs a model on a CPU, `size` tokens at a time, over the blocks of `storage`."""
+def _next_size(num_tokens: int, sizes: Sequence[int]) -> int:
+    """The smallest that takes all of so many tokens, if it is not much too large; else the largest that is filled."""
+    enough = next((size for size in sizes if size >= num_tokens), None)
+    filled = next((size for size in reversed(sizes) if size <= num_tokens), None)
+    if enough is not None and (filled is None or enough <= _MORE_ROWS * num_tokens + _SPARE_ROWS):
+        return enough
+    assert filled is not None, "one of the sizes is enough, or is filled"
+    return filled
 
-    def __init__(self, model: Forward, storage: KVStorage, ops: Ops, size: int) -> None:
-        self.size = size
+
+class FixedTiles:
+    """Runs a model on a CPU, `size` tokens at a time, over the blocks of `storage`.
+
+    `others` are sizes that give the same bits. The head's products have `size` rows, whatever the tile, or in models
+    without a head of ours as many as the tile.
+    """
+
+    def __init__(self, model: Forward, storage: KVStorage, ops: Ops, size: int, others: Iterable[int] = ()) -> None:
+        self.sizes = tuple(sorted({size, *others}))
         self._model = model
         self._storage = storage
         self._ops = ops
-        heads = [part for part in model.parts() if isinstance(part, Float32Head)]
-        for head in heads:
+        self._heads = [part for part in model.parts() if isinstance(part, Float32Head)]
+        self.set_head_rows(size)
+
+    def set_head_rows(self, size: int) -> None:
+        """How many rows the products of a head of ours have."""
+        for head in self._heads:
             head.tile_rows = size
-        self._pads_samples = not heads
 
     def logits(self, inputs: StepInputs) -> torch.Tensor | None:
         """Of the sampled rows of a step, (num_samples, vocabulary); None when nothing is sampled."""
-        found = [logits for tile in tiles_of(inputs, self.size) if (logits := self._run(tile)) is not None]
+        found = [logits for tile in tiles_of(inputs, self.sizes) if (logits := self._run(tile)) is not None]
         return torch.cat(found) if found else None
 
     def _run(self, tile: Tile) -> torch.Tensor | None:
@@ -103,7 +127,9 @@ class FixedTiles:
         if not count:
             self._model.fill(ids, positions, context)
             return None
-        rows = _filled_up(tile.sample_rows, self.size, tile.sample_rows[0]) if self._pads_samples else tile.sample_rows
+        rows = tile.sample_rows
+        if not self._heads:
+            rows = _filled_up(rows, len(tile.input_ids), rows[0])
         return self._model.logits(ids, positions, context, torch.from_numpy(rows))[:count]
 
     def _context(self, tile: Tile) -> PagedContext:

@@ -37,7 +37,7 @@ from kvscope_engine.model.running.attention import KeptDecode, PagedContext
 from kvscope_engine.model.running.attention_scores import AttentionScores, MeasuredSteps
 from kvscope_engine.model.running.capture_failures import CaptureFailures
 from kvscope_engine.model.running.decode_graphs import DecodeGraphs
-from kvscope_engine.model.running.fixed_tiles import FixedTiles, tile_tokens
+from kvscope_engine.model.running.fixed_tiles import FixedTiles
 from kvscope_engine.model.running.forward import Forward
 from kvscope_engine.model.running.graphs_together import GraphsTogether, Meeting
 from kvscope_engine.model.running.host_memory import keep_freed_memory
@@ -139,7 +139,7 @@ class ModelRunner:
         max_drafts: int = 0,
         lora: LoraAdapters | None = None,
         lora_slots: LoraSlots | None = None,
-        deterministic: bool = False,
+        tiles: Sequence[int] = (),
         fingerprints: bool = False,
     ) -> None:
         self._others = others
@@ -165,9 +165,8 @@ class ModelRunner:
         self._module = loaded.module
         self._model = Forward(loaded.module)
         self._tiles: FixedTiles | None = None
-        if deterministic:
-            size = tile_tokens(loaded.dtype, loaded.quantization)
-            self._tiles = FixedTiles(self._model, storage, self._ops, size)
+        if tiles:
+            self._tiles = FixedTiles(self._model, storage, self._ops, tiles[0], tiles[1:])
         self._sums_logits = fingerprints
         self._is_own = own_forward(loaded.module) is not None
         self._launches = Launches(loaded.device)
