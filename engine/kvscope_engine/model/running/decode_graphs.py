@@ -10,8 +10,8 @@ and every step with prefills in it, runs eagerly: such a step is as long as its 
 back in a graph with the next one. A capture that fails costs its own size alone: batches of it take the next larger
 graph that there is (`capture_failures`). Where decodes choose their blocks, what ranks them is as wide as the longest
 request may be: there is a graph for each of some lengths too, so that it is at most four times as wide as the longest
-one is. Where attention is measured, queries of all layers stay where their graph left them: a measured step is a
-replay, and behind it one pass over the keys of each layer, as wide as the step is.
+one is. Where attention is measured, all layers of a
+graph add up where it fell, which the host reads of the steps that are measured.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Any, Final
 
 import torch
 
-from kvscope_engine.model.running.attention import DecodeBatch, KeptDecode, add_shares
 from kvscope_engine.model.running.attention_scores import AttentionScores
 from kvscope_engine.model.running.capture_failures import CaptureFailures, failure_words
+from kvscope_engine.model.running.read_back import Rows, RowsBack
 from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.running.step_inputs import StepInputs
 from kvscope_engine.model.running.step_tensors import StepTensors, put_decodes, table_width
@@ -35,8 +35,8 @@ SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _SHORTEST: Final = 4096
 _GROWTH: Final = 4
 
-Forward = Callable[[StepTensors, list[KeptDecode] | None], torch.Tensor]
-"""Logits (batch, vocabulary) of a step of decodes; each layer's are put into the list, if there is one."""
+Forward = Callable[[StepTensors, AttentionScores | None], torch.Tensor]
+"""Logits (batch, vocabulary) of a step of decodes; each layer adds where its attention fell, if that is asked for."""
 
 
 def captured_sizes(max_num_seqs: int) -> tuple[int, ...]:
@@ -73,12 +73,12 @@ class DecodeGraphs:
         max_tokens: int,
         block_size: int,
         num_groups: int = 1,
-        keeps_queries: bool = False,
+        measures: bool = False,
         is_by_length: bool = False,
         pad_state: int | None = None,
         failures: CaptureFailures | None = None,
     ) -> None:
-        """`keeps_queries`: for `measure`. `is_by_length`: a graph for each of `captured_lengths`, not one for all.
+        """`measures`: for `shares_of`. `is_by_length`: a graph for each of `captured_lengths`, not one for all.
         `pad_state`: of a model that keeps states, the slot of sequences that are added."""
         self.sizes = captured_sizes(max_num_seqs)
         self._lengths = captured_lengths(max_tokens) if is_by_length else (max_tokens,)
@@ -92,9 +92,11 @@ class DecodeGraphs:
         self._sent_tables: list[torch.Tensor] = []
         self._logits: torch.Tensor | None = None
         self._block_size = block_size
-        self._keeps_queries = keeps_queries
+        self._totals: torch.Tensor | None = None
+        if measures:
+            self._totals = torch.zeros(num_groups, *self._tables[0].shape, device=device)
         self._pad_state = pad_state
-        self._kept: dict[tuple[int, int], list[KeptDecode]] = {}
+        self._shares: dict[tuple[int, int], AttentionScores] = {}
         self._graphs: dict[tuple[int, int], Any] = {}
         self._addresses: dict[int, tuple[int, ...]] = {}
         self._wanted: set[tuple[int, int]] = set()
@@ -131,13 +133,14 @@ class DecodeGraphs:
         self._buffer.send()
         self._forward_into_logits(tensors)  # outside the graph, where libraries may allocate what they keep
         torch.cuda.synchronize()
-        graph, kept = torch.cuda.CUDAGraph(), list[KeptDecode]()
+        graph = torch.cuda.CUDAGraph()
         # Threads that copy beside the steps may go on meanwhile. `graph` does not leave its stream where its end fails.
         capturing = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
         with torch.cuda.stream(torch.cuda.current_stream(self._device)), capturing:
-            self._forward_into_logits(tensors, kept if self._keeps_queries else None)
+            shares = self._forward_into_logits(tensors)
         self._pool = self._pool or graph.pool()
-        self._kept[size, length] = kept
+        if shares is not None:
+            self._shares[size, length] = shares
         self._graphs[size, length] = graph
 
     def size_of(self, inputs: StepInputs) -> int | None:
@@ -179,15 +182,10 @@ class DecodeGraphs:
         self._graphs[size, self._length].replay()
         return self._logits[:num_rows]
 
-    def measure(self, size: int, inputs: StepInputs, tensors: StepTensors, shares: AttentionScores) -> None:
-        """Of the step that was just replayed, where its attention fell; by the lengths that it has."""
-        assert tensors.decode is not None, "decodes were put"
-        count, longest = len(inputs.seq_lens), int(inputs.seq_lens.max())
-        width = table_width(longest, self._block_size)
-        tables = tuple(table[:count, :width] for table in self._tables)
-        batch = DecodeBatch(tables, tensors.decode.seq_lens[:count], longest)
-        for query, kv, options in self._kept[size, self._length]:
-            add_shares(shares, KeptDecode(query[:count], kv, options), batch)
+    def shares_of(self, size: int, inputs: StepInputs, back: RowsBack) -> Rows | None:
+        """Of the step that was just replayed, where its attention fell: it starts to come down."""
+        width = table_width(int(inputs.seq_lens.max()), self._block_size)
+        return self._shares[size, self._length].start(back, len(inputs.seq_lens), width)
 
     def _note_failure(self, size: int, length: int, error: RuntimeError) -> None:
         self._failures.note((size, length), f"batches of {size}", error)
@@ -205,9 +203,14 @@ class DecodeGraphs:
         assert self._addresses.setdefault(size, address) == address, "a graph reads fixed addresses"
         return tensors
 
-    def _forward_into_logits(self, tensors: StepTensors, kept: list[KeptDecode] | None = None) -> None:
-        """All graphs write the first rows of one tensor; what else they allocate they share."""
-        logits = self._forward(tensors, kept)
+    def _forward_into_logits(self, tensors: StepTensors) -> AttentionScores | None:
+        """All graphs write the first rows of the same tensors; what else they allocate they share."""
+        shares = None
+        if self._totals is not None:
+            shares = AttentionScores(self._totals)
+            self._totals[:, : tensors.num_single_token].zero_()
+        logits = self._forward(tensors, shares)
         if self._logits is None:
             self._logits = torch.empty_like(logits)
         self._logits[: len(logits)].copy_(logits)
+        return shares
