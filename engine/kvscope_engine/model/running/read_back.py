@@ -75,7 +75,7 @@ class RowsBack:
         if self._device.type == "cpu":
             return lambda: rows.numpy().copy()
         if not self._buffers:
-            self._stream = torch.cuda.Stream(self._device)
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
             self._buffers = [_Buffer(-(-self._num_numbers // 2)) for _ in range(NUM_BUFFERS)]
         packed = rows.clone(memory_format=torch.contiguous_format)
         self._stream.wait_event(_moment())
