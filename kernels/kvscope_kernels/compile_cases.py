@@ -1,11 +1,11 @@
 """Which kernels are shipped in which configurations: what `compile_report` compiles. Knows no compiler."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from typing import Final, NamedTuple
 
-from kvscope_kernels.attention_scores.block_attention import _block_attention_kernel, rows_of_one_head
 from kvscope_kernels.attention_scores.block_bounds import _block_bounds_kernel, bounds_constants
 from kvscope_kernels.attention_scores.block_scores import NEAR, _block_scores_kernel, score_constants
 from kvscope_kernels.copy_rows import _TILE_WORDS, _copy_rows_kernel
@@ -33,7 +33,6 @@ from kvscope_kernels.kv_write import _kv_write_kernel, write_constants
 from kvscope_kernels.launch import (
     DotTiles,
     attention_constants,
-    block_tiles,
     decode_tiles,
     latent_tiles,
     prefill_tiles,
@@ -43,7 +42,7 @@ from kvscope_kernels.logits.allow_tokens import _TILE as _TOKENS_TILE
 from kvscope_kernels.logits.allow_tokens import _allow_tokens_kernel
 from kvscope_kernels.logits.draw_tokens import _WARPS as _DRAW_WARPS
 from kvscope_kernels.logits.draw_tokens import _draw_tokens_kernel, draw_constants
-from kvscope_kernels.merge_splits import _merge_splits_kernel, merge_constants
+from kvscope_kernels.merge_splits import Kept, _merge_splits_kernel, merge_constants, shares_constants
 from kvscope_kernels.offline_compile import Launch, varying_arguments
 from kvscope_kernels.paged_decode_attention import _paged_decode_attention_kernel
 from kvscope_kernels.paged_latent_attention import _paged_latent_attention_kernel, latent_constants
@@ -57,19 +56,22 @@ from kvscope_kernels.tuning.tile_table import PREFILL
 _BLOCK_SIZE: Final = 16
 _LARGE_TILES_SPILL: Final = 256
 """Bytes, stores and loads together, of prefill's largest tiles, which were measured to be the fastest even so."""
+_HEAT_SPILLS: Final = 64
+"""The same, of decodes over latents of 8 bits that tell where attention falls: beside half a thousand sums a row."""
 _LONG_RUN: Final = 8192
 """Queries of a prompt."""
 _SHORT_RUNS: Final = (3, 128)
 """Queries of a draft, and of a short turn."""
 _MANY_RUNS: Final = 64
 _TYPES: Final = {
-    **dict.fromkeys(("block_tables", "seq_lens", "query_start", "parts", "ranges"), "*i32"),
+    **dict.fromkeys(("block_tables", "seq_lens", "query_start", "parts", "ranges", "places"), "*i32"),
     **dict.fromkeys(("slot_mapping", "pairs", "addresses", "row_words", "rows"), "*i64"),
     "allowed": "*i32",
     **dict.fromkeys(("keys", "tokens"), "*i64"),
     "asked": "*fp64",
     "logits": "*fp32",
-    **dict.fromkeys(("partial", "partial_lse", "sums", "k_scale", "v_scale"), "*fp32"),
+    **dict.fromkeys(("partial", "partial_lse", "k_scale", "v_scale"), "*fp32"),
+    **dict.fromkeys(("of_pieces", "lse_of_parts", "shares"), "*fp32"),
     **dict.fromkeys(("x", "total", "weight", "norm_weight", "eps"), "*fp32"),
     **dict.fromkeys(("scale", "softcap"), "fp32"),
 }
@@ -89,6 +91,7 @@ _CACHES: Final = frozenset({"k_cache", "v_cache"})
 _EIGHT_BITS: Final = {INT8: "*i8", E4M3: "*fp8e4nv", E4M3_BITS: "*u8"}
 _FORMAT_NAMES: Final = {AS_IS: "", INT8: " int8", E4M3: " fp8", E4M3_BITS: " fp8 bits"}
 _SCALES: Final = ("k_scale", "v_scale", "scale_stride_b", "scale_stride_s", "scale_stride_h")
+_SUMS: Final = ("places", "of_pieces", "lse_of_parts")
 _UNALIGNED: Final = frozenset({"scale", "softcap", "window"})
 
 
@@ -160,28 +163,17 @@ EVERY_OPTION: Final = (
 )
 
 
-def decode_case(heads: Heads, options: Options, dtype: str = "bf16", form: int = AS_IS) -> Launch:
-    """Decode; a window is no variant of it, since the kernel takes it as a number."""
+def decode_case(
+    heads: Heads, options: Options, dtype: str = "bf16", form: int = AS_IS, *, is_measured: bool = False
+) -> Launch:
+    """Decode, and with `is_measured` where attention falls; a window is no variant, since the kernel takes it as a
+    number."""
     is_quantized = form != AS_IS
     tiles = decode_tiles(heads.head_dim, heads.head_dim, heads.group, _element_bytes(dtype), is_quantized=is_quantized)
     constants = {"NUM_KV_HEADS": heads.num_kv_heads, **_attention_constants(heads, tiles, options, form)}
-    variant = f"{heads} {dtype}{_FORMAT_NAMES[form]} {options}"
+    constants |= _piece_constants(tiles.tile_n, is_measured=is_measured)
+    variant = f"{heads} {dtype}{_FORMAT_NAMES[form]} {options}{' heat' * is_measured}"
     return _launch("paged_decode", variant, _paged_decode_attention_kernel, constants, dtype, tiles)
-
-
-def blocks_case(heads: Heads, options: Options, dtype: str = "bf16", form: int = AS_IS) -> Launch:
-    """Shares of blocks; a window is no variant, as in decode, and sinks are none."""
-    constants: dict[str, object] = {
-        "NUM_KV_HEADS": heads.num_kv_heads,
-        **block_tiles(heads.head_dim, heads.group, _BLOCK_SIZE, _element_bytes(dtype)),
-        **_format_constants(form),
-        "IS_CHUNKED": options.chunks,
-        "HAS_SOFTCAP": options.softcap,
-        "UPCAST_DOT": False,
-    }
-    constants.pop("v_scale", None)
-    variant = f"{heads} {dtype}{_FORMAT_NAMES[form]}{' softcap' * options.softcap}{' chunks' * options.chunks}"
-    return _launch("block_attention", variant, _block_attention_kernel, constants, dtype)
 
 
 def bounds_case(heads: Heads, dtype: str = "bf16", form: int = AS_IS) -> Launch:
@@ -252,19 +244,37 @@ def cut_cases(
 
 def memory_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator[Launch]:
     """The kernels without arithmetic to speak of."""
-    variant = f"{heads} {dtype}"
-    merge = merge_constants(heads.num_heads, heads.head_dim)
-    yield _launch("merge_splits", variant, _merge_splits_kernel, {**merge, "query_start": None}, dtype)
-    yield _launch("merge_splits", f"{variant} runs", _merge_splits_kernel, merge, dtype)
+    yield from merge_cases(heads, heads.head_dim, dtype)
+    yield merge_case(heads, heads.head_dim, dtype, is_run=True)
     for is_chunked in (False, True):
-        plan = {"LONGEST": LONGEST_PART, "TILE_B": TILE_B, "IS_CHUNKED": is_chunked}
-        variant_of_plan = "every batch of chunks" if is_chunked else "every batch"
-        yield _launch("plan_decode", variant_of_plan, _plan_decode_kernel, plan, dtype)
+        for block_size in (0, _BLOCK_SIZE):
+            plan: dict[str, object] = {"LONGEST": LONGEST_PART, "TILE_B": TILE_B, "IS_CHUNKED": is_chunked}
+            plan |= {"BLOCK_SIZE": block_size, **({} if block_size else {"places": None})}
+            variant_of_plan = f"every batch{' of chunks' * is_chunked}{' heat' * (block_size > 0)}"
+            yield _launch("plan_decode", variant_of_plan, _plan_decode_kernel, plan, dtype)
     yield write_case(heads, dtype)
     yield _launch("copy_rows", "every shape", _copy_rows_kernel, {"TILE": _TILE_WORDS}, dtype)
     yield _launch("allow_tokens", "every vocabulary", _allow_tokens_kernel, {"TILE": _TOKENS_TILE}, dtype)
     yield draw_case()
     yield from layer_cases(heads, capability, dtype)
+
+
+def merge_cases(heads: Heads, value_dim: int, dtype: str) -> Iterator[Launch]:
+    """Merging decodes, of which it is measured or not where attention falls."""
+    for is_measured in (False, True):
+        yield merge_case(heads, value_dim, dtype, is_measured=is_measured)
+
+
+def merge_case(heads: Heads, value_dim: int, dtype: str, *, is_run: bool = False, is_measured: bool = False) -> Launch:
+    """One of them, or of short runs."""
+    constants: dict[str, object] = {
+        **merge_constants(heads.num_heads, value_dim),
+        **shares_constants(heads.num_heads, Kept(_BLOCK_SIZE, 1, _BLOCK_SIZE) if is_measured else Kept()),
+        **({} if is_run else {"query_start": None}),
+        **({} if is_measured else dict.fromkeys(("parts", "shares", *_SUMS))),
+    }
+    variant = f"{heads} {dtype}{' runs' * is_run}{' heat' * is_measured}"
+    return _launch("merge_splits", variant, _merge_splits_kernel, constants, dtype)
 
 
 def draw_case() -> Launch:
@@ -374,12 +384,17 @@ def _expert_case(model: Experts, tile_m: int, outputs: int, inputs: int, gate: G
 
 
 def _with_expert_types(launch: Launch, dtype: str) -> Launch:
-    plain = dict.fromkeys(("x", "weight", "bias", "shares", "parts", "out"), f"*{dtype}") | _EXPERT_TYPES
+    plain: Mapping[str, str] = {
+        **dict.fromkeys(("x", "weight", "bias", "shares", "parts", "out"), f"*{dtype}"),
+        **_EXPERT_TYPES,
+    }
     known = {name: plain[name] for name in launch.arguments if name in plain}
     return replace(launch, arguments={**launch.arguments, **known})
 
 
-def latent_case(heads: Heads, capability: int, max_queries: int, dtype: str, form: int = AS_IS) -> Launch:
+def latent_case(
+    heads: Heads, capability: int, max_queries: int, dtype: str, form: int = AS_IS, *, is_measured: bool = False
+) -> Launch:
     """Decodes, or short runs of queries, over latents."""
     rows, is_quantized = max_queries * heads.num_heads, form != AS_IS
     tiles = latent_tiles(rows, _element_bytes(dtype), capability, is_quantized=is_quantized)
@@ -387,12 +402,15 @@ def latent_case(heads: Heads, capability: int, max_queries: int, dtype: str, for
         **latent_constants(heads.num_heads, heads.value_dim, heads.head_dim, _BLOCK_SIZE, tiles),
         **_format_constants(form),
         "UPCAST_DOT": False,
+        **_piece_constants(tiles.tile_n, is_measured=is_measured),
         **({"query_start": None} if max_queries == 1 else {}),
     }
     constants.pop("scale_stride_h", None)
-    variant = f"{heads} {dtype}{_FORMAT_NAMES[form]} rows<={tiles.tile_m}{' runs' * (max_queries > 1)}"
+    kind = " runs" * (max_queries > 1) + " heat" * is_measured
+    variant = f"{heads} {dtype}{_FORMAT_NAMES[form]} rows<={tiles.tile_m}{kind}"
     dots = DotTiles(tiles.tile_m, tiles.tile_n, 0, 0, tiles.num_warps, tiles.num_stages)
-    return _launch("paged_latent", variant, _paged_latent_attention_kernel, constants, dtype, dots)
+    launch = _launch("paged_latent", variant, _paged_latent_attention_kernel, constants, dtype, dots)
+    return replace(launch, accepted_spill_bytes=_HEAT_SPILLS if is_measured and is_quantized else 0)
 
 
 def latent_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator[Launch]:
@@ -400,24 +418,20 @@ def latent_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator
     for form in (AS_IS, INT8, fp8_format(capability)) if dtype != "fp32" else (AS_IS,):
         for max_queries in (1, _SHORT_RUNS[0]):
             yield latent_case(heads, capability, max_queries, dtype, form)
-    merge = merge_constants(heads.num_heads, heads.value_dim)
-    yield _launch("merge_splits", f"{heads} {dtype}", _merge_splits_kernel, {**merge, "query_start": None}, dtype)
+        yield latent_case(heads, capability, 1, dtype, form, is_measured=True)
+    yield from merge_cases(heads, heads.value_dim, dtype)
     write = {
         **write_constants(1, heads.value_dim, heads.head_dim - heads.value_dim, _BLOCK_SIZE),
         **_format_constants(AS_IS),
     }
     yield _launch("kv_write", f"{heads} {dtype}", _kv_write_kernel, write, dtype)
-    if dtype != "fp32":  # so wide, they do not fit GPUs with little shared memory
-        yield blocks_case(
-            heads._replace(num_kv_heads=heads.num_heads // rows_of_one_head(heads.num_heads)), PLAIN, dtype
-        )
 
 
 def quantized_cases(heads: Heads, capability: int, dtype: str = "bf16", options: Options = PLAIN) -> Iterator[Launch]:
     """What touches the cache, for both 8-bit formats."""
     for form in (INT8, fp8_format(capability)):
-        yield decode_case(heads, options, dtype, form)
-        yield blocks_case(heads, options, dtype, form)
+        for is_measured in (False, True):
+            yield decode_case(heads, options, dtype, form, is_measured=is_measured)
         yield prefill_case(heads, options, capability, dtype, form)
         yield prefill_case(heads, options, capability, dtype, form, max_query_len=1)
         yield from cut_cases(heads, capability, dtype, form, options)
@@ -439,13 +453,12 @@ def _all_cases(capability: int) -> Iterator[Launch]:
     for heads in (SMOLLM2_135M, LLAMA_8B, GEMMA2_2B, GPT_OSS_20B):
         for options in EVERY_OPTION:
             if options == PLAIN or not (options.window or options.chunks) or options.softcap:
-                yield decode_case(heads, options)
+                for is_measured in (False, True):
+                    yield decode_case(heads, options, is_measured=is_measured)
             yield prefill_case(heads, options, capability)
             yield from cut_cases(heads, capability, options=options)
         for max_query_len in (1, _LONG_RUN):
             yield prefill_case(heads, PLAIN, capability, max_query_len=max_query_len)
-        yield blocks_case(heads, PLAIN)
-        yield blocks_case(heads, Options(chunks=True))
         yield from choice_cases(heads)
         yield from memory_cases(heads, capability)
         yield from quantized_cases(heads, capability)
@@ -461,7 +474,8 @@ def _all_cases(capability: int) -> Iterator[Launch]:
     yield from quantized_cases(SMOLLM2_135M, capability, "fp32")
     yield from quantized_cases(SMOLLM2_135M, capability, "fp16")
     yield from choice_cases(SMOLLM2_135M, "fp32")
-    yield decode_case(SMOLLM2_135M, PLAIN, "fp32")
+    for is_measured in (False, True):
+        yield decode_case(SMOLLM2_135M, PLAIN, "fp32", is_measured=is_measured)
     yield prefill_case(SMOLLM2_135M, PLAIN, capability, "fp32")
 
 
@@ -487,8 +501,8 @@ def candidate_cases(capability: int) -> Iterator[Launch]:
 def core_cases(capability: int) -> Iterator[Launch]:
     """Some that between them hold every branch of every kernel: what the tests compile in storms."""
     for heads, options in ((LLAMA_8B, PLAIN), (SMOLLM2_135M, EVERY_OPTION[-1])):
-        yield decode_case(heads, options)
-        yield blocks_case(heads, options)
+        for is_measured in (False, True):
+            yield decode_case(heads, options, is_measured=is_measured)
         yield prefill_case(heads, options, capability)
         yield from cut_cases(heads, capability, options=options)
     yield from latent_cases(DEEPSEEK_V3, capability)
@@ -498,14 +512,18 @@ def core_cases(capability: int) -> Iterator[Launch]:
     yield from memory_cases(LLAMA_8B, capability)
     yield prefill_case(LLAMA_8B, PLAIN, capability, max_query_len=_LONG_RUN)
     yield prefill_case(LLAMA_8B, Options(chunks=True), capability)
-    yield blocks_case(LLAMA_8B, Options(chunks=True))
     yield prefill_case(SMOLLM2_135M, PLAIN, capability, form=INT8)
     yield from cut_cases(SMOLLM2_135M, capability, form=INT8)
-    for case in (decode_case, blocks_case):
-        yield case(SMOLLM2_135M, PLAIN, form=fp8_format(capability))
+    for is_measured in (False, True):
+        yield decode_case(SMOLLM2_135M, PLAIN, form=fp8_format(capability), is_measured=is_measured)
     for form in (INT8, fp8_format(capability)):
         yield write_case(SMOLLM2_135M, form=form)
         yield bounds_case(SMOLLM2_135M, form=form)
+
+
+def _piece_constants(tile_n: int, *, is_measured: bool) -> dict[str, object]:
+    """What the launcher passes: nothing is kept of blocks where nothing is measured."""
+    return {"PIECE": math.gcd(_BLOCK_SIZE, tile_n)} if is_measured else {"PIECE": 0, **dict.fromkeys(_SUMS)}
 
 
 def _attention_constants(heads: Heads, tiles: DotTiles, options: Options, form: int) -> dict[str, object]:

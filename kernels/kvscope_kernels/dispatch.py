@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
-from kvscope_kernels.attention_scores.block_attention import block_attention, block_attention_torch
 from kvscope_kernels.attention_scores.block_bounds import block_bounds, block_bounds_torch
 from kvscope_kernels.attention_scores.block_scores import block_scores, block_scores_torch
 from kvscope_kernels.copy_rows import RowTensors, copy_rows, copy_rows_torch
@@ -75,12 +74,6 @@ class PrefillAttention(Protocol):
     """See `paged_prefill_attention.paged_prefill_attention`."""
 
     def __call__(self, args: AttentionArgs, runs: QueryRuns) -> Tensor: ...
-
-
-class BlockAttention(Protocol):
-    """See `block_attention.block_attention`."""
-
-    def __call__(self, args: AttentionArgs, shares: Tensor) -> None: ...
 
 
 class BlockBounds(Protocol):
@@ -196,7 +189,6 @@ class Ops:
     mix_experts: MixExperts
     allow_tokens: AllowTokens
     draw_tokens: DrawTokens
-    block_attention: BlockAttention
     block_bounds: BlockBounds
     block_scores: BlockScores
     latent_decode: DecodeAttention
@@ -217,7 +209,6 @@ _CPU: Final = Ops(
     mix_experts_torch,
     allow_tokens_torch,
     draw_tokens_torch,
-    block_attention_torch,
     block_bounds_torch,
     block_scores_torch,
     latent_decode_torch,
@@ -236,7 +227,6 @@ _CUDA: Final = Ops(
     mix_experts,
     allow_tokens,
     draw_tokens,
-    block_attention,
     block_bounds,
     block_scores,
     latent_decode,

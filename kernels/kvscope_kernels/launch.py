@@ -157,21 +157,6 @@ def attention_constants(group: int, head_dim: int, value_dim: int, block_size: i
     }
 
 
-def block_tiles(head_dim: int, group: int, block_size: int, element_bytes: int) -> dict[str, int]:
-    """The constants of `block_attention`: TILE_P blocks of the request, TILE_S of their slots at a time."""
-    tokens = _tile_tokens(head_dim, head_dim, element_bytes, 32 << 10)
-    slots = min(next_power_of_2(block_size), tokens)
-    return {
-        "GROUP": group,
-        "HEAD_DIM": head_dim,
-        "TILE_M": max(16, next_power_of_2(group)),
-        "TILE_P": tokens // slots,
-        "TILE_S": slots,
-        "TILE_D": padded_dim(head_dim),
-        "BLOCK_SIZE": block_size,
-    }
-
-
 def num_multiprocessors(device: torch.device) -> int:
     """Of the device; a CPU, where kernels are interpreted, counts as an H100, so that it splits as one does."""
     if device.type != "cuda":

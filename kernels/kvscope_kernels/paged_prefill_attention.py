@@ -275,7 +275,7 @@ def _paged_prefill_attention_kernel(
     if IS_SLIDING:
         edge = begin
     for masked in tl.static_range(IS_SLIDING, 2):
-        top, total, weighted = attend_tiles(
+        top, total, weighted, _ = attend_tiles(
             tile,
             top,
             total,

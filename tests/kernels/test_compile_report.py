@@ -17,7 +17,6 @@ KERNELS = {
         "rotate_write",
         "allow_tokens",
         "draw_tokens",
-        "block_attention",
         "plan_decode",
     ),
     *("block_bounds", "block_scores", "grouped_product", "skinny_linear"),

@@ -13,6 +13,9 @@ LONGEST_PART: Final = 1024
 batch."""
 MAX_CUT_QUERIES: Final = 256
 """Of a run that is cut: longer ones, prompts and chunks of them, are programs enough."""
+MAX_SUM_BYTES: Final = 48 << 20
+"""Of the sums of a layer's blocks, where it is measured what attention falls on: with 32 heads those of 6 million
+tokens in blocks of 16."""
 _MIN_PART_TILES: Final = 2
 _WARPS_PER_MULTIPROCESSOR: Final = 8
 _MAX_FILLS: Final = 4  # parts beyond one a request, in fills of the device: bounds the room for partial results
@@ -75,6 +78,12 @@ def most_cut_runs(max_queries: int, max_visible: int, programs_each: int, num_pr
 def partial_bytes(bounds: PartBounds, num_rows: int, value_dim: int) -> int:
     """Of the room for partial results: float32 outputs and their log-sum-exp; see `plan.SplitBuffers`."""
     return 4 * (bounds.num_parts if bounds.num_cuts else 0) * num_rows * (value_dim + 1)
+
+
+def num_places(batch: int, max_visible: int, block_size: int, num_heads: int, pieces_each: int = 1) -> int:
+    """Blocks whose sums are kept, of `batch` requests that see up to `max_visible` tokens each: all that there may be,
+    within `MAX_SUM_BYTES`. A window begins and ends within blocks."""
+    return min(batch * (cdiv(max_visible, block_size) + 1), MAX_SUM_BYTES // (4 * num_heads * pieces_each))
 
 
 def _in_whole_rounds(most: int, programs_each: int, fill: int) -> int:

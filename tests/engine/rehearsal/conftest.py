@@ -206,7 +206,6 @@ def shape_true_ops() -> Ops:
         mix_experts=mix_experts,
         allow_tokens=lambda *a: None,
         draw_tokens=lambda logits, options, keys, rows: torch.empty_like(keys),
-        block_attention=lambda *a, **k: None,
         block_bounds=lambda *a: None,
         block_scores=lambda *a, **k: None,
         latent_decode=attend,

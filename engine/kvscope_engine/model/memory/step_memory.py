@@ -18,8 +18,8 @@ from kvscope_engine.model.memory.memory_plan import StepReserves
 from kvscope_engine.model.running.decode_graphs import captured_sizes, most_rows
 from kvscope_engine.model.running.pieces.mixed_graphs import mixed_sizes
 from kvscope_engine.model.running.step_tensors import inputs_bytes, table_width
-from kvscope_kernels.attention_scores.block_attention import MAX_PARTIAL_BYTES
-from kvscope_kernels.decode.bounds import MAX_CUT_QUERIES, most_cut_runs, part_bounds, partial_bytes
+from kvscope_kernels.attention_scores.block_scores import MAX_PARTIAL_BYTES
+from kvscope_kernels.decode.bounds import MAX_CUT_QUERIES, most_cut_runs, num_places, part_bounds, partial_bytes
 from kvscope_kernels.launch import decode_tiles, latent_tiles, prefill_tiles
 from kvscope_telemetry.engine_config import EngineConfig
 
@@ -124,9 +124,7 @@ def step_reserves(
     graphs = 0 if config.enforce_eager else GRAPH_BYTES + graph_tensor_bytes(limits, logits_width(loaded))
     if config.max_drafts and not config.enforce_eager:
         graphs += DRAFTED_GRAPH_BYTES
-    if not config.enforce_eager:
-        graphs += kept_bytes(config, limits, heads) * loaded.num_layers
-    partials = split_partials_bytes(limits, heads, processors) + shares_bytes(config, limits)
+    partials = split_partials_bytes(limits, heads, processors) + shares_bytes(config, limits, heads.num_heads)
     partials += latent_bytes(limits, heads)
     return StepReserves(
         attention_partials=partials + choice_bytes(config, limits, heads.num_kv_heads),
@@ -211,18 +209,14 @@ def split_partials_bytes(limits: StepLimits, heads: HeadShape, processors: Proce
     return decodes + max(_run_partials(count, limits, heads, processors) for count in queries)
 
 
-def shares_bytes(config: EngineConfig, limits: StepLimits) -> int:
-    """Bytes that measuring attention by blocks takes of a step: its parts, their softmax and mean, and the sums."""
+def shares_bytes(config: EngineConfig, limits: StepLimits, num_heads: int) -> int:
+    """Bytes that measuring attention by blocks takes of a step: what a layer's parts leave of each block, which the
+    next one takes over, and where all layers and groups add up, in graphs and without, once more on the way down."""
     if not config.page_heat:
         return 0
-    return 3 * MAX_PARTIAL_BYTES + 2 * FLOAT32_BYTES * limits.max_num_seqs * limits.max_request_blocks
-
-
-def kept_bytes(config: EngineConfig, limits: StepLimits, heads: HeadShape) -> int:
-    """Bytes of a layer's queries in all graphs of decodes, which stay there where attention is measured."""
-    if not config.page_heat or config.sparse_decode is not None:
-        return 0
-    return sum(captured_sizes(limits.max_num_seqs)) * heads.num_heads * heads.head_dim * heads.element_bytes
+    width = table_width(limits.max_request_tokens, limits.block_size)
+    places = num_places(limits.max_num_seqs, limits.max_request_tokens, limits.block_size, num_heads)
+    return FLOAT32_BYTES * (num_heads * places + 3 * limits.num_groups * limits.max_num_seqs * width)
 
 
 def choice_bytes(config: EngineConfig, limits: StepLimits, num_kv_heads: int) -> int:

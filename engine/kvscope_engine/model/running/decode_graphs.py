@@ -19,8 +19,8 @@ are captured before the first request, so that none is in service.
 
 Where decodes choose their blocks, what ranks them is as wide as the longest
 request may be: there is a graph for each of some lengths too, so that it is at most four times as wide as the longest
-one is. Where attention is measured, queries of all layers stay where their graph left them: a measured step is a
-replay, and behind it one pass over the keys of each layer, as wide as the step is.
+one is. Where attention is measured, all layers of a graph add up where it fell, which the host reads of the steps that
+are measured.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from kvscope_engine.model.running.attention import DecodeBatch, KeptDecode, add_shares
 from kvscope_engine.model.running.attention_scores import AttentionScores
 from kvscope_engine.model.running.capture_failures import CaptureFailures, failure_words
+from kvscope_engine.model.running.read_back import Rows, RowsBack
 from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.running.step_inputs import StepInputs
 from kvscope_engine.model.running.step_tensors import StepTensors, put_decodes, put_drafted, table_width
@@ -50,8 +50,8 @@ FEW_REQUESTS: Final = 32
 _SHORTEST: Final = 4096
 _GROWTH: Final = 4
 
-Forward = Callable[[StepTensors, list[KeptDecode] | None], torch.Tensor]
-"""Logits (batch, vocabulary) of a step of decodes; each layer's are put into the list, if there is one."""
+Forward = Callable[[StepTensors, AttentionScores | None], torch.Tensor]
+"""Logits (batch, vocabulary) of a step of decodes; each layer adds where its attention fell, if that is asked for."""
 
 
 def captured_sizes(max_num_seqs: int) -> tuple[int, ...]:
@@ -122,13 +122,13 @@ class DecodeGraphs:
         max_tokens: int,
         block_size: int,
         num_groups: int = 1,
-        keeps_queries: bool = False,
+        measures: bool = False,
         is_by_length: bool = False,
         pad_state: int | None = None,
         max_drafts: int = 0,
         failures: CaptureFailures | None = None,
     ) -> None:
-        """`keeps_queries`: for `measure`. `is_by_length`: a graph for each of `captured_lengths`, not one for all.
+        """`measures`: for `shares_of`. `is_by_length`: a graph for each of `captured_lengths`, not one for all.
         `pad_state`: of a model that keeps states, the slot of sequences that are added. `max_drafts`: of a request."""
         self.sizes = captured_sizes(max_num_seqs)
         self.drafted_sizes = drafted_sizes(max_num_seqs, max_drafts)
@@ -145,9 +145,11 @@ class DecodeGraphs:
         self._sent_tables: list[torch.Tensor] = []
         self._logits: torch.Tensor | None = None
         self._block_size = block_size
-        self._keeps_queries = keeps_queries
+        self._totals: torch.Tensor | None = None
+        if measures:
+            self._totals = torch.zeros(num_groups, *self._tables[0].shape, device=device)
         self._pad_state = pad_state
-        self._kept: dict[_Key, list[KeptDecode]] = {}
+        self._shares: dict[_Key, AttentionScores] = {}
         self._graphs: dict[_Key, Any] = {}
         self._addresses: dict[tuple[int, int], tuple[int, ...]] = {}
         self._wanted: set[_Key] = set()
@@ -225,13 +227,14 @@ class DecodeGraphs:
         self._buffer.send()
         self._forward_into_logits(tensors)  # outside the graph, where libraries may allocate what they keep
         torch.cuda.synchronize()
-        graph, kept = torch.cuda.CUDAGraph(), list[KeptDecode]()
+        graph = torch.cuda.CUDAGraph()
         # Threads that copy beside the steps may go on meanwhile. `graph` does not leave its stream where its end fails.
         capturing = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
         with torch.cuda.stream(torch.cuda.current_stream(self._device)), capturing:
-            self._forward_into_logits(tensors, kept if self._keeps_queries else None)
+            shares = self._forward_into_logits(tensors)
         self._pool = self._pool or graph.pool()
-        self._kept[key] = kept
+        if shares is not None:
+            self._shares[key] = shares
         self._graphs[key] = graph
 
     def size_of(self, inputs: StepInputs) -> int | None:
@@ -282,15 +285,10 @@ class DecodeGraphs:
         self._graphs[self._put_key._replace(size=size)].replay()
         return self._logits[:num_rows]
 
-    def measure(self, size: int, inputs: StepInputs, tensors: StepTensors, shares: AttentionScores) -> None:
-        """Of the step that was just replayed, where its attention fell; by the lengths that it has."""
-        assert tensors.decode is not None, "decodes were put"
-        count, longest = len(inputs.seq_lens), int(inputs.seq_lens.max())
-        width = table_width(longest, self._block_size)
-        tables = tuple(table[:count, :width] for table in self._tables)
-        batch = DecodeBatch(tables, tensors.decode.seq_lens[:count], longest)
-        for query, kv, options in self._kept[self._put_key._replace(size=size)]:
-            add_shares(shares, KeptDecode(query[:count], kv, options), batch)
+    def shares_of(self, size: int, inputs: StepInputs, back: RowsBack) -> Rows | None:
+        """Of the step that was just replayed, where its attention fell: it starts to come down."""
+        width = table_width(int(inputs.seq_lens.max()), self._block_size)
+        return self._shares[self._put_key._replace(size=size)].start(back, len(inputs.seq_lens), width)
 
     def _note_failure(self, key: _Key, error: RuntimeError) -> None:
         self._failures.note(key, key.words, error)
@@ -315,9 +313,14 @@ class DecodeGraphs:
         assert self._addresses.setdefault(place, address) == address, "a graph reads fixed addresses"
         return tensors
 
-    def _forward_into_logits(self, tensors: StepTensors, kept: list[KeptDecode] | None = None) -> None:
-        """All graphs write the first rows of one tensor; what else they allocate they share."""
-        logits = self._forward(tensors, kept)
+    def _forward_into_logits(self, tensors: StepTensors) -> AttentionScores | None:
+        """All graphs write the first rows of the same tensors; what else they allocate they share."""
+        shares = None
+        if self._totals is not None and tensors.decode is not None:
+            shares = AttentionScores(self._totals)
+            self._totals[:, : tensors.num_single_token].zero_()
+        logits = self._forward(tensors, shares)
         if self._logits is None:
             self._logits = logits.new_empty(self._most_rows, logits.shape[1])
         self._logits[: len(logits)].copy_(logits)
+        return shares

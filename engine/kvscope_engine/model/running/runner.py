@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import accumulate, islice, takewhile
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -32,8 +32,7 @@ from kvscope_engine.model.lora.adapters import LoraAdapters
 from kvscope_engine.model.lora.slots import LoraSlots, StepRows
 from kvscope_engine.model.memory.step_memory import StepLimits, logits_width, step_buffer_bytes
 from kvscope_engine.model.roofline.launches import Kind, Launches
-from kvscope_engine.model.running import step_buffer
-from kvscope_engine.model.running.attention import KeptDecode, PagedContext
+from kvscope_engine.model.running.attention import PagedContext
 from kvscope_engine.model.running.attention_scores import AttentionScores, MeasuredSteps
 from kvscope_engine.model.running.capture_failures import CaptureFailures
 from kvscope_engine.model.running.decode_graphs import DecodeGraphs
@@ -45,11 +44,12 @@ from kvscope_engine.model.running.host_reads import HostReads
 from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.running.own_forward import OwnBatch, own_forward, states_of
 from kvscope_engine.model.running.pieces.mixed_graphs import MixedGraphs
+from kvscope_engine.model.running.read_back import Landing, ReadBack, Rows, RowsBack, Wait, synchronize
 from kvscope_engine.model.running.recurrent import StateBatch, StateDecodes, StateStep
 from kvscope_engine.model.running.state_storage import StateStorage
 from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.running.step_inputs import StepInputs, TableRows, build_inputs, sampled_places
-from kvscope_engine.model.running.step_tensors import StepTensors, put_inputs
+from kvscope_engine.model.running.step_tensors import StepTensors, put_inputs, table_width
 from kvscope_engine.model.running.warm_up import idle_decodes, warm_up
 from kvscope_engine.model.sampling.sampler import Sampled, Sampler
 from kvscope_engine.model.sampling.sampling_inputs import SamplingInputs
@@ -64,11 +64,6 @@ from kvscope_telemetry.messages.telemetry import Progress
 
 if TYPE_CHECKING:
     from kvscope_engine.model.loading.loader import LoadedModel
-
-
-NUM_BUFFERS: Final = 2
-"""For results on their way down: a step is read before the one after the next is handed over, or never."""
-_BYTES_A_NUMBER: Final = 8
 
 
 class OtherRanks(Protocol):
@@ -95,15 +90,6 @@ class OtherRanks(Protocol):
         """Its layers were run here."""
 
 
-Wait = Callable[[torch.cuda.Event], None]
-"""Returns once the device has come to an event."""
-
-
-def synchronize(event: torch.cuda.Event) -> None:
-    """Wait for it, whatever else comes."""
-    event.synchronize()
-
-
 class Measures(NamedTuple):
     """What is measured in a step; None of it: that is not."""
 
@@ -111,7 +97,15 @@ class Measures(NamedTuple):
     skips: BlockSkips | None = None
 
 
+class Readings(NamedTuple):
+    """The same on its way down; None: it was not measured, or no layer asked."""
+
+    shares: Rows | None = None
+    skips: Rows | None = None
+
+
 NOTHING: Final = Measures()
+UNREAD: Final = Readings()
 
 
 class ModelRunner:
@@ -187,6 +181,8 @@ class ModelRunner:
         self._buffer = StepBuffer(loaded.device, step_buffer_bytes(limits, self._vocab_size))
         self._wait = synchronize if others is None else others.wait_for
         self._read_back = ReadBack(loaded.device, max_num_seqs * (2 + 2 * MAX_LOGPROBS), self._wait)
+        num_shares = max_num_seqs * table_width(limits.max_request_tokens, storage.block_size) * storage.num_groups
+        self._shares_back, self._skips_back = (RowsBack(loaded.device, num_shares, self._wait) for _ in range(2))
         self._graphs: DecodeGraphs | None = None
         if loaded.device.type == "cuda" and not enforce_eager:
             self._graphs = DecodeGraphs(
@@ -197,7 +193,7 @@ class ModelRunner:
                 max_tokens=limits.max_request_tokens,
                 block_size=storage.block_size,
                 num_groups=storage.num_groups,
-                keeps_queries=page_heat > 0 and self.choice is None,
+                measures=page_heat > 0 and self.choice is None,
                 is_by_length=self.choice is not None,
                 pad_state=states.pad_slot if states is not None else None,
                 max_drafts=max_drafts,
@@ -272,7 +268,7 @@ class ModelRunner:
         inputs = build_inputs(plan, self._rows, self._storage.block_size, after.rows() if after is not None else None)
         adapted = self._lora.rows_of(plan.scheduled) if self._lora is not None else None
         sampling, num_output_tokens = sampled_places(plan.scheduled)
-        measures = self._measures(self._measured.is_due(inputs.num_single_token))
+        measures = self._measures(is_due=self._measured.is_due(inputs.num_single_token))
         graphs, size = self._graphs_for(inputs, measures) if measures.skips is None and adapted is None else (None, 0)
         if self._others is not None:
             num_sampled = len(after.tokens) if after is not None and inputs.awaited is not None else 0
@@ -308,24 +304,23 @@ class ModelRunner:
                 logits = graphs.replay(size, count, measures.shares)
             else:
                 logits = graphs.replay(size, count)
-                if measures.shares is not None:
-                    graphs.measure(size, inputs, tensors, measures.shares)
                 if self._states is not None and state_saves is not None:
                     self._ops.copy_rows(self._states.rows, state_saves)
         timer.stop()
+        readings = self._readings(measures, graphs, size, inputs)
         if self._others is not None:
             self._others.done()
         graph_size, graph_tokens = 0, size
         if isinstance(graphs, DecodeGraphs):
             graph_size, graph_tokens = graphs.num_requests, 0
         if logits is None:
-            return InFlight(plan, timer, measures=measures, graph_tokens=graph_tokens, launches=self._launches.of(kind))
+            return InFlight(plan, timer, readings=readings, graph_tokens=graph_tokens, launches=self._launches.of(kind))
         sums = logit_sums(logits) if self._sums_logits else ()  # before the sampler changes them
         given = {"graph_size": graph_size, "graph_tokens": graph_tokens, "launches": self._launches.of(kind)}
         if options is None:
             later = partial(self._sample_later, logits, sampling, num_output_tokens)
-            return InFlight(plan, timer, None, later, measures, sums, **given)
-        return InFlight(plan, timer, self._sample(logits, options), None, measures, sums, **given)
+            return InFlight(plan, timer, None, later, readings, sums, **given)
+        return InFlight(plan, timer, self._sample(logits, options), None, readings, sums, **given)
 
     @torch.inference_mode()
     def follow(
@@ -394,8 +389,8 @@ class ModelRunner:
         is_measured: bool,
     ) -> Kind | None:
         pieces = graphs.num_graphs(size) if isinstance(graphs, MixedGraphs) else int(graphs is not None)
-        is_graph = isinstance(graphs, DecodeGraphs) and not is_measured
-        return self._launches.kind(inputs, count, in_graph=is_graph, num_pieces=pieces, is_measured=is_measured)
+        in_graph = isinstance(graphs, DecodeGraphs)
+        return self._launches.kind(inputs, count, in_graph=in_graph, num_pieces=pieces, is_measured=is_measured)
 
     def _graphs_for(self, inputs: StepInputs, measures: Measures) -> tuple[DecodeGraphs | MixedGraphs | None, int]:
         """Those that run a step, and of what size; None: it runs eagerly. Captures what is wanted again. Where drafts
@@ -438,26 +433,43 @@ class ModelRunner:
             return None
         return self._model.logits(tensors.input_ids, tensors.positions, context, tensors.sample_rows)
 
-    def _run_eagerly(self, tensors: StepTensors, kept: list[KeptDecode] | None) -> torch.Tensor:
+    def _readings(
+        self, measures: Measures, graphs: DecodeGraphs | MixedGraphs | None, size: int, inputs: StepInputs
+    ) -> Readings:
+        """What was measured starts to come down, before the tokens."""
+        shares, skips = measures
+        return Readings(
+            None
+            if shares is None
+            else graphs.shares_of(size, inputs, self._shares_back)
+            if isinstance(graphs, DecodeGraphs)
+            else shares.start(self._shares_back),
+            None if skips is None else skips.start(self._skips_back),
+        )
+
+    def _run_eagerly(self, tensors: StepTensors, shares: AttentionScores | None) -> torch.Tensor:
         """Logits of all rows. A context of its own each time: what layers share is made in the graph that reads it."""
         states = None
         if self._states is not None and tensors.state_slots is not None:
             states = StateDecodes(self._states, tensors.state_slots)
-        context = self._context(tensors, states=states)
-        context.kept = kept
+        context = self._context(tensors, Measures(shares), states)
         return self._model.logits(tensors.input_ids, tensors.positions, context)
 
     def _warm_measuring(self, tensors: StepTensors) -> torch.Tensor:
-        """The same, measured where service measures. Of a model that is run by its own code no kernels are known."""
+        """The same, and again measured where service measures some. Of a model that is run by its own code no kernels
+        are known."""
         if self._is_own:
             return torch.zeros(len(tensors.input_ids), self._vocab_size, device=self._device)
-        measures = self._measures(self._measured.any(tensors.num_single_token))
-        return self._model.logits(tensors.input_ids, tensors.positions, self._context(tensors, measures))
+        measures = self._measures(is_due=self._measured.any(tensors.num_single_token))
+        if measures.shares is not None:
+            self._model.logits(tensors.input_ids, tensors.positions, self._context(tensors, measures))
+            measures.shares.start(self._shares_back)
+        return self._model.logits(tensors.input_ids, tensors.positions, self._context(tensors))
 
-    def _measures(self, is_due: bool) -> Measures:
+    def _measures(self, *, is_due: bool) -> Measures:
         if not is_due:
             return NOTHING
-        shares = AttentionScores(self._ops) if self._measures_shares else None
+        shares = AttentionScores() if self._measures_shares else None
         return Measures(shares, BlockSkips() if self.choice is not None else None)
 
     def _context(
@@ -523,7 +535,7 @@ class InFlight:
         timer: StepTimer,
         drawn: Drawn | None = None,
         later: Callable[[], Drawn] | None = None,
-        measures: Measures = NOTHING,
+        readings: Readings = UNREAD,
         logit_sums: Sequence[int] = (),
         *,
         graph_size: int = 0,
@@ -535,7 +547,7 @@ class InFlight:
         self._drawn = drawn
         self._later = later
         self._is_left: list[bool] = []
-        self._measures = measures
+        self._readings = readings
         self._logit_sums = logit_sums
         self._graph_size = graph_size
         self._launches = launches
@@ -571,9 +583,9 @@ class InFlight:
 
     def _result(self) -> StepResult:
         scheduled, asked_ns = self._plan.scheduled, time.monotonic_ns()
-        shares, skips = self._measures
-        rows = shares.rows() if shares is not None else None
-        skipped = skips.rows() if skips is not None else None
+        numbers = self._drawn.landing.numbers() if self._drawn is not None else []
+        shares, skips = self._readings  # came down before these, or beside them
+        rows, skipped = (shares() if shares is not None else None), (skips() if skips is not None else None)
         if self._drawn is None:
             forward_ns = self._timer.elapsed_ns()
             wait_ns = time.monotonic_ns() - asked_ns
@@ -586,7 +598,6 @@ class InFlight:
                 block_skips=skipped,
                 launches=self._launches,
             )
-        numbers = self._drawn.landing.numbers()
         wait_ns = time.monotonic_ns() - asked_ns
         token_ids, logprobs = self._drawn.sampled.read(numbers)
         return StepResult(
@@ -683,67 +694,3 @@ def _spread_sums(
     rows = iter(sums)
     of_items = (tuple(islice(rows, 1 + len(item.drafts))) if item.samples else () for item in scheduled)
     return tuple(row[: len(tokens)] for row, tokens in zip(of_items, token_ids, strict=True))
-
-
-class Landing:
-    """Numbers that have come, or are on their way."""
-
-    def __init__(self, host: torch.Tensor, numbers: Any, event: torch.cuda.Event | None, wait: Wait) -> None:
-        self._wait = wait
-        self._host = host
-        self._numbers = numbers
-        self._event = event
-
-    def numbers(self) -> list[Any]:
-        """As Python's: the one place where a step waits for the device to tell it something."""
-        if self._event is None:
-            on_host: list[Any] = self._host.tolist()
-            return on_host
-        self._wait(self._event)
-        landed: list[Any] = self._numbers.tolist()
-        return landed
-
-
-class ReadBack:
-    """Brings one vector of int64 or float64 a step to the host, into pinned memory by a copy that nobody waits for.
-
-    Two buffers take turns: the numbers of one step are read while those of the next come.
-    """
-
-    def __init__(self, device: torch.device, num_numbers: int, wait: Wait = synchronize) -> None:
-        self._is_host = device.type == "cpu"
-        self._wait = wait
-        self._buffers = [] if self._is_host else [_Buffer(num_numbers, wait) for _ in range(NUM_BUFFERS)]
-
-    def start(self, vector: torch.Tensor) -> Landing:
-        """`vector` starts to come down; what `start` gave before the last call must have been read."""
-        if self._is_host:
-            return Landing(vector, None, None, self._wait)
-        self._buffers.reverse()
-        return self._buffers[0].start(vector)
-
-
-class _Buffer:
-    """Pinned memory for one step's numbers."""
-
-    def __init__(self, num_numbers: int, wait: Wait) -> None:
-        self._wait = wait
-        self._room = 0
-        self._grow(num_numbers)
-
-    def start(self, vector: torch.Tensor) -> Landing:
-        count = len(vector)
-        if count > self._room:
-            self._grow(count)
-        kind = torch.float64 if vector.dtype == torch.float64 else torch.int64
-        host = self._host.view(kind)[:count]
-        host.copy_(vector, non_blocking=True)
-        event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        return Landing(
-            host, self._bytes.view("float64" if kind == torch.float64 else "int64")[:count], event, self._wait
-        )
-
-    def _grow(self, num_numbers: int) -> None:
-        self._room = num_numbers
-        self._host, self._bytes = step_buffer.pinned_bytes(_BYTES_A_NUMBER * num_numbers)

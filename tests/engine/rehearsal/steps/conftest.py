@@ -33,7 +33,7 @@ from kvscope_engine.model.fused.fused_norm import norm_candidates
 from kvscope_engine.model.latent.hold import hold_latents
 from kvscope_engine.model.latent.latents import held_latents
 from kvscope_engine.model.ranks.reduce import AllReduce, reduce_behind_layers
-from kvscope_engine.model.running import attention_scores, runner, step_buffer
+from kvscope_engine.model.running import runner, step_buffer
 from kvscope_engine.model.running.attention import ATTENTION_NAME, AttentionOptions, register_attention
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape
 from kvscope_engine.model.running.recurrent import recurrent_layers
@@ -248,11 +248,6 @@ def _stand_in_for_cuda(monkeypatch: pytest.MonkeyPatch, gpu: FakeGPU) -> None:
     def pinned(num_bytes: int) -> tuple[torch.Tensor, Any]:
         return torch.empty(num_bytes, dtype=torch.uint8), np.zeros(num_bytes, np.uint8)
 
-    def on_host(tensor: torch.Tensor) -> Any:
-        seen.read_backs += 1
-        seen.wait(seen.now)
-        return np.zeros(tensor.shape, np.float32)
-
     properties = SimpleNamespace(multi_processor_count=NUM_MULTIPROCESSORS, name="fake", total_memory=80 << 30)
     for name, stand_in in {
         "CUDAGraph": FakeGraph,
@@ -262,14 +257,13 @@ def _stand_in_for_cuda(monkeypatch: pytest.MonkeyPatch, gpu: FakeGPU) -> None:
         "empty_cache": lambda: None,
         "get_device_properties": lambda *_: properties,
         "get_device_capability": lambda *_: divmod(CAPABILITY, 10),
-        "Stream": lambda *_: None,
+        "Stream": lambda *_: SimpleNamespace(wait_event=lambda _: None),
         "graph_pool_handle": lambda: (0, 2),
         "stream": lambda *_: nullcontext(),
         "current_stream": lambda *_: None,
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     monkeypatch.setattr(step_buffer, "pinned_bytes", pinned)
-    monkeypatch.setattr(attention_scores, "on_host", on_host)
 
 
 def make_runner(

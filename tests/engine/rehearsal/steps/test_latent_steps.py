@@ -91,5 +91,5 @@ def test_decodes_without_graphs(fake_gpu: Any, kv_dtype: torch.dtype) -> None:
     fake_gpu.seen.clear()
     runner.run(STEPS["decodes"])
     launched = fake_gpu.seen.launches
-    assert launched["paged_latent_attention"] == launched["block_attention"] == 2
+    assert launched["paged_latent_attention"] == launched["merge_splits"] == 2
     assert "paged_decode_attention" not in launched

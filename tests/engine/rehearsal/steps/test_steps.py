@@ -127,7 +127,8 @@ def test_a_step_goes_up_once_and_comes_down_once(fake_gpu: Any, enforce_eager: b
 
 
 def test_a_measured_step_reads_once_more_and_the_others_do_not(fake_gpu: Any) -> None:
-    """In its graph where it has one, and behind that one pass a layer; with kernels that the warm-up compiled."""
+    """In its graph where it has one, with kernels that the warm-up compiled; nobody waits for it longer than for its
+    tokens."""
     runner = fake_gpu.make_runner(page_heat=2)
     runner.warm_up(lambda _: None)
     known = set(fake_gpu.seen.compiled)
@@ -138,8 +139,8 @@ def test_a_measured_step_reads_once_more_and_the_others_do_not(fake_gpu: Any) ->
         fake_gpu.seen.clear()
         result = runner.run(plan)
         assert (fake_gpu.seen.uploads, fake_gpu.seen.read_backs) == (1, 1 + is_measured), name
-        assert fake_gpu.seen.launches["block_attention"] == 2 * is_measured, name
         assert (result.block_shares is not None) == is_measured, name
+        assert fake_gpu.seen.waits == 1, "what comes down beside the tokens is there with them"
         if result.block_shares is not None:
             assert len(result.block_shares[0]) == plan.num_single_token
             is_decode = plan.num_single_token == len(plan.scheduled)

@@ -32,7 +32,7 @@ def measured(planned: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedM
                 max_num_seqs=8,
                 max_tokens=256,
                 block_size=4,
-                keeps_queries=True,
+                measures=True,
             )
         plain = runner.run
 
