@@ -20,10 +20,10 @@ KERNELS = {
         "block_attention",
         "plan_decode",
     ),
-    *("block_bounds", "block_scores", "grouped_product", "skinny_linear"),
+    *("block_bounds", "block_scores", "grouped_product", "round_rows", "skinny_linear"),
 }
 FEW = {"paged_decode", "paged_latent", "kv_write", "plan_decode"}
-LATENT = {"paged_latent"}
+LESS_SHARED = {"paged_latent", "grouped_product", "round_rows"}
 """Compiled also for those that have less shared memory."""
 
 
@@ -32,7 +32,7 @@ LATENT = {"paged_latent"}
     [
         (90, FEW),
         *(pytest.param(capability, KERNELS, marks=pytest.mark.storm) for capability in (80, 90, 100)),
-        *(pytest.param(capability, LATENT, marks=pytest.mark.storm) for capability in (86, 89, 120)),
+        *(pytest.param(capability, LESS_SHARED, marks=pytest.mark.storm) for capability in (86, 89, 120)),
     ],
     ids=["some kernels", "80", "90", "100", "86", "89", "120"],
 )
