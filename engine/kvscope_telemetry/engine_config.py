@@ -33,7 +33,7 @@ from kvscope_telemetry.options import (
 
 DEVICES: Final = ("auto", "cpu", "cuda")
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
-QUANTIZATIONS: Final = ("auto", "none", "a8", "int8", "int4")
+QUANTIZATIONS: Final = ("auto", "none", "a8", "int8", "int4", "fp8")
 PREEMPTIONS: Final = ("auto", "recompute", "swap")
 ENGINE_ALLOCATORS: Final = ("paged", "contiguous", "buddy", "virtual")
 DEFAULT_LOOKUP: Final = 5
@@ -145,9 +145,10 @@ class EngineConfig:
         " none: widen, the same tokens, more memory and less speed. On a CPU the others are faster, batches"
         " most of all, and give other tokens: a8 is auto with activations rounded to 8 bits, as llama.cpp"
         " does; int8 and int4 round the weights of any model too (8 bits with a scale for each 64 inputs, 4"
-        " for each 32; on a GPU weights alone)",
+        " for each 32; on a GPU weights alone); fp8, on a GPU alone: weights with a scale a row, activations with one"
+        " a token",
         brief="weights: auto (as in quantized files) or none (widened): same tokens; a8 (auto with 8-bit"
-        " activations), int8, int4: faster on a CPU, different tokens",
+        " activations), int8, int4: faster on a CPU, different tokens; fp8 (a GPU): different tokens",
     )
     generation_config: str = option(
         "auto",

@@ -22,6 +22,7 @@ from kvscope_kernels.experts.mixture import (
 )
 from kvscope_kernels.experts.weights import Gate
 from kvscope_kernels.gated_activation import GELU_TANH, SILU, _gated_activation_kernel, gate_constants
+from kvscope_kernels.grouped.fp8 import _round_rows_kernel
 from kvscope_kernels.grouped.triton_product import (
     _grouped_product_kernel,
     num_splits,
@@ -81,6 +82,7 @@ _GROUPED_TYPES: Final = {
     "low": "*fp16",
     "bias": "*fp32",
     "sums": "*fp32",
+    "row_scale": "*fp32",
     "num_rows": "i32",
 }
 _EXPERT_TYPES: Final = {"ids": "*i64", "experts": "*i32", "pairs": "*i32"}
@@ -321,18 +323,38 @@ def rotate_case(heads: Heads, dtype: str = "bf16", form: int = AS_IS, *, has_nor
     return _launch("rotate_write", variant, _rotate_write_kernel, constants, dtype)
 
 
-def grouped_case(heads: Heads, num_rows: int, dtype: str = "bf16", bits: int = 4) -> Launch:
+def grouped_case(heads: Heads, num_rows: int, dtype: str = "bf16", bits: int = 4, *, is_fp8: bool = False) -> Launch:
     """A product with weights of 4 or 8 bits, in a decode or in a prefill; without bias, with a residual."""
     hidden = heads.num_heads * heads.head_dim
     tiles = product_tiles(num_rows, bits, _element_bytes(dtype))
     splits = num_splits(num_rows, hidden, hidden, bits, tiles, 132)
-    constants = {**product_constants(hidden, hidden, 8 * bits, bits, tiles, splits), "bias": None, "PLAIN": False}
-    constants |= {} if splits > 1 else {"sums": None}
-    variant = f"{hidden} {bits} bits rows<={tiles.tile_m} {dtype}"
-    dots = DotTiles(tiles.tile_m, tiles.tile_n, 0, 0, tiles.num_warps, tiles.num_stages)
+    group = hidden if is_fp8 else 8 * bits
+    constants = {**product_constants(hidden, hidden, group, bits, tiles, splits), "bias": None, "PLAIN": False}
+    absent = ("low",) if is_fp8 else ("row_scale",)
+    constants |= dict.fromkeys(absent if splits > 1 else (*absent, "sums"))
+    variant = f"{hidden} {'fp8' if is_fp8 else f'{bits} bits'} rows<={tiles.tile_m} {dtype}"
+    dots = DotTiles(tiles.tile_m, tiles.tile_n, 0, 0, tiles.num_warps, tiles.num_stages, tiles.max_registers)
     launch = _launch("grouped_product", variant, _grouped_product_kernel, constants, dtype, dots)
     types = _GROUPED_TYPES | dict.fromkeys(("x", "add", "out"), f"*{dtype}")
+    if is_fp8:
+        types["scale"] = "*fp32"
     return replace(launch, arguments={name: types[name] for name in launch.arguments})
+
+
+def fp8_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator[Launch]:
+    """Products with FP8, and the rounding of rows to it."""
+    for num_rows in (1, 16, 64, 512):
+        yield grouped_case(heads, num_rows, dtype, 8, is_fp8=True)
+    yield round_case(heads, capability, dtype)
+
+
+def round_case(heads: Heads, capability: int, dtype: str = "bf16") -> Launch:
+    """Rows rounded to FP8: as such where a card converts, else in their own type."""
+    hidden = heads.num_heads * heads.head_dim
+    form = "fp8e4nv" if capability >= 89 else dtype
+    constants = {"INPUTS": hidden, "TILE": min(4096, hidden)}
+    launch = _launch("round_rows", f"{hidden} {dtype}", _round_rows_kernel, constants, dtype, num_warps=8)
+    return replace(launch, arguments={"x": f"*{dtype}", "codes": f"*{form}", "scale": "*fp32"})
 
 
 def linear_case(heads: Heads, num_rows: int, capability: int, dtype: str = "bf16", *, times: int = 1) -> Launch:
@@ -460,7 +482,12 @@ def _all_cases(capability: int) -> Iterator[Launch]:
         for max_query_len in (1, _LONG_RUN):
             yield prefill_case(heads, PLAIN, capability, max_query_len=max_query_len)
         yield from choice_cases(heads)
+<<<<<<< HEAD
         yield from memory_cases(heads, capability)
+=======
+        yield from memory_cases(heads)
+        yield from fp8_cases(heads, capability)
+>>>>>>> w-bits
         yield from quantized_cases(heads, capability)
         yield from quantized_cases(heads, capability, options=EVERY_OPTION[-1])
     for heads in (DEEPSEEK_V3, DEEPSEEK_V2_LITE):
@@ -509,7 +536,12 @@ def core_cases(capability: int) -> Iterator[Launch]:
     for model in (QWEN3_30B_A3B, GPT_OSS_EXPERTS, GPT_OSS_EXPERTS._replace(is_packed=True)):
         yield from expert_cases(model)
     yield from choice_cases(LLAMA_8B)
+<<<<<<< HEAD
     yield from memory_cases(LLAMA_8B, capability)
+=======
+    yield from memory_cases(LLAMA_8B)
+    yield from fp8_cases(LLAMA_8B, capability)
+>>>>>>> w-bits
     yield prefill_case(LLAMA_8B, PLAIN, capability, max_query_len=_LONG_RUN)
     yield prefill_case(LLAMA_8B, Options(chunks=True), capability)
     yield prefill_case(SMOLLM2_135M, PLAIN, capability, form=INT8)

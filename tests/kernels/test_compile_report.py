@@ -19,7 +19,7 @@ KERNELS = {
         "draw_tokens",
         "plan_decode",
     ),
-    *("block_bounds", "block_scores", "grouped_product", "skinny_linear"),
+    *("block_bounds", "block_scores", "grouped_product", "round_rows", "skinny_linear"),
     *("align_experts", "expert_product", "sum_experts"),
 }
 FEW = {"paged_decode", "paged_prefill", "paged_latent", "skinny_linear"}

@@ -36,6 +36,8 @@ _SMALLEST_TILE: Final = 16
 
 
 _CHUNK = tl.constexpr(CHUNK)
+_E4M3_EXPONENT = tl.constexpr(120)
+"""By which those of float32 and e4m3 begin apart."""
 
 
 class ProductTiles(NamedTuple):
@@ -46,6 +48,7 @@ class ProductTiles(NamedTuple):
     tile_u: int
     num_warps: int
     num_stages: int
+    max_registers: int | None = None
 
 
 class TritonGrouped:
@@ -56,9 +59,8 @@ class TritonGrouped:
         self._bits, self._group = weight.bits, weight.group
         self._words = _words(weight.codes, weight.bits).to(device)
         self._scale, self._low = (facts.contiguous().to(device) for facts in weight.facts)
-        self._arrived = torch.zeros(cdiv(self.outputs, _SMALLEST_TILE), dtype=torch.int32, device=device)
+        self._arrived = counters(self.outputs, device)
         self._bias = None if bias is None else bias.detach().float().to(device)
-        self._multiprocessors = num_multiprocessors(device)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -70,40 +72,70 @@ class TritonGrouped:
         """x (..., inputs) to (..., outputs) of `dtype`, or of `add`, which is added, or of x. Raises ValueError."""
         check_product(x, add, (self.outputs, self.inputs))
         require_triton()
-        out_dtype = dtype or (x.dtype if add is None else add.dtype)
-        out = torch.empty((*x.shape[:-1], self.outputs), dtype=out_dtype, device=x.device)
-        rows = x.numel() // self.inputs
-        if not rows:
-            return out
-        tiles = product_tiles(rows, self._bits, x.element_size())
-        splits = num_splits(rows, self.outputs, self.inputs, self._bits, tiles, self._multiprocessors)
-        grid = (cdiv(self.outputs, tiles.tile_n), cdiv(rows, tiles.tile_m), splits)
-        num_sums = grid[0] * splits * tiles.tile_n * tiles.tile_m
-        sums = torch.empty(num_sums, dtype=torch.float32, device=x.device) if splits > 1 else None
-        _grouped_product_kernel[grid](
-            x.contiguous(),
-            self._words,
-            self._scale,
-            self._low,
-            self._bias,
-            None if add is None else add.contiguous(),
-            out,
-            sums,
-            self._arrived,
-            rows,
-            **product_constants(self.outputs, self.inputs, self._group, self._bits, tiles, splits),
-            PLAIN=is_interpreting(),
-            num_warps=tiles.num_warps,
-            num_stages=tiles.num_stages,
-        )
+        facts = GroupFacts(self._words, self._scale, self._low, self._arrived, self._bits, self._group)
+        out = torch.empty((*x.shape[:-1], self.outputs), dtype=out_type(x, add, dtype), device=x.device)
+        launch_product(x, facts, out, self._bias, add)
         return out
+
+
+class GroupFacts(NamedTuple):
+    """A weight as the kernel reads it; `low` is None for e4m3, `arrived` counts programs and is 0 between launches."""
+
+    words: Tensor
+    scale: Tensor
+    low: Tensor | None
+    arrived: Tensor
+    bits: int
+    group: int
+
+
+def out_type(x: Tensor, add: Tensor | None, dtype: torch.dtype | None) -> torch.dtype:
+    """Of a product's result: the one that is asked for, else that of `add`, else of x."""
+    return dtype or (x.dtype if add is None else add.dtype)
+
+
+def counters(outputs: int, device: torch.device) -> Tensor:
+    """For `GroupFacts`."""
+    return torch.zeros(cdiv(outputs, _SMALLEST_TILE), dtype=torch.int32, device=device)
+
+
+def launch_product(
+    x: Tensor, held: GroupFacts, out: Tensor, bias: Tensor | None, add: Tensor | None, row_scale: Tensor | None = None
+) -> None:
+    """Fills `out`, of which nothing is read before. Nothing waits for the device, so it can be in a graph."""
+    inputs, outputs = x.shape[-1], out.shape[-1]
+    rows = x.numel() // inputs
+    if not rows:
+        return
+    tiles = product_tiles(rows, held.bits, x.element_size())
+    splits = num_splits(rows, outputs, inputs, held.bits, tiles, num_multiprocessors(x.device))
+    grid = (cdiv(outputs, tiles.tile_n), cdiv(rows, tiles.tile_m), splits)
+    num_sums = grid[0] * splits * tiles.tile_n * tiles.tile_m
+    _grouped_product_kernel[grid](
+        x.contiguous(),
+        held.words,
+        held.scale,
+        held.low,
+        bias,
+        None if add is None else add.contiguous(),
+        out,
+        torch.empty(num_sums, dtype=torch.float32, device=x.device) if splits > 1 else None,
+        held.arrived,
+        row_scale,
+        rows,
+        **product_constants(outputs, inputs, held.group, held.bits, tiles, splits),
+        PLAIN=is_interpreting(),
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+        maxnreg=tiles.max_registers,
+    )
 
 
 def product_tiles(rows: int, bits: int, element_bytes: int) -> ProductTiles:
     """One row is summed without matrix units; a tile of others is widened for them, in at most 64 KiB."""
     unit = 128 // bits
     if rows == 1:
-        return ProductTiles(1, _SMALLEST_TILE, 32, 4, 1)
+        return ProductTiles(1, _SMALLEST_TILE, 32, 4, 1, max_registers=96)  # else some spill to fit a program more
     if element_bytes == 4:
         return ProductTiles(16, 32, 64 // unit, 4, 2)
     if rows <= _SOME_ROWS:
@@ -147,6 +179,7 @@ def _grouped_product_kernel(
     out: tl.tensor,
     sums: tl.tensor,
     arrived: tl.tensor,
+    row_scale: tl.tensor,
     num_rows: tl.tensor,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -159,7 +192,8 @@ def _grouped_product_kernel(
     PLAIN: tl.constexpr,
 ) -> None:
     """One program: TILE_N outputs of TILE_M rows, over one part of the inputs. Of the programs of a tile, the one that
-    is done last adds up what all have found, in their order, and sets their count back for the next launch."""
+    is done last adds up what all have found, in their order, and sets their count back for the next launch. Without
+    `low` numbers are e4m3, in their order; with `row_scale` a row of x is that times what is given."""
     n = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
     m = tl.program_id(1) * TILE_M + tl.arange(0, TILE_M)
     part = tl.program_id(2)
@@ -195,9 +229,9 @@ def _grouped_product_kernel(
             for other in range(SPLITS):
                 total += tl.load(mine + other * (TILE_N * TILE_M), cache_modifier=".cg")
             tl.store(arrived + tl.program_id(0), 0)
-            _store(total, bias, add, out, n, m, num_rows, OUTPUTS)
+            _store(total, row_scale, bias, add, out, n, m, num_rows, OUTPUTS)
     else:
-        _store(total, bias, add, out, n, m, num_rows, OUTPUTS)
+        _store(total, row_scale, bias, add, out, n, m, num_rows, OUTPUTS)
 
 
 @jit
@@ -231,19 +265,27 @@ def _one_row(
         groups = n[:, None] * num_groups + (units * unit // GROUP)[None, :]
         in_groups = inside & (units * unit < INPUTS)[None, :]
         factor = tl.load(scale + groups, mask=in_groups, other=0.0).to(tl.float32)
-        lowest = tl.load(low + groups, mask=in_groups, other=0.0).to(tl.float32)
         products = tl.zeros([TILE_N, TILE_U, 4], tl.float32)
         numbers = tl.zeros([TILE_U, 4], tl.float32)
         offsets = tl.zeros([TILE_U, 4], tl.float32)
         for shift in tl.static_range(4):
-            moved = _moved(held, shift)
-            for half in tl.static_range(8 // BITS):
-                k = (units * unit)[:, None] + (4 * (8 // BITS * shift + half) + word)[None, :]
+            if low is None:
+                k = (units * unit)[:, None] + (shift + 4 * word)[None, :]
                 each = tl.load(x + k, mask=k < INPUTS, other=0.0).to(tl.float32)
-                numbers += each
-                offsets += each * (16.0 if half else 256.0)
-                products += _code(moved, half, BITS, PLAIN) * each[None, :, :]
-        parts += (tl.sum(products, 2) - tl.sum(offsets, 1)[None, :]) * factor + tl.sum(numbers, 1)[None, :] * lowest
+                products += _e4m3(held, shift) * 2.0**_E4M3_EXPONENT * each[None, :, :]
+            else:
+                moved = _moved(held, shift)
+                for half in tl.static_range(8 // BITS):
+                    k = (units * unit)[:, None] + (4 * (8 // BITS * shift + half) + word)[None, :]
+                    each = tl.load(x + k, mask=k < INPUTS, other=0.0).to(tl.float32)
+                    numbers += each
+                    offsets += each * (16.0 if half else 256.0)
+                    products += _code(moved, half, BITS, PLAIN) * each[None, :, :]
+        if low is None:
+            parts += tl.sum(products, 2) * factor
+        else:
+            lowest = tl.load(low + groups, mask=in_groups, other=0.0).to(tl.float32)
+            parts += (tl.sum(products, 2) - tl.sum(offsets, 1)[None, :]) * factor + tl.sum(numbers, 1)[None, :] * lowest
     return tl.sum(parts, 1)
 
 
@@ -273,6 +315,12 @@ def _widened(
     groups = n[:, None] * num_groups + (units * unit // GROUP)[None, :]
     in_groups = inside & (units * unit < INPUTS)[None, :]
     factor = tl.load(scale + groups, mask=in_groups, other=0.0).to(tl.float32)[:, :, None]
+    if low is None:
+        power = factor * 2.0**_E4M3_EXPONENT
+        ab = tl.join(_e4m3(held, 0) * power, _e4m3(held, 1) * power)
+        cd = tl.join(_e4m3(held, 2) * power, _e4m3(held, 3) * power)
+        wide = tl.permute(tl.join(ab, cd), (0, 1, 2, 4, 3))
+        return tl.reshape(wide, (TILE_N, TILE_U * unit)).to(dtype)
     lowest = tl.load(low + groups, mask=in_groups, other=0.0).to(tl.float32)[:, :, None]
     below = lowest - 256.0 * factor
     a, b = _moved(held, 0), _moved(held, 1)
@@ -327,8 +375,15 @@ def _masked(words: tl.tensor, mask: tl.constexpr, exponent: tl.constexpr, PLAIN:
 
 
 @jit
+def _e4m3(words: tl.tensor, shift: tl.constexpr) -> tl.tensor:
+    """Byte `shift` of each word, an e4m3, as float32 times 2^-120: sign, exponent and mantissa at their places."""
+    return (((words << (24 - 8 * shift)) >> 4) & -0x78100000).to(tl.float32, bitcast=True)
+
+
+@jit
 def _store(
     total: tl.tensor,
+    row_scale: tl.tensor,
     bias: tl.tensor,
     add: tl.tensor,
     out: tl.tensor,
@@ -339,6 +394,8 @@ def _store(
 ) -> None:
     """(TILE_N, TILE_M) sums to their places, with what is added to them."""
     in_n = n < OUTPUTS
+    if row_scale is not None:
+        total *= tl.load(row_scale + m, mask=m < num_rows, other=0.0)[None, :]
     if bias is not None:
         total += tl.load(bias + n, mask=in_n, other=0.0)[:, None]
     places = m.to(tl.int64)[None, :] * OUTPUTS + n[:, None]

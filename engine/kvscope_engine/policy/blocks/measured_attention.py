@@ -13,7 +13,7 @@ from kvscope_telemetry.ledger import attention_units
 def store_attention(pool: BlockPool, plan: StepPlan, shares: NDArray[np.float32], step: int) -> None:
     """`shares` (groups, num_single_token, blocks) of the plan's decodes. Of blocks let go of since nothing is told, nor
     of decodes on whose blocks nothing fell: there was no room to measure them."""
-    ids, values = _by_block(pool, plan, shares, is_told=shares.any(2))
+    ids, values = _by_block(pool, plan, shares, is_told=np.any(shares, axis=2))
     if len(ids):
         pool.measure(ids, attention_units(values), step)
 
