@@ -482,12 +482,8 @@ def _all_cases(capability: int) -> Iterator[Launch]:
         for max_query_len in (1, _LONG_RUN):
             yield prefill_case(heads, PLAIN, capability, max_query_len=max_query_len)
         yield from choice_cases(heads)
-<<<<<<< HEAD
         yield from memory_cases(heads, capability)
-=======
-        yield from memory_cases(heads)
         yield from fp8_cases(heads, capability)
->>>>>>> w-bits
         yield from quantized_cases(heads, capability)
         yield from quantized_cases(heads, capability, options=EVERY_OPTION[-1])
     for heads in (DEEPSEEK_V3, DEEPSEEK_V2_LITE):
@@ -536,12 +532,8 @@ def core_cases(capability: int) -> Iterator[Launch]:
     for model in (QWEN3_30B_A3B, GPT_OSS_EXPERTS, GPT_OSS_EXPERTS._replace(is_packed=True)):
         yield from expert_cases(model)
     yield from choice_cases(LLAMA_8B)
-<<<<<<< HEAD
     yield from memory_cases(LLAMA_8B, capability)
-=======
-    yield from memory_cases(LLAMA_8B)
     yield from fp8_cases(LLAMA_8B, capability)
->>>>>>> w-bits
     yield prefill_case(LLAMA_8B, PLAIN, capability, max_query_len=_LONG_RUN)
     yield prefill_case(LLAMA_8B, Options(chunks=True), capability)
     yield prefill_case(SMOLLM2_135M, PLAIN, capability, form=INT8)
