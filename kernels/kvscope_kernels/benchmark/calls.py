@@ -13,6 +13,9 @@ from kvscope_kernels.decode.plan import DecodePlans
 from kvscope_kernels.dispatch import Ops
 from kvscope_kernels.experts.weights import ExpertWeights, Gate
 from kvscope_kernels.gated_activation import SILU
+from kvscope_kernels.grouped.fp8 import fp8_product, rounded_fp8
+from kvscope_kernels.grouped.product import GroupedProduct, grouped_product
+from kvscope_kernels.grouped.weight import GroupedWeight
 from kvscope_kernels.kv_write import kv_write_torch
 from kvscope_kernels.rotate_write import Rotation, Turn, rotate_torch
 
@@ -23,6 +26,24 @@ def pools_of(work: AttentionWorkload, device: str) -> list[Pool]:
     """At least two, and enough that reading them all leaves nothing of the first in L2."""
     count = 1 if device == "cpu" else max(2, -(-_CYCLE_BYTES // work.kv_bytes))
     return [make_pool(work, device) for _ in range(count)]
+
+
+def copies_of(num_bytes: int, device: str) -> int:
+    """Of a weight: as many as leave nothing of the first in L2 once all are read."""
+    return 1 if device == "cpu" else max(2, -(-_CYCLE_BYTES // num_bytes))
+
+
+def weight_products(shape: tuple[int, int], device: str) -> dict[str, GroupedProduct]:
+    """Products with random weights (outputs, inputs) of fewer bits, by their names."""
+    outputs, inputs = shape
+    made: dict[str, GroupedProduct] = {}
+    for bits, group in ((4, 32), (8, 64)):
+        codes = torch.randint(2**bits, shape, dtype=torch.uint8)
+        scale = torch.full((outputs, -(-inputs // group)), 0.01, dtype=torch.float16)
+        weight = GroupedWeight(codes, scale, -(2.0 ** (bits - 1)) * scale, bits, group)
+        made[f"int{bits}"] = grouped_product(weight, None, torch.device(device))
+    made["fp8"] = fp8_product(rounded_fp8(torch.randn(shape) / 64), None, torch.device(device))
+    return made
 
 
 def decode_call(ops: Ops, pool: Pool) -> Call:

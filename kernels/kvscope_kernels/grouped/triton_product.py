@@ -315,27 +315,27 @@ def _widened(
     groups = n[:, None] * num_groups + (units * unit // GROUP)[None, :]
     in_groups = inside & (units * unit < INPUTS)[None, :]
     factor = tl.load(scale + groups, mask=in_groups, other=0.0).to(tl.float32)[:, :, None]
+    a, b = _moved(held, 0), _moved(held, 1)
+    c, d = _moved(held, 2), _moved(held, 3)
     if low is None:
         power = factor * 2.0**_E4M3_EXPONENT
         ab = tl.join(_e4m3(held, 0) * power, _e4m3(held, 1) * power)
         cd = tl.join(_e4m3(held, 2) * power, _e4m3(held, 3) * power)
         wide = tl.permute(tl.join(ab, cd), (0, 1, 2, 4, 3))
-        return tl.reshape(wide, (TILE_N, TILE_U * unit)).to(dtype)
-    lowest = tl.load(low + groups, mask=in_groups, other=0.0).to(tl.float32)[:, :, None]
-    below = lowest - 256.0 * factor
-    a, b = _moved(held, 0), _moved(held, 1)
-    c, d = _moved(held, 2), _moved(held, 3)
-    if BITS == 4:
-        near = lowest - 16.0 * factor
-        a2 = tl.join(_code(a, 0, 4, PLAIN) * factor + below, _code(a, 1, 4, PLAIN) * factor + near)
-        b2 = tl.join(_code(b, 0, 4, PLAIN) * factor + below, _code(b, 1, 4, PLAIN) * factor + near)
-        c2 = tl.join(_code(c, 0, 4, PLAIN) * factor + below, _code(c, 1, 4, PLAIN) * factor + near)
-        d2 = tl.join(_code(d, 0, 4, PLAIN) * factor + below, _code(d, 1, 4, PLAIN) * factor + near)
-        wide = tl.permute(tl.join(tl.join(a2, b2), tl.join(c2, d2)), (0, 1, 5, 4, 3, 2))
     else:
-        ab = tl.join(_code(a, 0, 8, PLAIN) * factor + below, _code(b, 0, 8, PLAIN) * factor + below)
-        cd = tl.join(_code(c, 0, 8, PLAIN) * factor + below, _code(d, 0, 8, PLAIN) * factor + below)
-        wide = tl.permute(tl.join(ab, cd), (0, 1, 4, 3, 2))
+        lowest = tl.load(low + groups, mask=in_groups, other=0.0).to(tl.float32)[:, :, None]
+        below = lowest - 256.0 * factor
+        if BITS == 4:
+            near = lowest - 16.0 * factor
+            a2 = tl.join(_code(a, 0, 4, PLAIN) * factor + below, _code(a, 1, 4, PLAIN) * factor + near)
+            b2 = tl.join(_code(b, 0, 4, PLAIN) * factor + below, _code(b, 1, 4, PLAIN) * factor + near)
+            c2 = tl.join(_code(c, 0, 4, PLAIN) * factor + below, _code(c, 1, 4, PLAIN) * factor + near)
+            d2 = tl.join(_code(d, 0, 4, PLAIN) * factor + below, _code(d, 1, 4, PLAIN) * factor + near)
+            wide = tl.permute(tl.join(tl.join(a2, b2), tl.join(c2, d2)), (0, 1, 5, 4, 3, 2))
+        else:
+            ab = tl.join(_code(a, 0, 8, PLAIN) * factor + below, _code(b, 0, 8, PLAIN) * factor + below)
+            cd = tl.join(_code(c, 0, 8, PLAIN) * factor + below, _code(d, 0, 8, PLAIN) * factor + below)
+            wide = tl.permute(tl.join(ab, cd), (0, 1, 4, 3, 2))
     return tl.reshape(wide, (TILE_N, TILE_U * unit)).to(dtype)
 
 
