@@ -19,6 +19,8 @@ from kvscope_kernels.tuning.tile_table import DECODE, PREFILL, as_entry, forcing
 _WORTH: Final = 0.97
 """Of the time of the tiles that are reckoned: what is gained must be more than timing's own noise."""
 _ROUNDS: Final = 5
+_THREE_PROGRAMS: Final = 168
+"""Registers a thread of which three programs of four warps fit a multiprocessor; 64 x 32 does without a spill."""
 _FINALISTS: Final = 3
 """Of the tiles that were fastest at first, beside those that are reckoned: measured again, in turns."""
 _TOLERANCE: Final = 0.02
@@ -103,6 +105,8 @@ def candidates(kernel: str, given: DotTiles, group: int, capability: int) -> Ite
             yield found
         if kernel == PREFILL and 90 <= capability < 100 and is_fit and tile_n < 128 and num_stages < 4:
             yield found._replace(query_in_registers=True)
+            if tile_m == 64 and tile_n == 32:
+                yield found._replace(max_registers=_THREE_PROGRAMS)
 
 
 def search(

@@ -50,6 +50,7 @@ from kvscope_engine.model.ranks.rank import Rank
 from kvscope_engine.model.ranks.reduce import keep_residual_in_float32, reduce_behind_layers
 from kvscope_engine.model.running.cpu_threads import CpuThreads
 from kvscope_engine.model.running.memory import pool_size
+from kvscope_engine.model.running.product_choice import choose_products
 from kvscope_engine.model.running.runner import ModelRunner
 from kvscope_engine.model.running.storage_for_model import groups_of_model, storage_for_model
 from kvscope_engine.model.tiers.block_mover import BlockMover
@@ -99,6 +100,7 @@ def _serve(channel: Channel, folder: Path, rank: Rank) -> None:
     loaded = load_model(config, lambda progress: None, rank)
     fused = make_ready_to_run(loaded.module, loaded.quantization)
     lora = lora_slots(config, loaded, load.lora_layers)
+    choose_products(loaded.module, lambda tried: None)
     with in_full(lora):
         num_blocks = pool_size(config, loaded).num_blocks
     channel.send(encode(Ready(num_blocks=num_blocks, float32_residual=fused.float32_residual)))

@@ -274,3 +274,17 @@ def test_weights_come_from_the_host_beside_the_steps(start: Start, lanes: Any, f
     assert [step.tier_up for step in steps] == [8, *[4] * (len(steps) - 2), 0]
     assert [(step.num_waited, step.waits) for step in steps] == [(0, 1)] * len(steps), "one result a step"
     assert sum(step.replays for step in steps) == 0
+
+
+def test_a_start_says_whose_products_it_takes_where_none_were_measured(
+    start: Start, lanes: Any, fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a card of another generation; nothing is compared here, so that no kernel is taken."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 9))
+    engine = start()
+    (note,) = engine.notes
+    assert note.startswith("products of one row and of 2 to 16, our kernels' time over cuBLAS's: ")
+    assert note.count("not run and not run") == note.count(" x ") > 3
+    known = set(fake_gpu.seen.compiled)
+    assert list(serve(engine, lanes, fake_gpu, num_tokens=4))
+    assert fake_gpu.seen.compiled == known, "nothing is compiled in service"
