@@ -320,8 +320,8 @@ class EngineConfig:
         group=_CACHE,
         metavar="STEPS",
         help="in every so many decode steps measure which share of each request's attention falls on each of its blocks"
-        " (the page map's Attention colours), in the same pass over the keys as attention itself; 16 is a good number;"
-        " of layers that choose their blocks nothing falls on those passed over (0: never)",
+        " (the page map's Attention colours), in the same pass over the keys as attention; 16 is a good number; of"
+        " layers that choose their blocks nothing falls on those passed over (0: never)",
         brief="measure attention per block every N decode steps, for the page map (default: 0, never)",
     )
     sparse_decode: float | None = option(

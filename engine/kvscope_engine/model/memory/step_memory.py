@@ -124,7 +124,7 @@ def step_reserves(
     graphs = 0 if config.enforce_eager else GRAPH_BYTES + graph_tensor_bytes(limits, logits_width(loaded))
     if config.max_drafts and not config.enforce_eager:
         graphs += DRAFTED_GRAPH_BYTES
-    partials = split_partials_bytes(limits, heads, processors) + shares_bytes(config, limits, heads.num_heads)
+    partials = split_partials_bytes(limits, heads, processors) + shares_bytes(config, limits, heads, processors)
     partials += latent_bytes(limits, heads)
     return StepReserves(
         attention_partials=partials + choice_bytes(config, limits, heads.num_kv_heads),
@@ -209,14 +209,18 @@ def split_partials_bytes(limits: StepLimits, heads: HeadShape, processors: Proce
     return decodes + max(_run_partials(count, limits, heads, processors) for count in queries)
 
 
-def shares_bytes(config: EngineConfig, limits: StepLimits, num_heads: int) -> int:
+def shares_bytes(config: EngineConfig, limits: StepLimits, heads: HeadShape, processors: Processors) -> int:
     """Bytes that measuring attention by blocks takes of a step: what a layer's parts leave of each block, which the
     next one takes over, and where all layers and groups add up, in graphs and without, once more on the way down."""
     if not config.page_heat:
         return 0
     width = table_width(limits.max_request_tokens, limits.block_size)
-    places = num_places(limits.max_num_seqs, limits.max_request_tokens, limits.block_size, num_heads)
-    return FLOAT32_BYTES * (num_heads * places + 3 * limits.num_groups * limits.max_num_seqs * width)
+    num_seqs, longest = limits.max_num_seqs, limits.max_request_tokens
+    places = num_places(num_seqs, longest, limits.block_size, heads.num_heads)
+    value_dim = heads.head_dim if heads.latents is None else heads.latents.latent_dim
+    of_parts = max(_decode_partials(size, longest, heads, processors) for size in range(1, num_seqs + 1)) // value_dim
+    rows = (places + num_seqs) * heads.num_heads + 3 * limits.num_groups * num_seqs * width
+    return FLOAT32_BYTES * rows + of_parts
 
 
 def choice_bytes(config: EngineConfig, limits: StepLimits, num_kv_heads: int) -> int:

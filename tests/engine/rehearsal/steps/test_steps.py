@@ -149,6 +149,24 @@ def test_a_measured_step_reads_once_more_and_the_others_do_not(fake_gpu: Any) ->
         assert set(fake_gpu.seen.compiled) <= known, name
 
 
+def test_a_graph_that_measures_holds_the_launches_of_one_that_does_not(fake_gpu: Any, operations: Any) -> None:
+    """And one more, which clears the sums; rows are copied where they lie behind each replay that is read."""
+    launches, names = [], []
+    for page_heat in (0, 1):
+        runner = fake_gpu.make_runner(page_heat=page_heat)
+        runner.warm_up(lambda _: None)
+        runner.run(alike(3))
+        fake_gpu.seen.clear()
+        with operations() as counted:
+            assert runner.run(alike(3)).graph_size == 4, "captured, after a run without the graph, and replayed"
+        launches.append(dict(fake_gpu.seen.launches))
+        names.append(sorted(counted.names))
+        assert (fake_gpu.seen.read_backs, fake_gpu.seen.waits) == (1 + page_heat, 2), "a capture waits"
+    assert launches[0] == launches[1]
+    assert launches[0]["merge_splits"] == launches[0]["paged_decode_attention"] == 2 * 2
+    assert names[1] == sorted([*names[0], "zero_", "zero_", "clone"])
+
+
 @pytest.mark.parametrize("enforce_eager", [False, pytest.param(True, marks=pytest.mark.storm)])
 def test_decodes_that_choose_their_blocks_read_nothing_back_and_compile_nothing(
     fake_gpu: Any, enforce_eager: bool
