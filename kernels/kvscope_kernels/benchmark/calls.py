@@ -104,11 +104,12 @@ def expert_calls(ops: Ops, device: str, work: ExpertsWorkload) -> tuple[Call, Ca
     """A mixture of experts, a plain read of as many bytes as its experts have, and how many these are."""
     num_tokens, num_experts, top_k, hidden, size = work
     up, down = (torch.randn(num_experts, *shape, device=device) / 32 for shape in ((2 * size, hidden), (hidden, size)))
-    weights = ExpertWeights(up.bfloat16(), down.bfloat16(), None, None, Gate())
+    up, down = up.bfloat16(), down.bfloat16()
+    weights = ExpertWeights(up, down, None, None, Gate())
     shares, ids = torch.randn(num_tokens, num_experts, device=device).softmax(-1).topk(top_k)
     x = torch.randn(num_tokens, hidden, device=device, dtype=torch.bfloat16)
-    num_active = len(ids.unique())
-    words = [each[:num_active].view(-1).view(torch.int32) for each in (weights.up, weights.down)]
+    num_active = len(set(ids.flatten().tolist()))
+    words = [each[:num_active].view(-1).view(torch.int32) for each in (up, down)]
     read = stream_read_torch if device == "cpu" else stream_read
     sums = [sums_for(each) for each in words]
 

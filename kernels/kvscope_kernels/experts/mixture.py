@@ -315,7 +315,7 @@ def mix_experts_torch(x: Tensor, ids: Tensor, shares: Tensor, weights: ExpertWei
     top_k = ids.shape[1]
     flat, wide = ids.reshape(-1), shares.reshape(-1, 1).float()
     parts = torch.zeros(len(flat), x.shape[1], dtype=torch.float32, device=x.device)
-    for expert in flat.unique().tolist():
+    for expert in sorted(set(flat.tolist())):
         if not 0 <= expert < weights.shape[0]:
             continue
         pairs = (flat == expert).nonzero()[:, 0]

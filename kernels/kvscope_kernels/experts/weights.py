@@ -64,7 +64,7 @@ class FourBits(NamedTuple):
 
     def widened(self, expert: int, dtype: torch.dtype) -> Tensor:
         """(outputs, inputs) of one expert."""
-        codes = self.codes[expert].unflatten(1, (-1, _BYTES))
+        codes = self.codes[expert].view(self.codes.shape[1], -1, _BYTES)
         codes = torch.cat((codes & 15, codes >> 4), 2)
         numbers = torch.tensor(FP4, device=codes.device)[(codes & 7).long()] * torch.where(codes > 7, -1.0, 1.0)
         return torch.ldexp(numbers, self.powers[expert].int()[..., None] - 127).flatten(1).to(dtype)
@@ -78,7 +78,7 @@ def four_bits(weight: Tensor) -> FourBits | None:
     codes = weight.new_empty(num_experts, outputs, inputs // 2, dtype=torch.uint8)
     powers = weight.new_empty(num_experts, outputs, inputs // GROUP, dtype=torch.uint8)
     for expert, wide in enumerate(weight):
-        found = _codes(wide.float().unflatten(1, (-1, GROUP)))
+        found = _codes(wide.float().reshape(outputs, -1, GROUP))
         if found is None:
             return None
         codes[expert], powers[expert] = found
@@ -146,12 +146,9 @@ class ExpertWeights(NamedTuple):
                 _check(f"{name}'s powers", weight.powers, (*shape[:2], shape[2] // GROUP), torch.uint8)
             else:
                 _check(name, weight, shape, self.dtype)
-        for name, bias, shape in (
-            ("up_bias", self.up_bias, (num_experts, num_rows)),
-            ("down_bias", self.down_bias, (num_experts, hidden)),
-        ):
+        for name, bias, num_outputs in (("up_bias", self.up_bias, num_rows), ("down_bias", self.down_bias, hidden)):
             if bias is not None:
-                _check(name, bias, shape, self.dtype or bias.dtype)
+                _check(name, bias, (num_experts, num_outputs), self.dtype or bias.dtype)
 
 
 def _check(name: str, found: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None) -> None:
