@@ -49,7 +49,11 @@ def test_every_token_is_in_one_tile_with_its_request(sizes: tuple[int, ...]) -> 
 
 
 def test_a_tile_is_not_much_larger_than_what_is_left() -> None:
-    def sizes_for(num_tokens: int) -> list[int]:
-        return [len(tile.input_ids) for tile in tiles_of(step_of([(0, num_tokens)]), (1, 4, 8, 16, 64))]
+    def sizes_for(num_tokens: int, spare_rows: int) -> list[int]:
+        tiles = tiles_of(step_of([(0, num_tokens)]), (1, 4, 8, 16, 64), spare_rows)
+        return [len(tile.input_ids) for tile in tiles]
 
-    assert [sizes_for(count) for count in (1, 3, 5, 40, 63, 70)] == [[1], [4], [8], [16, 16, 8], [64], [64, 8]]
+    assert [sizes_for(count, 4) for count in (1, 3, 5, 9, 40, 63, 70)] == [
+        *([1], [4], [8], [8, 1], [16, 16, 8], [64], [64, 8])
+    ]
+    assert [sizes_for(count, 28) for count in (9, 20, 40)] == [[16], [16, 4], [64]], "where rows cost little"
