@@ -11,7 +11,7 @@ import torch
 
 from kvscope_engine import Engine, EngineConfig, SamplingParams
 from kvscope_engine.model.checks.hook_check import check_hook
-from kvscope_engine.model.checks.tile_check import differing_part
+from kvscope_engine.model.checks.tile_check import differing_part, proven_tiles
 from kvscope_engine.model.loading.loader import load_model
 from kvscope_kernels import ops_for
 from kvscope_kernels.native.library import library
@@ -121,6 +121,18 @@ def test_the_proof_at_load_names_a_layer_that_looks_at_places(tiny_model: Callab
     plain = mlp.forward
     mlp.forward = lambda x: plain(x) + torch.arange(x.shape[1])[:, None] * 1e-3
     assert differing_part(loaded.module, 16, ops_for("cpu")).startswith("layer 1 ")
+
+
+def test_tiles_of_other_sizes_are_used_where_they_give_the_same_bits(tiny_model: Callable[..., str]) -> None:
+    loaded = load_model(EngineConfig(model=tiny_model(), device="cpu", dtype="float32"), lambda progress: None)
+    check_hook(loaded.module)
+    mlp = loaded.module.model.layers[1].mlp  # type: ignore[union-attr]
+    plain = mlp.forward
+    mlp.forward = lambda x: plain(x) + (1e-3 if x.shape[1] == 4 else 0.0)
+    size, *others = proven_tiles(loaded)
+    assert size == 16
+    assert 64 in others, "this small, products add alike"
+    assert 4 not in others, "its layer gives something else in tiles of 4"
 
 
 @pytest.mark.parametrize(

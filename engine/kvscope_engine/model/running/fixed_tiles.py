@@ -36,8 +36,8 @@ as long in tiles of 32, prompts as long as without tiles."""
 OTHER_SIZES: Final = (1, 4, 16, 64)
 """Are used besides where they are proven to give the same bits: products of few bits and many of float32 do."""
 _MORE_ROWS: Final = 1.25
-"""Than there are tokens left are computed at most, and `_SPARE_ROWS` beyond, where smaller tiles would do."""
-_SPARE_ROWS: Final = 3
+"""Than there are tokens left are computed at most, and some to spare, where smaller tiles would do: each tile reads all
+weights, so that rows cost little beside it where these are whole."""
 
 
 def tile_tokens(dtype: torch.dtype, quantization: str) -> int:
@@ -64,11 +64,11 @@ class Tile:
     sample_rows: Int64
 
 
-def tiles_of(inputs: StepInputs, sizes: Sequence[int]) -> Iterator[Tile]:
-    """The step's tokens in tiles of these sizes, which ascend."""
+def tiles_of(inputs: StepInputs, sizes: Sequence[int], spare_rows: int = 0) -> Iterator[Tile]:
+    """The step's tokens in tiles of these sizes, which ascend. `spare_rows` may be computed for nothing."""
     starts, end = inputs.query_start, 0
     while (begin := end) < inputs.num_tokens:
-        size = _next_size(inputs.num_tokens - begin, sizes)
+        size = _next_size(inputs.num_tokens - begin, sizes, spare_rows)
         end = min(begin + size, inputs.num_tokens)
         first = int(np.searchsorted(starts, begin, "right")) - 1
         last = int(np.searchsorted(starts, end, "left"))
@@ -86,11 +86,11 @@ def tiles_of(inputs: StepInputs, sizes: Sequence[int]) -> Iterator[Tile]:
         )
 
 
-def _next_size(num_tokens: int, sizes: Sequence[int]) -> int:
+def _next_size(num_tokens: int, sizes: Sequence[int], spare_rows: int) -> int:
     """The smallest that takes all of so many tokens, if it is not much too large; else the largest that is filled."""
     enough = next((size for size in sizes if size >= num_tokens), None)
     filled = next((size for size in reversed(sizes) if size <= num_tokens), None)
-    if enough is not None and (filled is None or enough <= _MORE_ROWS * num_tokens + _SPARE_ROWS):
+    if enough is not None and (filled is None or enough <= _MORE_ROWS * num_tokens + spare_rows):
         return enough
     assert filled is not None, "one of the sizes is enough, or is filled"
     return filled
@@ -105,6 +105,7 @@ class FixedTiles:
 
     def __init__(self, model: Forward, storage: KVStorage, ops: Ops, size: int, others: Iterable[int] = ()) -> None:
         self.sizes = tuple(sorted({size, *others}))
+        self._spare_rows = max(size - ROUNDED_TILE_TOKENS // 2, 0)
         self._model = model
         self._storage = storage
         self._ops = ops
@@ -118,7 +119,9 @@ class FixedTiles:
 
     def logits(self, inputs: StepInputs) -> torch.Tensor | None:
         """Of the sampled rows of a step, (num_samples, vocabulary); None when nothing is sampled."""
-        found = [logits for tile in tiles_of(inputs, self.sizes) if (logits := self._run(tile)) is not None]
+        found = [
+            logits for tile in tiles_of(inputs, self.sizes, self._spare_rows) if (logits := self._run(tile)) is not None
+        ]
         return torch.cat(found) if found else None
 
     def _run(self, tile: Tile) -> torch.Tensor | None:
