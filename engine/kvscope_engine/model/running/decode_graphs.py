@@ -98,7 +98,7 @@ class DecodeGraphs:
         self._graphs: dict[tuple[int, int], Any] = {}
         self._addresses: dict[int, tuple[int, ...]] = {}
         self._wanted: set[tuple[int, int]] = set()
-        self._failures = failures or CaptureFailures(lambda note: None)
+        self.failures = failures or CaptureFailures(lambda note: None)
         self._length = max_tokens  # of the step that was put last
         self._pool: Any = None
 
@@ -158,12 +158,8 @@ class DecodeGraphs:
         if key not in self._wanted:
             self._wanted.add(key)
             return None
-        if self._failures.may_try(key):
-            try:
-                self.capture(*key)
-                return size
-            except RuntimeError as error:  # torch.OutOfMemoryError among them
-                self._note_failure(*key, error)
+        if self.failures.may_try(key) and self._try(key):
+            return size
         return next((larger for larger in self.sizes if larger > size and (larger, key[1]) in self._graphs), None)
 
     def put(self, inputs: StepInputs, size: int) -> StepTensors:
@@ -189,8 +185,34 @@ class DecodeGraphs:
         for query, kv, options in self._kept[size, self._length]:
             add_shares(shares, KeptDecode(query[:count], kv, options), batch)
 
+    def try_again(self) -> bool:
+        """One size that failed, or was given back, a while ago: to be called where nobody waits. Whether one was."""
+        for key in self.failures.due():
+            self._try(key)
+            return True
+        return False
+
+    def release(self) -> bool:
+        """Give all graphs and their memory back; they share it, so that one alone frees nothing. Whether any were."""
+        for key in self._graphs:
+            self.failures.put_off(key)
+        had_any = bool(self._graphs)
+        self._graphs.clear()
+        self._kept.clear()
+        self._pool = None
+        return had_any
+
+    def _try(self, key: Any) -> bool:
+        try:
+            self.capture(*key)
+        except RuntimeError as error:  # torch.OutOfMemoryError among them
+            self._note_failure(*key, error)
+            return False
+        self.failures.captured(key, f"batches of {key[0]}")
+        return True
+
     def _note_failure(self, size: int, length: int, error: RuntimeError) -> None:
-        self._failures.note((size, length), f"batches of {size}", error)
+        self.failures.note((size, length), f"batches of {size}", error)
 
     def _length_of(self, inputs: StepInputs) -> int:
         length = padded_size(self._lengths, int(inputs.seq_lens.max()))
