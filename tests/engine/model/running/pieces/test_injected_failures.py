@@ -1,4 +1,4 @@
-"""An engine in which captures and allocations fail a hundred times at random: nobody loses anything."""
+"""An engine in which captures and allocations fail a hundred times at random: only who fails alone ends."""
 
 from __future__ import annotations
 
@@ -48,14 +48,17 @@ class Injector:
 
 
 @pytest.mark.parametrize("overlaps", [False, True], ids=["in turn", "a step ahead"])
-def test_a_hundred_failures_lose_no_request(
+def test_a_hundred_failures_lose_no_request_that_can_be_run(
     make_small: Callable[..., Engine],
     make_engine: Callable[..., Engine],
     cpu_graphs: Any,
     monkeypatch: pytest.MonkeyPatch,
     overlaps: bool,
 ) -> None:
-    """Tokens of all are those of a run without failures, and a minute later every size has its graphs."""
+    """Tokens are those of a run without failures, and a minute later every size has its graphs.
+
+    Only a request whose step failed each time, down to it alone, ends.
+    """
     jobs = jobs_of(21)
     with make_small(num_gpu_blocks_override=2048, max_num_seqs=32) as calm:
         expected = [(one.token_ids, one.finish_reason, one.logprobs) for one in calm.generate(jobs)]
@@ -69,16 +72,21 @@ def test_a_hundred_failures_lose_no_request(
     monkeypatch.setattr(Recorder, "record", injector.wrap("capture", 0.4, SHORTAGES, Recorder.record))
     for name in ("logits", "fill", "logits_of"):
         monkeypatch.setattr(Forward, name, injector.wrap("allocation", 0.2, SHORTAGES, getattr(Forward, name)))
-    rounds = 0
+    rounds = num_lost = 0
     while any(injector.left.values()):
         rounds += 1
         assert rounds < 50, injector.left
-        said = said_by(engine, jobs)
-        assert numbers(said) == close_to(expected)
+        for said, wanted in zip(numbers(said_by(engine, jobs)), close_to(expected), strict=True):
+            if said[1] == "error":  # the step held it, and failed alone as often as it was tried
+                num_lost += 1
+                assert said[0] == wanted[0][: len(said[0])]
+            else:
+                assert said == wanted
         runner.release_graphs()  # as a step does for which there is no memory a second time
         for _ in range(8):
             now_s += 8.0
             engine.while_idle()
+    assert num_lost <= 5
     for _ in range(60):
         now_s += 1.0
         engine.while_idle()
