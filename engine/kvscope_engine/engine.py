@@ -211,12 +211,18 @@ class Engine:
         self.step_started_ns = 0
         return self._take_outputs()
 
-    def while_idle(self) -> None:
-        """What is better done while nobody waits; may take as long as some steps. Nothing is to be unfinished."""
+    def while_idle(self) -> bool:
+        """What is better done while nobody waits; may take as long as some steps. Nothing is to be unfinished.
+
+        Whether it is to be called again in a while.
+        """
         self._check_open()
-        self.components.runner.while_idle()
+        has_more = self.components.runner.while_idle()
+        if self._tell_notes(time.monotonic_ns()):
+            self._record_idle()
         if self.components.lora is not None:
             self.components.lora.forget_unused(())
+        return has_more
 
     def settle(self) -> list[Tokens | Finished]:
         """What a step that was begun ahead has to say, once it is over: the engine stands still afterwards."""
@@ -419,11 +425,7 @@ class Engine:
             store_skips(self.components.pool, ran.plan, ran.result.block_skips)
         for request in ran.failed:
             self._finish(request, self.streams[request.number], "error", ran.ended_ns, ran.reason)
-        new_notes = self.components.notes[self._num_noted :]
-        self._num_noted += len(new_notes)
-        for note in new_notes:
-            self.components.scheduler.note(note, ran.ended_ns)
-            self._on_note(note)
+        self._tell_notes(ran.ended_ns)
         self.components.scheduler.rate.observe(ran.plan, ran.result.forward_ns / 1e9)
         plan, result = self._commit(ran.plan, ran.result, ran.ended_ns)
         committed_ns = time.monotonic_ns()
@@ -443,6 +445,15 @@ class Engine:
         self._tell_cache_events()
         self._record_ns = time.monotonic_ns() - begun_ns
         self._loop.wrote_down(ran.ended_ns)
+
+    def _tell_notes(self, now_ns: int) -> bool:
+        """What was noted since it was last told, as events too; whether there was anything."""
+        new_notes = self.components.notes[self._num_noted :]
+        self._num_noted += len(new_notes)
+        for note in new_notes:
+            self.components.scheduler.note(note, now_ns)
+            self._on_note(note)
+        return bool(new_notes)
 
     def _commit(self, plan: StepPlan, result: StepResult, now_ns: int) -> tuple[StepPlan, StepResult]:
         """Tokens are said, blocks written down up to the last of them, and then requests end; returns what was run."""

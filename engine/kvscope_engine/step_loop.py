@@ -26,9 +26,10 @@ and published and the next step is scheduled. With overlap at most one step more
   owner's first. Memory is unmapped only by allocators that never overlap.
 - Between two calls one step may be in flight. Whoever wants to change running requests settles first (`settle`).
 
-A step for which the device's memory did not suffice is tried again, then without its prefills, before anyone gives up:
-a plan may be run again, for writing the same keys and values, and copying to a block that was free, come to the same.
-Not so where layers keep a state that each token changes: such a step is tried once, and its requests end.
+A step for which the device's memory did not suffice is tried again, then without the memory of CUDA graphs, then in
+halves, down to one token, before anyone gives up: a plan may be run again, for writing the same keys and values, and
+copying to a block that was free, come to the same. Not so where layers keep a state that each token changes: such a
+step is tried once, and its requests end.
 
 Owns what is in flight. Commits nothing, and knows no tensors.
 """
@@ -39,15 +40,15 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-import torch
-
-from kvscope_engine.policy.plan import StepPlan, StepResult, without_drafts, without_ended
+from kvscope_engine.model.loading.shortage import is_no_memory
+from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult, without_ended
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.ahead import RESERVED
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
+from kvscope_telemetry.messages.commands import TokenLogprobs
 
 Explain = Callable[[StepPlan], str]
 """Why there is no memory for a plan, and what would help; empty where nobody knows."""
@@ -201,8 +202,15 @@ class StepLoop:
     def _finish(self, flight: _Flight, clock: _Clock) -> Ran:
         self.counts.steps += 1
         if flight.launched is not None:
-            plan, result = without_ended(flight.plan, flight.launched.result())
-            return clock.ran(plan, result)
+            try:
+                plan, result = without_ended(flight.plan, flight.launched.result())
+                return clock.ran(plan, result)
+            except (RuntimeError, MemoryError) as error:
+                if not is_no_memory(error) or flight.plan.changes_states:
+                    raise
+            self._runner.recover()
+            if self._flight is not None:  # it computed with tokens that never came
+                self._flight = _Flight(self._flight.plan, None)
         plan, _ = without_ended(flight.plan, StepResult(((),) * len(flight.plan.scheduled)))
         outcome = run_with_shortages(self._runner, plan, self._explain)
         return clock.ran(outcome.plan, outcome.result, outcome.failed, outcome.reason)
@@ -247,6 +255,9 @@ class StepRunner(Protocol):
     def recover(self) -> None:
         """After a step that ran out of memory."""
 
+    def release_graphs(self) -> bool:
+        """Give back memory that steps are only faster with; whether there was any."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
@@ -264,24 +275,100 @@ def run_with_shortages(runner: StepRunner, plan: StepPlan, explain: Explain = la
 
     `explain` is asked before anything is given back.
     """
-    reason = ""
-    parts = (plan,) if plan.changes_states else (plan, plan, _decodes_of(plan))
-    for part in parts:
-        if not part.scheduled:
-            continue
+    if not plan.scheduled:
+        return StepOutcome(plan, StepResult(()))
+    tries = _Tries(runner, explain)
+    result = tries.run(plan)
+    if result is None and not plan.changes_states:
+        result = tries.run(plan)
+        if result is None and runner.release_graphs():
+            result = tries.run(plan)
+    if result is not None:
+        return StepOutcome(plan, result)
+    done = {} if plan.changes_states else tries.run_in_halves(plan)
+    ran = [number for number in range(len(plan.scheduled)) if number in done]
+    failed = tuple(item.request for number, item in enumerate(plan.scheduled) if number not in done)
+    num_single_token = sum(done[number][0].num_tokens == 1 for number in ran)
+    ran.sort(key=lambda number: (done[number][0].num_tokens > 1, number))
+    left = replace(plan, scheduled=tuple(done[number][0] for number in ran), num_single_token=num_single_token)
+    has_logprobs = any(done[number][2] for number in ran)
+    merged = StepResult(
+        token_ids=tuple(done[number][1] for number in ran),
+        logprobs=tuple(done[number][2] for number in ran) if has_logprobs else (),
+        forward_ns=tries.forward_ns,
+    )
+    return StepOutcome(left, merged, failed, tries.reason if failed else "")
+
+
+_Done = tuple[Scheduled, tuple[int, ...], tuple[TokenLogprobs, ...]]
+"""An item as it was run in the end, its tokens and what is told of them."""
+
+
+class _Tries:
+    """Of one plan, and of parts of it."""
+
+    def __init__(self, runner: StepRunner, explain: Explain) -> None:
+        self._runner = runner
+        self._explain = explain
+        self.reason = ""
+        """Why the last one failed."""
+        self.forward_ns = 0
+
+    def run(self, plan: StepPlan) -> StepResult | None:
+        """None: there is no memory for it."""
         try:
-            result = runner.run(part)
+            result = self._runner.run(plan)
         except (RuntimeError, MemoryError) as error:
-            if not is_shortage(error):
+            if not is_no_memory(error):
                 raise
-            reason = f"no memory for a step of {part.num_tokens} tokens ({_first_line(error)})"
-            reason += _explained(explain, part)
-            runner.recover()
-        else:
-            left = plan.scheduled[len(part.scheduled) :]
-            return StepOutcome(part, result, tuple(item.request for item in left), reason if left else "")
-    failed = tuple(item.request for item in plan.scheduled)
-    return StepOutcome(StepPlan((), 0), StepResult(()), failed, reason)
+            self.reason = f"no memory for a step of {plan.num_tokens} tokens ({_first_line(error)})"
+            self.reason += _explained(self._explain, plan)
+            self._runner.recover()
+            return None
+        self.forward_ns += result.forward_ns
+        return result
+
+    def run_in_halves(self, plan: StepPlan) -> dict[int, _Done]:
+        """What could be run, by its place in the plan. The plan itself failed; each half is tried once, then halved."""
+        done: dict[int, _Done] = {}
+        lost: set[int] = set()
+        parts = _halves([(number, item) for number, item in enumerate(plan.scheduled)])
+        copies = plan.copies  # are made with the first part: copying again after others wrote would undo it
+        while parts:
+            part = [(number, item) for number, item in parts.pop(0) if number not in lost]
+            if not part:
+                continue
+            items = tuple(item for _, item in part)
+            single = sum(item.num_tokens == 1 for item in items)
+            result = self.run(StepPlan(items, single, copies))
+            if result is not None:
+                copies = ()
+                logprobs = result.logprobs or ((),) * len(items)
+                for (number, item), ids, told in zip(part, result.token_ids, logprobs, strict=True):
+                    whole = plan.scheduled[number]
+                    ran = item.num_tokens if item.drafts or whole.drafts else whole.num_tokens
+                    if item.start + item.num_tokens == whole.start + ran:
+                        done[number] = whole._replace(num_tokens=ran, drafts=item.drafts), ids, told
+                continue
+            halves = _halves(part)
+            if not halves:
+                lost.add(part[0][0])
+            parts[:0] = halves
+        return done
+
+
+def _halves(part: list[tuple[int, Scheduled]]) -> list[list[tuple[int, Scheduled]]]:
+    """The items of a plan by their places, in two; of one item its tokens, drafts left out. Empty: it is one token."""
+    if len(part) > 1:
+        return [part[: len(part) // 2], part[len(part) // 2 :]]
+    ((number, item),) = part
+    if item.drafts:
+        return [[(number, item._replace(num_tokens=1, drafts=()))]]
+    if item.num_tokens == 1:
+        return []
+    first = item.num_tokens // 2
+    rest = item._replace(start=item.start + first, num_tokens=item.num_tokens - first)
+    return [[(number, item._replace(num_tokens=first, samples=False))], [(number, rest)]]
 
 
 def launch_or_none(runner: StepRunner, plan: StepPlan, after: Launched | None) -> Launched | None:
@@ -289,7 +376,7 @@ def launch_or_none(runner: StepRunner, plan: StepPlan, after: Launched | None) -
     try:
         return runner.launch(plan, after)
     except (RuntimeError, MemoryError) as error:
-        if not is_shortage(error):
+        if not is_no_memory(error):
             raise
         return None
 
@@ -299,14 +386,9 @@ def sample_or_none(launched: Launched) -> StepPlan | None:
     try:
         return launched.sample()
     except (RuntimeError, MemoryError) as error:
-        if not is_shortage(error):
+        if not is_no_memory(error):
             raise
         return None
-
-
-def is_shortage(error: BaseException) -> bool:
-    """Whether memory ran out. A CPU's allocator says so in words alone."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
 def _explained(explain: Explain, plan: StepPlan) -> str:
@@ -316,13 +398,6 @@ def _explained(explain: Explain, plan: StepPlan) -> str:
     except Exception:
         return ""
     return f"; {why}" if why else ""
-
-
-def _decodes_of(plan: StepPlan) -> StepPlan:
-    """Without prefills, which take by far the most, and drafts; empty when that is the whole plan."""
-    if plan.num_single_token == len(plan.scheduled):
-        return StepPlan((), 0)
-    return without_drafts(plan)
 
 
 def _first_line(error: BaseException) -> str:

@@ -147,8 +147,9 @@ class ServedEngine(Protocol):
     def step(self, *, ahead: bool = True) -> list[Tokens | Finished]:
         """Run one step; empty when idle. Without `ahead` no other is begun before it is over."""
 
-    def while_idle(self) -> None:
-        """What is better done while nobody waits for it: called where it has nothing unfinished."""
+    def while_idle(self) -> bool:
+        """What is better done while nobody waits for it: called where it has nothing unfinished. Whether there is more
+        to be done in a while."""
 
     def settle(self) -> list[Tokens | Finished]:
         """End a step that was begun ahead; what it says."""

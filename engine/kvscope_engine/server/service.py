@@ -151,10 +151,10 @@ class EngineService:
         """Serve what waits; sleeps while there is nothing else to do. False: it is time to end."""
         deadline = time.monotonic() + min(max(step_s / 2, TASKS_S[0]), TASKS_S[1])
         self._record_state()
-        if not dispatcher.has_work:
-            dispatcher.while_idle()
         while not self.receiver.tasks.is_stopped:
             idle = not dispatcher.has_work
+            if idle:
+                dispatcher.while_idle()
             task = self.receiver.tasks.next(wait=idle)
             if task is None:
                 break

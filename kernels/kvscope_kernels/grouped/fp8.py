@@ -185,11 +185,10 @@ class GpuFp8:
             found = _scaled_product(codes, self._codes, scale, self._scale).view(*x.shape[:-1], self.outputs)
             found = found if self._bias is None else found + self._bias
             return (found if add is None else found + add).to(asked)
-        rounded = round_rows(rows, widened=True) if self._rounds else None
-        codes, scale = (rows, None) if rounded is None else rounded
+        taken, row_scale = round_rows(rows, widened=True) if self._rounds else (rows, None)
         out = torch.empty((*x.shape[:-1], self.outputs), dtype=asked, device=x.device)
         held = GroupFacts(self._codes.view(torch.int32), self._scale, None, self._arrived, 8, self._group)
-        launch_product(codes, held, out, self._bias, add, scale)
+        launch_product(taken, held, out, self._bias, add, row_scale)
         return out
 
 

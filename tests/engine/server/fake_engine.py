@@ -228,9 +228,10 @@ class FakeEngine:
     def list_aborted(self, submit: Submit) -> None:
         self.listed.append(submit.request_id)
 
-    def while_idle(self) -> None:
+    def while_idle(self) -> bool:
         assert not self.has_unfinished, "somebody waits"
         self.num_idle += 1
+        return False
 
     def settle(self) -> list[Tokens | Finished]:
         self.is_ahead = False

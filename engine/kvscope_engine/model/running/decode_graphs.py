@@ -153,7 +153,7 @@ class DecodeGraphs:
         self._graphs: dict[_Key, Any] = {}
         self._addresses: dict[tuple[int, int], tuple[int, ...]] = {}
         self._wanted: set[_Key] = set()
-        self._failures = failures or CaptureFailures(lambda note: None)
+        self.failures = failures or CaptureFailures(lambda note: None)
         self._put_key = _Key(0, max_tokens)  # of the step that was put last
         self._pool: Any = None
 
@@ -186,15 +186,7 @@ class DecodeGraphs:
             if len(errors) < len(keys) or key is keys[0]:
                 self._note_failure(key, error)
             else:
-                self._failures.refuse(key, error)
-
-    def try_again(self) -> None:
-        """One size of steps with drafts that had no memory a while ago: to be called where nobody waits."""
-        for key in self._drafted_keys():
-            if key not in self._graphs and self._failures.may_try(key):
-                if (error := self._try(key)) is not None:
-                    self._note_failure(key, error)
-                return
+                self.failures.refuse(key, error)
 
     def _drafted_keys(self) -> list[_Key]:
         """The largest first, which gives the others their memory."""
@@ -214,6 +206,7 @@ class DecodeGraphs:
         except RuntimeError as error:  # torch.OutOfMemoryError among them
             torch.cuda.empty_cache()
             return error
+        self.failures.captured(key, key.words)
         return None
 
     def capture(self, size: int, length: int | None = None) -> None:
@@ -259,7 +252,7 @@ class DecodeGraphs:
         if key not in self._wanted:
             self._wanted.add(key)
             return None
-        if self._failures.may_try(key):
+        if self.failures.may_try(key):
             if (error := self._try(key)) is None:
                 return size
             self._note_failure(key, error)
@@ -290,8 +283,27 @@ class DecodeGraphs:
         width = table_width(int(inputs.seq_lens.max()), self._block_size)
         return self._shares[self._put_key._replace(size=size)].start(back, len(inputs.seq_lens), width)
 
+    def try_again(self) -> bool:
+        """One size that failed, or was given back, a while ago: to be called where nobody waits. Whether one was."""
+        key: Any
+        for key in self.failures.due():
+            if (error := self._try(key)) is not None:
+                self._note_failure(key, error)
+            return True
+        return False
+
+    def release(self) -> bool:
+        """Give all graphs and their memory back; they share it, so that one alone frees nothing. Whether any were."""
+        for key in self._graphs:
+            self.failures.put_off(key)
+        had_any = bool(self._graphs)
+        self._graphs.clear()
+        self._shares.clear()
+        self._pool = None
+        return had_any
+
     def _note_failure(self, key: _Key, error: RuntimeError) -> None:
-        self._failures.note(key, key.words, error)
+        self.failures.note(key, key.words, error)
 
     def _length_of(self, inputs: StepInputs) -> int:
         length = padded_size(self._lengths, int(inputs.seq_lens.max()))

@@ -245,13 +245,13 @@ class ModelRunner:
         torch.cuda.synchronize(self._device)
 
     @torch.inference_mode()
-    def while_idle(self) -> None:
-        """What is better done while nobody waits for a step, and none is on the device."""
+    def while_idle(self) -> bool:
+        """What is better done while nobody waits for a step, and none is on the device. Whether more is to be done."""
         if self._together is not None:
-            return
-        for graphs in (self._graphs, self._mixed):
-            if graphs is not None:
-                graphs.try_again()
+            return False
+        all_graphs = [graphs for graphs in (self._graphs, self._mixed) if graphs is not None]
+        any(graphs.try_again() for graphs in all_graphs)  # one size at most
+        return any(graphs.failures.is_waiting for graphs in all_graphs)
 
     def run(self, plan: StepPlan) -> StepResult:
         """One step: copy blocks, write and attend, sample what is to be sampled."""
@@ -355,6 +355,17 @@ class ModelRunner:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             torch.cuda.empty_cache()
+
+    def release_graphs(self) -> bool:
+        """Give the memory of all CUDA graphs back: they are captured again later. Whether there were any. Those that
+        several ranks run together stay."""
+        if self._together is not None:
+            return False
+        released = [graphs.release() for graphs in (self._graphs, self._mixed) if graphs is not None]
+        if any(released):
+            self.notes.append("a step had no memory: the CUDA graphs' was given back, they are captured again later")
+            self.recover()
+        return any(released)
 
     def close(self) -> None:
         """Drop every tensor."""

@@ -194,7 +194,7 @@ def test_a_model_that_cannot_be_cut_is_told_of_once(fake_gpu: Any) -> None:
 
 
 def test_what_had_no_memory_is_tried_again_where_nobody_waits(fake_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A size at a time, five minutes later, and said once."""
+    """A size at a time, after a pause, and said once each way."""
     now_s = 1000.0
     monkeypatch.setattr(capture_failures.time, "monotonic", lambda: now_s)
     runner = fake_gpu.make_runner(piecewise_graphs=True)
@@ -206,14 +206,18 @@ def test_what_had_no_memory_is_tried_again_where_nobody_waits(fake_gpu: Any, mon
     for _ in range(3):
         runner.while_idle()
         assert runner.run(mixed(0, 300)).graph_tokens == 0, "too early"
-    now_s += capture_failures.RETRY_S + 1
+    now_s += capture_failures.FIRST_PAUSE_S
     assert runner.run(mixed(0, 300)).graph_tokens == 0, "not in a step"
     fake_gpu.capture_error.append(no_memory)
     runner.while_idle()
     assert runner.run(mixed(0, 200)).graph_tokens == 0, "there was no memory for the smaller one yet"
     runner.while_idle()
     assert [runner.run(mixed(0, count)).graph_tokens for count in (200, 300)] == [512, 512]
-    assert runner.notes == notes
+    now_s += capture_failures.LONGEST_PAUSE_S
+    runner.while_idle()
+    assert [runner.run(mixed(0, count)).graph_tokens for count in (200, 300)] == [256, 512]
+    again = [f"steps with prefills of {size} tokens have a CUDA graph again" for size in (512, 256)]
+    assert runner.notes == notes + again
 
 
 def test_an_idle_engine_without_such_graphs_does_nothing(fake_gpu: Any) -> None:
