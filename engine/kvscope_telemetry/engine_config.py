@@ -557,6 +557,7 @@ class EngineConfig:
             ("cpu_offload_gb", self.cpu_offload_gb, 0, "it is for GPUs"),
             ("async_scheduling", self.async_scheduling or None, None, "tiles of tokens are cut on the host"),
             ("kv_cache_dtype", self.kv_cache_dtype, "auto", "attention over 8 bits adds by the batch"),
+            ("keep_disk_kv", self.keep_disk_kv, False, "the file may hold what another engine computed"),
             ("sparse_decode", self.sparse_decode, None, "prompts are attended to in full and new tokens are not"),
             ("page_heat", self.page_heat, 0, "new tokens go the way of prompts, where it is not measured"),
             (lora, self.has_lora, False, "adapters of a step are computed together"),

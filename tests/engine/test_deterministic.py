@@ -141,6 +141,12 @@ def test_tiles_of_other_sizes_are_used_where_they_give_the_same_bits(tiny_model:
         {"device": "cuda"},
         {"tensor_parallel_size": 2},
         {"kv_cache_dtype": "int8"},
+        {
+            "keep_disk_kv": True,
+            "disk_kv_path": "kv.bin",
+            "disk_kv_memory_bytes": 1 << 20,
+            "host_kv_memory_bytes": 1 << 20,
+        },
         {"sparse_decode": 0.5},
         {"page_heat": 4},
         {"async_scheduling": True},
