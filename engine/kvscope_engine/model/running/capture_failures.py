@@ -31,6 +31,10 @@ class CaptureFailures:
         self._tries: dict[Hashable, int] = {}
         self._told: set[Hashable] = set()
 
+    def has(self, key: Hashable) -> bool:
+        """Whether it failed, or was given back, and was not captured since."""
+        return key in self._not_before_s
+
     def may_try(self, key: Hashable) -> bool:
         """Whether a capture is worth its time now."""
         return time.monotonic() >= self._not_before_s.get(key, 0.0)

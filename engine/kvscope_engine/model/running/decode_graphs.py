@@ -3,24 +3,22 @@
 Owns the graphs, the block tables that all of them read, one tensor a KV group, and the one of logits that all of them
 write. States of recurrent layers are read by slots of the step; those of sequences that are added are nobody's. A
 batch is padded to the next size with sequences of length 0 that write to slot -1. Launches are shaped by what the
-pool can hold and cut by the lengths that are there, so that short requests do not pay for a long context. The largest
-is captured before the first request, which proves that it can be done and gives all others their memory; another when
-its size is wanted the second time, so that nobody waits at the start for sizes that never come. What fits no graph,
-and every step with prefills in it, runs eagerly: such a step is as long as its prefill, and the decodes beside it are
-back in a graph with the next one. A capture that fails costs its own size alone: batches of it take the next larger
-graph that there is (`capture_failures`).
+pool can hold and cut by the lengths that are there, so that short requests do not pay for a long context. All sizes
+are captured before the first request, the largest first, which proves that it can be done and gives all others their
+memory. What fits no graph, and every step with prefills in it, runs eagerly: such a step is as long as its prefill, and
+the decodes beside it are back in a graph with the next one. A capture that fails costs its own size alone: batches of
+it take the next larger graph that there is (`capture_failures`).
 
 Steps with drafts have graphs of their own, by the tokens that they compute: a request has one to all that may be
 guessed and one, which is read on the device, as attention to short runs of queries does. By rows a request, padded to
 all that may be guessed, a step in which few have drafts would compute several times what it needs; by tokens its sizes
 are few, and its logits those of the largest batch, since a step samples no more rows than that. The larger sizes are
-there twice, for as many requests as tokens and for few, whose attention is split among programs (`most_cut_runs`). All
-are captured before the first request, so that none is in service.
+there twice, for as many requests as tokens and for few, whose attention is split among programs (`most_cut_runs`).
 
-Where decodes choose their blocks, what ranks them is as wide as the longest
-request may be: there is a graph for each of some lengths too, so that it is at most four times as wide as the longest
-one is. Where attention is measured, all layers of a graph add up where it fell, which the host reads of the steps that
-are measured.
+Where decodes choose their blocks, what ranks them is as wide as the longest request may be: there is a graph for each
+of some lengths too, so that it is at most four times as wide as the longest one is. The longest is captured at the
+start, and serves until a shorter one that was wanted is captured, while nobody waits. Where attention is measured, all
+layers of a graph add up where it fell, which the host reads of the steps that are measured.
 """
 
 from __future__ import annotations
@@ -159,23 +157,18 @@ class DecodeGraphs:
 
     @property
     def largest(self) -> int:
-        """To be captured before all others."""
+        """Captured before all others."""
         return self.sizes[-1]
 
-    def capture_largest(self) -> str:
-        """Before all others: the largest that can be captured. Why none can; empty: one was."""
-        errors: dict[int, RuntimeError] = {}
-        for size in reversed(self.sizes):
-            try:
-                self.capture(size)
-            except RuntimeError as error:
-                errors[size] = error
-                torch.cuda.empty_cache()
-                continue
-            for larger, why in errors.items():
-                self._note_failure(_Key(larger, self._lengths[-1]), why)
-            return ""
-        return failure_words(errors[self.largest])
+    def capture_all(self) -> str:
+        """Before the first request: all sizes. Those that fail are told of. Why none can; empty: one was."""
+        keys = [_Key(size, self._lengths[-1]) for size in reversed(self.sizes)]
+        errors = {key: error for key in keys if (error := self._try(key)) is not None}
+        if len(errors) == len(keys):
+            return failure_words(errors[keys[0]])
+        for key, error in errors.items():
+            self._note_failure(key, error)
+        return ""
 
     def capture_drafted(self) -> None:
         """Before the first request, all sizes of steps with drafts. One that fails is left out, and told of; of a model
@@ -231,8 +224,8 @@ class DecodeGraphs:
         self._graphs[key] = graph
 
     def size_of(self, inputs: StepInputs) -> int | None:
-        """The smallest graph for a step of decodes alone, captured here if need be, or with drafts, captured before;
-        None: there is none yet.
+        """The smallest graph that there is for a step of decodes alone, or with drafts; None: there is none. One that
+        was lost is captured here, once its pause is over: who is never idle would have none again.
 
         Before anything of the step is in the buffer.
         """
@@ -247,17 +240,22 @@ class DecodeGraphs:
         if size is None:
             return None
         key = _Key(size, self._length_of(inputs))
-        if key in self._graphs:
-            return size
-        if key not in self._wanted:
-            self._wanted.add(key)
-            return None
-        if self.failures.may_try(key):
-            if (error := self._try(key)) is None:
-                return size
-            self._note_failure(key, error)
-        larger = (key._replace(size=other) for other in self.sizes if other > size)
-        return next((key.size for key in larger if key in self._graphs), None)
+        if key not in self._graphs:
+            if not self.failures.has(key):
+                self._wanted.add(key)
+            elif self.failures.may_try(key) and (error := self._try(key)) is not None:
+                self._note_failure(key, error)
+        found = self._decode_key(key)
+        return None if found is None else found.size
+
+    def _decode_key(self, wanted: _Key) -> _Key | None:
+        """The smallest that is captured and holds as much."""
+        fitting = (
+            key
+            for key in self._graphs
+            if not key.num_drafted and key.size >= wanted.size and key.length >= wanted.length
+        )
+        return min(fitting, default=None)
 
     @property
     def num_requests(self) -> int:
@@ -267,7 +265,8 @@ class DecodeGraphs:
     def put(self, inputs: StepInputs, size: int) -> StepTensors:
         """A step into the buffer, where its graph reads it: the first thing that is put there."""
         drafted = self._drafted_key(inputs) if inputs.is_drafted else None
-        return self._put(inputs, drafted or _Key(size, self._length_of(inputs)))
+        decodes = _Key(size, self._length_of(inputs))
+        return self._put(inputs, drafted or self._decode_key(decodes) or decodes)
 
     def replay(self, size: int, num_rows: int) -> torch.Tensor:
         """The step that was put. Logits (num_rows, vocabulary), valid until the next replay."""
@@ -284,13 +283,20 @@ class DecodeGraphs:
         return self._shares[self._put_key._replace(size=size)].start(back, len(inputs.seq_lens), width)
 
     def try_again(self) -> bool:
-        """One size that failed, or was given back, a while ago: to be called where nobody waits. Whether one was."""
+        """One size that failed or was given back a while ago, or was wanted: to be called where nobody waits. Whether
+        there was one."""
         key: Any
-        for key in self.failures.due():
+        for key in (*self.failures.due(), *self._wanted):
+            self._wanted.discard(key)
             if (error := self._try(key)) is not None:
                 self._note_failure(key, error)
             return True
         return False
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether anything is left for `try_again`."""
+        return bool(self._wanted) or self.failures.is_waiting
 
     def release(self) -> bool:
         """Give all graphs and their memory back; they share it, so that one alone frees nothing. Whether any were."""

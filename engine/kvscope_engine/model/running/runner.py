@@ -251,7 +251,7 @@ class ModelRunner:
             return False
         all_graphs = [graphs for graphs in (self._graphs, self._mixed) if graphs is not None]
         any(graphs.try_again() for graphs in all_graphs)  # one size at most
-        return any(graphs.failures.is_waiting for graphs in all_graphs)
+        return any(graphs.is_waiting for graphs in all_graphs)
 
     def run(self, plan: StepPlan) -> StepResult:
         """One step: copy blocks, write and attend, sample what is to be sampled."""

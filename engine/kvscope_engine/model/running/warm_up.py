@@ -59,7 +59,10 @@ def warm_up(
         logits = run(tensors)
     if logits is not None:
         _sample(logits, sampler, buffer)
-    failure = _capture(graphs, len(steps), total, progress) if graphs is not None else ""
+    failure = ""
+    if graphs is not None:
+        progress(Progress(stage=STAGE, detail="CUDA graphs of decodes", done=len(steps), total=total))
+        failure = graphs.capture_all()
     if mixed is not None and not failure:
         progress(Progress(stage=STAGE, detail="CUDA graphs of steps with prefills", done=total - 1, total=total))
         mixed.capture_all()
@@ -182,9 +185,3 @@ class _AnyToken:
 
     def accept(self, token_id: int) -> None:
         """Nothing follows from it."""
-
-
-def _capture(graphs: DecodeGraphs, done: int, total: int, progress: Callable[[Progress], None]) -> str:
-    """The largest alone: others follow in service, as they are wanted."""
-    progress(Progress(stage=STAGE, detail=f"CUDA graph of {graphs.sizes[-1]} requests", done=done, total=total))
-    return graphs.capture_largest()

@@ -102,6 +102,11 @@ class MixedGraphs:
                 return True
         return False
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether anything is left for `try_again`."""
+        return self.failures.is_waiting
+
     def release(self) -> bool:
         """Give all graphs and their memory back, which they share. Whether there were any."""
         for size in self._captured:
