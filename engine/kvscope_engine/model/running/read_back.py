@@ -30,54 +30,16 @@ def synchronize(event: torch.cuda.Event) -> None:
     event.synchronize()
 
 
-class Landing:
-    """Numbers that have come, or are on their way."""
-
-    def __init__(self, host: torch.Tensor, numbers: Any, event: torch.cuda.Event | None, wait: Wait) -> None:
-        self._wait = wait
-        self._host = host
-        self._numbers = numbers
-        self._event = event
-
-    def numbers(self) -> list[Any]:
-        """As Python's: where a step waits for the device to tell it its tokens."""
-        if self._event is None:
-            on_host: list[Any] = self._host.tolist()
-            return on_host
-        self._wait(self._event)
-        landed: list[Any] = self._numbers.tolist()
-        return landed
-
-
-class ReadBack:
-    """Brings one vector of int64 or float64 a step to the host, into pinned memory by a copy that nobody waits for.
-
-    Two buffers take turns: the numbers of one step are read while those of the next come.
-    """
-
-    def __init__(self, device: torch.device, num_numbers: int, wait: Wait = synchronize) -> None:
-        self._is_host = device.type == "cpu"
-        self._wait = wait
-        self._buffers = [] if self._is_host else [_Buffer(num_numbers, wait) for _ in range(NUM_BUFFERS)]
-
-    def start(self, vector: torch.Tensor) -> Landing:
-        """`vector` starts to come down; what `start` gave before the last call must have been read."""
-        if self._is_host:
-            return Landing(vector, None, None, self._wait)
-        self._buffers.reverse()
-        return self._buffers[0].start(vector)
-
-
 class RowsBack:
     """Brings rows of float32 of some steps, in a stream of its own: neither the next step nor the tokens of this one
-    wait for the copy. Two buffers take turns, as in `ReadBack`."""
+    wait for the copy. Two buffers take turns: the rows of one step are read while those of the next come."""
 
     def __init__(self, device: torch.device, num_numbers: int, wait: Wait = synchronize) -> None:
         """Memory for so many is taken with the first of them."""
         self._device = device
         self._num_numbers = num_numbers
         self._wait = wait
-        self._buffers: list[_Buffer] = []
+        self._buffers: list[Pinned] = []
         self._stream: Any = None
 
     def start(self, rows: torch.Tensor) -> Rows:
@@ -86,7 +48,7 @@ class RowsBack:
             return lambda: rows.numpy().copy()
         if not self._buffers:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-            self._buffers = [_Buffer(-(-self._num_numbers // 2), self._wait) for _ in range(NUM_BUFFERS)]
+            self._buffers = [Pinned(-(-self._num_numbers // 2), self._wait) for _ in range(NUM_BUFFERS)]
         packed = rows.clone(memory_format=torch.contiguous_format)
         self._stream.wait_event(_moment())
         self._buffers.reverse()
@@ -94,7 +56,7 @@ class RowsBack:
             return self._buffers[0].start_rows(packed)
 
 
-class _Buffer:
+class Pinned:
     """Pinned memory for one step's numbers."""
 
     def __init__(self, num_numbers: int, wait: Wait) -> None:
@@ -102,15 +64,14 @@ class _Buffer:
         self._room = 0
         self._grow(num_numbers)
 
-    def start(self, vector: torch.Tensor) -> Landing:
+    def start(self, vector: torch.Tensor) -> tuple[Any, torch.cuda.Event]:
+        """The numbers of `vector`, int64 or float64, as NumPy's, and when they are here."""
         count = len(vector)
         if count > self._room:
             self._grow(count)
         kind = torch.float64 if vector.dtype == torch.float64 else torch.int64
-        host = self._host.view(kind)[:count]
-        host.copy_(vector, non_blocking=True)
-        numbers = self._bytes.view("float64" if kind == torch.float64 else "int64")[:count]
-        return Landing(host, numbers, _moment(), self._wait)
+        self._host.view(kind)[:count].copy_(vector, non_blocking=True)
+        return self._bytes.view("float64" if kind == torch.float64 else "int64")[:count], _moment()
 
     def start_rows(self, rows: torch.Tensor) -> Rows:
         """`rows` contiguous; they are kept until they are here."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import accumulate, islice, takewhile
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ from kvscope_engine.model.running.host_reads import HostReads
 from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.running.own_forward import OwnBatch, own_forward, states_of
 from kvscope_engine.model.running.pieces.mixed_graphs import MixedGraphs
-from kvscope_engine.model.running.read_back import Landing, ReadBack, Rows, RowsBack, Wait, synchronize
+from kvscope_engine.model.running.read_back import NUM_BUFFERS, Pinned, Rows, RowsBack, Wait, synchronize
 from kvscope_engine.model.running.recurrent import StateBatch, StateDecodes, StateStep
 from kvscope_engine.model.running.state_storage import StateStorage
 from kvscope_engine.model.running.step_buffer import StepBuffer
@@ -705,3 +705,38 @@ def _spread_sums(
     rows = iter(sums)
     of_items = (tuple(islice(rows, 1 + len(item.drafts))) if item.samples else () for item in scheduled)
     return tuple(row[: len(tokens)] for row, tokens in zip(of_items, token_ids, strict=True))
+
+
+class Landing:
+    """Numbers that have come, or are on their way."""
+
+    def __init__(self, numbers: Any, event: torch.cuda.Event | None = None, wait: Wait = synchronize) -> None:
+        self._numbers = numbers
+        self._event = event
+        self._wait = wait
+
+    def numbers(self) -> list[Any]:
+        """As Python's: where a step waits for the device to tell it its tokens."""
+        if self._event is not None:
+            self._wait(self._event)
+        landed: list[Any] = self._numbers.tolist()
+        return landed
+
+
+class ReadBack:
+    """Brings one vector of int64 or float64 a step to the host, into pinned memory by a copy that nobody waits for.
+
+    Two buffers take turns: the numbers of one step are read while those of the next come.
+    """
+
+    def __init__(self, device: torch.device, num_numbers: int, wait: Wait = synchronize) -> None:
+        self._is_host = device.type == "cpu"
+        self._wait = wait
+        self._buffers = [] if self._is_host else [Pinned(num_numbers, wait) for _ in range(NUM_BUFFERS)]
+
+    def start(self, vector: torch.Tensor) -> Landing:
+        """`vector` starts to come down; what `start` gave before the last call must have been read."""
+        if self._is_host:
+            return Landing(vector)
+        self._buffers.reverse()
+        return Landing(*self._buffers[0].start(vector), self._wait)

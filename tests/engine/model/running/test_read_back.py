@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvscope_engine.model.running import step_buffer
-from kvscope_engine.model.running.read_back import ReadBack
+from kvscope_engine.model.running.runner import ReadBack
 
 
 def test_on_a_cpu_they_are_there() -> None:

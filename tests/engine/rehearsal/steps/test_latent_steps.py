@@ -45,7 +45,7 @@ STEPS = {
     "all of them": StepPlan((scheduled(1, 50, 1), scheduled(2, 90, 5), scheduled(3, 0, 400), scheduled(4, 70, 9)), 1),
 }
 LAUNCHES = {
-    "decodes": {"paged_latent_attention"},
+    "decodes": set[str](),  # it is in their graph
     "a short run behind a context": {"paged_latent_attention"},
     "a prompt": {"paged_prefill_attention"},
     "all of them": {"paged_latent_attention", "paged_prefill_attention"},
@@ -63,12 +63,7 @@ def test_what_is_launched(fake_gpu: Any, *, piecewise_graphs: bool, kv_dtype: to
         launched = {kernel for kernel in fake_gpu.seen.launches if kernel.startswith("paged")}
         assert launched == LAUNCHES[name], name
         assert fake_gpu.seen.read_backs == 1, "the tokens"
-        assert bool(fake_gpu.seen.replays) == (piecewise_graphs and name != "decodes"), name
-    for _ in range(2):
-        fake_gpu.seen.clear()
-        runner.run(STEPS["decodes"])
-    assert fake_gpu.seen.replays == 1
-    assert not fake_gpu.seen.launches["paged_latent_attention"]
+        assert bool(fake_gpu.seen.replays) == (piecewise_graphs or name == "decodes"), name
     assert fake_gpu.seen.compiled == known
 
 

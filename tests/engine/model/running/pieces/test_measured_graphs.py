@@ -34,6 +34,7 @@ def measured(planned: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedM
                 block_size=4,
                 measures=True,
             )
+            runner._graphs.capture_all()
         plain = runner.run
 
         def running(plan: Any) -> Any:
