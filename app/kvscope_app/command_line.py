@@ -92,7 +92,7 @@ def parse(arguments: Sequence[str], commands: Sequence[AddParser] = ()) -> Optio
 
 
 def _options(args: argparse.Namespace) -> Options:
-    engine = _engine_arguments(args)
+    engine = engine_arguments(args)
     if args.attach and (engine or args.keep_engine):
         given = engine[0].partition("=")[0] if engine else "--keep-engine"
         raise BadInput(f"{given} applies to the engine that kvscope starts and cannot be used with --attach")
@@ -167,7 +167,7 @@ def build_parser(commands: Sequence[AddParser] = ()) -> argparse.ArgumentParser:
     parser.add_argument("--theme", choices=THEME_CHOICES, help="colour theme (default: as last time; at first auto)")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_alarm_options(parser, "added to those set in the window")
-    _add_engine_options(parser)
+    add_engine_options(parser)
     if commands:
         _add_commands(parser, commands)
     return parser
@@ -211,13 +211,13 @@ def _check_alone(args: argparse.Namespace, engine: Sequence[str]) -> None:
         )
 
 
-def _add_engine_options(parser: argparse.ArgumentParser) -> None:
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """The engine's own, passed on to it: what only a device or a model can tell is the engine's to check."""
     group = parser.add_argument_group("engine", "options for the engine that the desktop starts")
     for name, option in options_of(EngineConfig).items():
         option.add_passed_on(group, name)
 
 
-def _engine_arguments(args: argparse.Namespace) -> list[str]:
+def engine_arguments(args: argparse.Namespace) -> list[str]:
     """The engine's command line for what was given, without what was not."""
     return [word for name, option in options_of(EngineConfig).items() for word in option.words(getattr(args, name))]

@@ -22,6 +22,7 @@ from kvscope_app.commands.fleet import add_fleet_parser
 from kvscope_app.commands.info import add_info_parser
 from kvscope_app.commands.record import add_record_parser
 from kvscope_app.commands.recover import add_recover_parser
+from kvscope_app.commands.replay import add_replay_parser
 from kvscope_app.commands.top import add_top_parser
 from kvscope_app.interrupts import leaving_on_interrupt
 from kvscope_telemetry.errors import BadInput, KvscopeError
@@ -42,6 +43,7 @@ COMMANDS: Final = (
     add_fleet_parser,
     add_desktop_files_parser,
     add_bench_parser,
+    add_replay_parser,
 )
 
 

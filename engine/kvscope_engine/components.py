@@ -19,6 +19,7 @@ from msgspec.structs import replace as replace_fields
 
 from kvscope_engine.cache_events import shared_salt
 from kvscope_engine.model.checks.hook_check import check_hook
+from kvscope_engine.model.checks.tile_check import proven_tiles
 from kvscope_engine.model.cpu_offload.streaming import close_streaming, streamed_weights
 from kvscope_engine.model.fused.fuse import Fused
 from kvscope_engine.model.loading.device import free_bytes, gpu_uuids
@@ -33,16 +34,18 @@ from kvscope_engine.model.memory.shortage_report import Shortage, shortage_repor
 from kvscope_engine.model.memory.step_memory import logits_width, max_batched_tokens
 from kvscope_engine.model.memory.weights_by_part import weights_by_part
 from kvscope_engine.model.ranks.leader import Leader, config_of_rank, lead_ranks, rank_of
+from kvscope_engine.model.ranks.messages import RankJoined
 from kvscope_engine.model.ranks.shard import check_fused
 from kvscope_engine.model.roofline.device_limits import device_limits
 from kvscope_engine.model.roofline.model_costs import model_work
 from kvscope_engine.model.roofline.step_costs import ModelWork
 from kvscope_engine.model.running.attention_choice import attention_choice
-from kvscope_engine.model.running.cpu_threads import CpuThreads
+from kvscope_engine.model.running.cpu_threads import CpuThreads, default_num_threads
 from kvscope_engine.model.running.kv_storage import MIB, KVStorage, LayerShape, block_bytes
 from kvscope_engine.model.running.layer_groups import LayerGroup
 from kvscope_engine.model.running.memory import PoolSize, pool_size
 from kvscope_engine.model.running.own_forward import own_forward, states_of
+from kvscope_engine.model.running.product_choice import choose_products
 from kvscope_engine.model.running.recurrent import recurrent_layers
 from kvscope_engine.model.running.runner import ModelRunner
 from kvscope_engine.model.running.state_storage import StateStorage
@@ -60,6 +63,7 @@ from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_engine.policy.state_pool import StatePool, most_told
 from kvscope_engine.submission import SubmissionLimits
 from kvscope_kernels.libraries.choice import Choice
+from kvscope_kernels.tuning.tile_table import table_words
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.messages.capabilities import Capabilities
@@ -195,7 +199,9 @@ class EngineComponents:
     def _ranks(self) -> tuple[RankMemory, ...]:
         if self.leader is None:
             return ()
-        return self.leader.memory(self.runner.weights_bytes, self.storage.num_bytes, self.hello.device.name)
+        device = self.hello.device
+        first = RankJoined(weights_bytes=self.runner.weights_bytes, kv_bytes=self.storage.num_bytes, device=device.name)
+        return self.leader.memory(first, device.uuids)
 
     def close(self) -> EngineComponents:
         """Close all of it; what is left holds no tensor, and is there to be asked."""
@@ -233,14 +239,14 @@ def build_components(
         if leader is not None:
             undo.callback(leader.close)
         config = _as_it_runs(config_of_rank(config, leader))
-        threads = CpuThreads(config.num_threads)
+        threads = CpuThreads(config.num_threads or (default_num_threads() if config.deterministic else None))
         model = _ready_model(config, leader, progress, undo)
         asked = config
         config = _as_model_allows(config, model.loaded.module)
         size = _agreed_size(config, model, leader, progress)
         loaded, bent = bent_to_allocator(config, model.loaded, size.num_blocks)
         states = _build_states(config, loaded, size, undo)
-        cache = _build_cache(config, loaded, size, states, model.fingerprint, cache_log, undo)
+        cache = _build_cache(config, loaded, size, states, model.fingerprint, cache_log, undo, leader)
         scheduler = _build_scheduler(config, loaded, cache, states)
         streamed = streamed_weights(loaded.module)
         notes = model.attention.failures  # a library that fails in service is added, as what the runner gives up is
@@ -250,6 +256,7 @@ def build_components(
             notes.append(NO_ROOM_FOR_PIECES)
         notes += [
             *loaded.notes,
+            *filter(None, (model.products, table_words(loaded.device))),
             *expanded_notes(loaded.module),
             *_notes_on_bias(loaded.module),
             *bent,
@@ -260,10 +267,13 @@ def build_components(
         ]
         runner = _build_runner(config, loaded, cache.storage, model, leader, notes, has_pieces, states)
         runner.warm_up(progress)
+        if leader is not None:
+            leader.join(loaded.module, captures=runner.captures_together)
+            if runner.captures_together:
+                progress(Progress(stage="warm up", detail="CUDA graphs of all ranks"))
+                runner.capture_together(leader)
         for note in notes:
             scheduler.note(note, time.monotonic_ns())
-        if leader is not None:
-            leader.join(loaded.module)
         tokenizer = loaded.tokenizer
         components = EngineComponents(
             epoch=epoch,
@@ -298,8 +308,12 @@ class _ReadyModel:
     loaded: LoadedModel
     fused: Fused
     attention: Choice
+    products: str
+    """For a person: whose kernels multiply few rows. Empty where there was nothing to choose."""
     fingerprint: str
     lora: LoraAdapters | None
+    tiles: tuple[int, ...]
+    """Sizes of tiles of tokens, where it is deterministic; none otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,10 +388,16 @@ def _ready_model(
     progress(Progress(stage="warm up"))
     fused = make_ready_to_run(loaded.module, loaded.quantization)
     check_options_with_own_forward(config, loaded)
+    tiles = proven_tiles(loaded) if config.deterministic else ()
     lora = LoraAdapters(config, loaded, adapters, leader) if config.has_lora else None  # before memory is measured
-    attention = attention_choice(config, loaded, lambda tried: progress(Progress(stage="warm up", detail=tried)))
+
+    def tell(tried: str) -> None:
+        progress(Progress(stage="warm up", detail=tried))
+
+    attention = attention_choice(config, loaded, tell)
+    products = "" if config.cpu_offload_gb else choose_products(loaded.module, tell)
     check_fused(fused.layers, loaded.num_layers, loaded.rank, loaded.info.name)
-    return _ReadyModel(loaded, fused, attention, fingerprint, lora)
+    return _ReadyModel(loaded, fused, attention, products, fingerprint, lora, tiles)
 
 
 def check_options_with_own_forward(config: EngineConfig, loaded: LoadedModel) -> None:
@@ -421,6 +441,7 @@ def _build_cache(
     fingerprint: str,
     cache_log: CacheLog | None,
     undo: ExitStack,
+    leader: Leader | None,
 ) -> _Cache:
     virtual = virtual_cache(config, loaded, size.num_blocks)
     if virtual is not None:
@@ -434,7 +455,7 @@ def _build_cache(
         groups=groups,
     )
     state_bytes = states.host_bytes if states is not None else 0
-    mover = make_tier_mover(config, storage, fingerprint, state_bytes=state_bytes)
+    mover = make_tier_mover(config, storage, fingerprint, state_bytes=state_bytes, others=leader)
     if mover is not None:
         undo.callback(mover.close)
     pool = make_pool(
@@ -599,13 +620,17 @@ def _build_runner(
         max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
         enforce_eager=config.enforce_eager,
         piecewise_graphs=has_pieces,
+        together=leader is not None,
         page_heat=config.page_heat,
         sparse_decode=config.sparse_decode,
         others=leader,
         ops=model.attention.ops,
         notes=notes,
         states=states,
+        max_drafts=config.max_drafts,
         lora=model.lora,
+        tiles=model.tiles,
+        fingerprints=config.fingerprints,
     )
 
 
@@ -667,6 +692,8 @@ def _hello(
             allocator_map=True,
             sparse_decode=config.sparse_decode is not None,
             groups=len(groups) > 1,
+            deterministic=config.deterministic,
+            fingerprints=config.fingerprints,
         ),
         num_ranks=loaded.rank.count,
     )

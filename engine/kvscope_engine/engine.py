@@ -22,6 +22,7 @@ import torch
 from kvscope_engine.cache_events import make_cache_events
 from kvscope_engine.completion import Completion, collect
 from kvscope_engine.components import EngineComponents, build_components
+from kvscope_engine.fingerprints import FingerprintRecorder, recorded_request
 from kvscope_engine.frame_builder import FrameBuilder
 from kvscope_engine.inputs import prompt_token_ids
 from kvscope_engine.interventions import Interventions
@@ -61,6 +62,7 @@ from kvscope_telemetry.messages.telemetry import (
     TelemetryMessage,
     Timings,
 )
+from kvscope_telemetry.texts.block_texts import RecordedText
 
 ProgressCallback = Callable[[Progress], None]
 Publish = Callable[[TelemetryMessage], None]
@@ -105,6 +107,10 @@ class Engine:
             self._publish,
             messages_dropped=messages_dropped,
         )
+        self._fingerprints: FingerprintRecorder | None = None
+        if config.fingerprints:
+            self._fingerprints = FingerprintRecorder(self.components.storage, self._epoch, self._publish)
+        self._ended: list[Request] | None = None
         self._loop = StepLoop(
             self.components.scheduler,
             self.components.runner,
@@ -205,12 +211,18 @@ class Engine:
         self.step_started_ns = 0
         return self._take_outputs()
 
-    def while_idle(self) -> None:
-        """What is better done while nobody waits; may take as long as some steps. Nothing is to be unfinished."""
+    def while_idle(self) -> bool:
+        """What is better done while nobody waits; may take as long as some steps. Nothing is to be unfinished.
+
+        Whether it is to be called again in a while.
+        """
         self._check_open()
-        self.components.runner.while_idle()
+        has_more = self.components.runner.while_idle()
+        if self._tell_notes(time.monotonic_ns()):
+            self._record_idle()
         if self.components.lora is not None:
             self.components.lora.forget_unused(())
+        return has_more
 
     def settle(self) -> list[Tokens | Finished]:
         """What a step that was begun ahead has to say, once it is over: the engine stands still afterwards."""
@@ -236,6 +248,14 @@ class Engine:
         pool, scheduler = self.components.pool, self.components.scheduler
         contents = (block_content(block, pool, scheduler.requests, scheduler.prefix_of) for block in blocks)
         return tuple(with_text(content, self.tokenizer) for content in contents)
+
+    def take_ended(self) -> list[RecordedText]:
+        """Requests that ended since it was asked before, with their tokens and options; none the first time.
+
+        For a recording with texts, which can be run again.
+        """
+        ended, self._ended = self._ended, []
+        return [recorded_request(request, self._epoch) for request in ended or ()]
 
     def allocator_map(self, tag: int = 0) -> AllocatorMap:
         """How torch's allocator divides the GPU's memory now. Raises BadInput on a CPU."""
@@ -265,6 +285,11 @@ class Engine:
     def ranks(self) -> Leader | None:
         """The other ranks of tensor parallel; None without any."""
         return self.components.leader
+
+    @property
+    def failure(self) -> str:
+        """Why it cannot go on: which rank is lost, and how; empty while it can."""
+        return "" if self.components.leader is None else self.components.leader.failure
 
     @property
     def overlaps(self) -> OverlapCounts:
@@ -400,17 +425,15 @@ class Engine:
             store_skips(self.components.pool, ran.plan, ran.result.block_skips)
         for request in ran.failed:
             self._finish(request, self.streams[request.number], "error", ran.ended_ns, ran.reason)
-        new_notes = self.components.notes[self._num_noted :]
-        self._num_noted += len(new_notes)
-        for note in new_notes:
-            self.components.scheduler.note(note, ran.ended_ns)
-            self._on_note(note)
+        self._tell_notes(ran.ended_ns)
         self.components.scheduler.rate.observe(ran.plan, ran.result.forward_ns / 1e9)
         plan, result = self._commit(ran.plan, ran.result, ran.ended_ns)
         committed_ns = time.monotonic_ns()
+        schedule_ns, launch_ns = self._loop.begin(self.step_count)
+        begun_ns = time.monotonic_ns()
         timings = Timings(
-            schedule_ns=ran.schedule_ns,
-            run_ns=ran.run_ns,
+            schedule_ns=ran.schedule_ns + schedule_ns,
+            run_ns=ran.run_ns + launch_ns,
             forward_ns=ran.result.forward_ns,
             commit_ns=committed_ns - ran.ended_ns,
             record_ns=self._record_ns,
@@ -420,8 +443,17 @@ class Engine:
         work = self.components.work_of(ran.plan, ran.result, copied_s - before_s)
         self.frame_builder.record(plan, result, timings, self.step_count, ran.ended_ns, work)
         self._tell_cache_events()
-        self._record_ns = time.monotonic_ns() - committed_ns
-        self._loop.wrote_down(time.monotonic_ns() - ran.ended_ns)
+        self._record_ns = time.monotonic_ns() - begun_ns
+        self._loop.wrote_down(ran.ended_ns)
+
+    def _tell_notes(self, now_ns: int) -> bool:
+        """What was noted since it was last told, as events too; whether there was anything."""
+        new_notes = self.components.notes[self._num_noted :]
+        self._num_noted += len(new_notes)
+        for note in new_notes:
+            self.components.scheduler.note(note, now_ns)
+            self._on_note(note)
+        return bool(new_notes)
 
     def _commit(self, plan: StepPlan, result: StepResult, now_ns: int) -> tuple[StepPlan, StepResult]:
         """Tokens are said, blocks written down up to the last of them, and then requests end; returns what was run."""
@@ -437,6 +469,8 @@ class Engine:
             self.components.forms.send()
         if plan.has_drafts:
             plan, result = keep_emitted(plan, result, num_emitted)
+        if self._fingerprints is not None:  # while the blocks of requests that end are theirs
+            self._fingerprints.record(plan, result, self.step_count, now_ns)
         self.components.scheduler.commit(plan, self.step_count, now_ns)
         for request, reason, error in ends:
             self._finish(request, self.streams[request.number], reason, now_ns, error)
@@ -494,6 +528,8 @@ class Engine:
         for number, stream in spoken.items():
             outputs += stream.drain()
             if stream.request.is_finished:
+                if self._ended is not None:
+                    self._ended.append(stream.request)
                 del self.streams[number]
                 self._forget(stream)
         return outputs

@@ -8,9 +8,16 @@ and published and the next step is scheduled. With overlap at most one step more
 
 - What is launched is a whole step: it waits for nothing that the host has yet to say. Tokens that step n samples stay
   on the device and are step n+1's inputs there (`ModelRunner.launch`); the host reads them in one copy.
-- Step n+1 is scheduled without knowing them (`Scheduler.schedule_beside`). Requests whose sampling depends on what was
-  sampled (forms, penalties), forks, a lack of blocks and allocators that reserve make a step wait for the one before,
-  which is the same as no overlap (`why_not_beside`). Ends by length are known; nothing is scheduled past them.
+- Step n+1 is scheduled without knowing them (`Scheduler.schedule_beside`). Drafts, forks, a lack of blocks and
+  allocators that reserve make a step wait for the one before (`why_not_beside`). Ends by length are known; nothing is
+  scheduled past them.
+- A step that waited is launched as soon as the one before is committed, and before that is recorded and published, and
+  clients are told (`begin`): of what the host does between two steps the device waits for committing and scheduling
+  alone. Not where an allocator reserves, nor while a form is waited for.
+- A step in which a form or penalties depend on what step n sampled is launched like any other, up to its logits; what
+  it samples is handed over behind them once step n is committed (`Launched.sample`), so that the device has the whole
+  forward pass to work on meanwhile. A request whose form does not say yet what may come is taken out of it then, as if
+  it had not run.
 - A request that ends in step n by what was sampled (end of sequence, stop strings), or is aborted, has a row in step
   n+1 that nobody wants: it is dropped when that step comes back, before anything is committed. A step that has no
   other rows is void: its result is not waited for.
@@ -19,9 +26,10 @@ and published and the next step is scheduled. With overlap at most one step more
   owner's first. Memory is unmapped only by allocators that never overlap.
 - Between two calls one step may be in flight. Whoever wants to change running requests settles first (`settle`).
 
-A step for which the device's memory did not suffice is tried again, then without its prefills, before anyone gives up:
-a plan may be run again, for writing the same keys and values, and copying to a block that was free, come to the same.
-Not so where layers keep a state that each token changes: such a step is tried once, and its requests end.
+A step for which the device's memory did not suffice is tried again, then without the memory of CUDA graphs, then in
+halves, down to one token, before anyone gives up: a plan may be run again, for writing the same keys and values, and
+copying to a block that was free, come to the same. Not so where layers keep a state that each token changes: such a
+step is tried once, and its requests end.
 
 Owns what is in flight. Commits nothing, and knows no tensors.
 """
@@ -32,14 +40,15 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-import torch
-
-from kvscope_engine.policy.plan import StepPlan, StepResult, without_drafts, without_ended
+from kvscope_engine.model.loading.shortage import is_no_memory
+from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult, without_ended
 from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.scheduling.ahead import RESERVED
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
+from kvscope_telemetry.messages.commands import TokenLogprobs
 
 Explain = Callable[[StepPlan], str]
 """Why there is no memory for a plan, and what would help; empty where nobody knows."""
@@ -68,8 +77,10 @@ class OverlapCounts:
     steps: int = 0
     overlapped: int = 0
     """While these ran, the next one was launched."""
+    begun: int = 0
+    """Of those that did not, after these the next one was launched before they were recorded."""
     void: int = 0
-    """Launched for requests that had all ended."""
+    """Launched for requests that had all ended, or had no mask of their form in time."""
     beside_ns: int = 0
     """Of the host, while the device had a step to run: scheduling, launching, committing and recording others."""
     why_not: Counter[str] = field(default_factory=Counter)
@@ -78,8 +89,9 @@ class OverlapCounts:
     def summary(self) -> str:
         """On one line."""
         others = "".join(f"; {count} not: {reason}" for reason, count in self.why_not.most_common())
+        begun = f", {self.begun} times it was begun before their record" if self.begun else ""
         shared = f", the host worked {self.beside_ns / 1e6 / max(1, self.steps):.2f} ms a step beside the device"
-        return f"while {self.overlapped} of {self.steps} steps ran the next was begun{shared}{others}"
+        return f"while {self.overlapped} of {self.steps} steps ran the next was begun{begun}{shared}{others}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +114,31 @@ class StepLoop:
         self._explain = explain
         self._overlaps = overlaps
         self._flight: _Flight | None = None
+        self._begun_ns = 0
+        self._may_begin = False
         self.counts = OverlapCounts()
 
-    def wrote_down(self, duration_ns: int) -> None:
-        """What was returned last was committed and recorded."""
+    def begin(self, step: int) -> tuple[int, int]:
+        """What was returned last, step number `step`, is committed: launch the next one where that waited for it.
+
+        What is taken for it is dated as of that step, whose frame will tell of it. Returns the nanoseconds that
+        scheduling took, and handing over.
+        """
+        if not self._may_begin or any(request.awaits_its_form for request in self._scheduler.requests.values()):
+            return 0, 0
+        started_ns = time.monotonic_ns()
+        plan = self._scheduler.schedule(step, started_ns)
+        scheduled_ns = time.monotonic_ns()
+        if plan.scheduled:
+            self._flight = _Flight(plan, launch_or_none(self._runner, plan, None))
+            self.counts.begun += 1
+        self._begun_ns = time.monotonic_ns()
+        return scheduled_ns - started_ns, self._begun_ns - scheduled_ns
+
+    def wrote_down(self, ended_ns: int) -> None:
+        """What was returned last was committed and recorded; it had ended at `ended_ns`."""
         if self._flight is not None and self._flight.launched is not None:
-            self.counts.beside_ns += duration_ns
+            self.counts.beside_ns += time.monotonic_ns() - max(ended_ns, self._begun_ns)
 
     def next(self, step: int, *, ahead: bool) -> Ran | None:
         """The next step, number `step`, whole; None: there is nothing to run.
@@ -115,7 +146,7 @@ class StepLoop:
         With `ahead` the one after it may have been launched when this returns.
         """
         clock = _Clock()
-        overlaps = self._overlaps and ahead
+        overlaps, self._may_begin = self._overlaps and ahead, False
         flight = self._take_flight()
         if flight is None:
             plan = self._scheduler.schedule(step, clock.started_ns)
@@ -129,7 +160,7 @@ class StepLoop:
 
     def settle(self) -> Ran | None:
         """The step in flight, once it is over; None without one. Nothing is in flight afterwards."""
-        flight = self._take_flight()
+        flight, self._may_begin = self._take_flight(), False
         return None if flight is None else self._finish(flight, _Clock())
 
     def close(self) -> None:
@@ -141,7 +172,12 @@ class StepLoop:
 
     def _take_flight(self) -> _Flight | None:
         flight, self._flight = self._flight, None
-        if flight is None or not flight.is_void:
+        if flight is None:
+            return None
+        if flight.launched is not None and not flight.is_void:
+            plan = sample_or_none(flight.launched)
+            flight = _Flight(flight.plan, None) if plan is None else _Flight(plan, flight.launched)
+        if not flight.is_void:
             return flight
         self.counts.void += 1
         return None
@@ -152,6 +188,7 @@ class StepLoop:
         why_not = self._scheduler.why_not_beside(running)
         if why_not:
             self.counts.why_not[why_not] += 1
+            self._may_begin = why_not != RESERVED  # whose memory may be taken away while a step runs
             return None
         plan = self._scheduler.schedule_beside(running, started_ns)
         clock.scheduled(since_ns=started_ns)
@@ -165,8 +202,15 @@ class StepLoop:
     def _finish(self, flight: _Flight, clock: _Clock) -> Ran:
         self.counts.steps += 1
         if flight.launched is not None:
-            plan, result = without_ended(flight.plan, flight.launched.result())
-            return clock.ran(plan, result)
+            try:
+                plan, result = without_ended(flight.plan, flight.launched.result())
+                return clock.ran(plan, result)
+            except (RuntimeError, MemoryError) as error:
+                if not is_no_memory(error) or flight.plan.changes_states:
+                    raise
+            self._runner.recover()
+            if self._flight is not None:  # it computed with tokens that never came
+                self._flight = _Flight(self._flight.plan, None)
         plan, _ = without_ended(flight.plan, StepResult(((),) * len(flight.plan.scheduled)))
         outcome = run_with_shortages(self._runner, plan, self._explain)
         return clock.ran(outcome.plan, outcome.result, outcome.failed, outcome.reason)
@@ -191,6 +235,10 @@ class _Clock:
 class Launched(Protocol):
     """A step that was handed to the device."""
 
+    def sample(self) -> StepPlan:
+        """Hand over what waited for the step before, which is committed: once, before the next step is launched. What
+        is left of the plan, which is what `result` is of."""
+
     def result(self) -> StepResult:
         """What came out; waits for it."""
 
@@ -206,6 +254,9 @@ class StepRunner(Protocol):
 
     def recover(self) -> None:
         """After a step that ran out of memory."""
+
+    def release_graphs(self) -> bool:
+        """Give back memory that steps are only faster with; whether there was any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,24 +275,100 @@ def run_with_shortages(runner: StepRunner, plan: StepPlan, explain: Explain = la
 
     `explain` is asked before anything is given back.
     """
-    reason = ""
-    parts = (plan,) if plan.changes_states else (plan, plan, _decodes_of(plan))
-    for part in parts:
-        if not part.scheduled:
-            continue
+    if not plan.scheduled:
+        return StepOutcome(plan, StepResult(()))
+    tries = _Tries(runner, explain)
+    result = tries.run(plan)
+    if result is None and not plan.changes_states:
+        result = tries.run(plan)
+        if result is None and runner.release_graphs():
+            result = tries.run(plan)
+    if result is not None:
+        return StepOutcome(plan, result)
+    done = {} if plan.changes_states else tries.run_in_halves(plan)
+    ran = [number for number in range(len(plan.scheduled)) if number in done]
+    failed = tuple(item.request for number, item in enumerate(plan.scheduled) if number not in done)
+    num_single_token = sum(done[number][0].num_tokens == 1 for number in ran)
+    ran.sort(key=lambda number: (done[number][0].num_tokens > 1, number))
+    left = replace(plan, scheduled=tuple(done[number][0] for number in ran), num_single_token=num_single_token)
+    has_logprobs = any(done[number][2] for number in ran)
+    merged = StepResult(
+        token_ids=tuple(done[number][1] for number in ran),
+        logprobs=tuple(done[number][2] for number in ran) if has_logprobs else (),
+        forward_ns=tries.forward_ns,
+    )
+    return StepOutcome(left, merged, failed, tries.reason if failed else "")
+
+
+_Done = tuple[Scheduled, tuple[int, ...], tuple[TokenLogprobs, ...]]
+"""An item as it was run in the end, its tokens and what is told of them."""
+
+
+class _Tries:
+    """Of one plan, and of parts of it."""
+
+    def __init__(self, runner: StepRunner, explain: Explain) -> None:
+        self._runner = runner
+        self._explain = explain
+        self.reason = ""
+        """Why the last one failed."""
+        self.forward_ns = 0
+
+    def run(self, plan: StepPlan) -> StepResult | None:
+        """None: there is no memory for it."""
         try:
-            result = runner.run(part)
+            result = self._runner.run(plan)
         except (RuntimeError, MemoryError) as error:
-            if not is_shortage(error):
+            if not is_no_memory(error):
                 raise
-            reason = f"no memory for a step of {part.num_tokens} tokens ({_first_line(error)})"
-            reason += _explained(explain, part)
-            runner.recover()
-        else:
-            left = plan.scheduled[len(part.scheduled) :]
-            return StepOutcome(part, result, tuple(item.request for item in left), reason if left else "")
-    failed = tuple(item.request for item in plan.scheduled)
-    return StepOutcome(StepPlan((), 0), StepResult(()), failed, reason)
+            self.reason = f"no memory for a step of {plan.num_tokens} tokens ({_first_line(error)})"
+            self.reason += _explained(self._explain, plan)
+            self._runner.recover()
+            return None
+        self.forward_ns += result.forward_ns
+        return result
+
+    def run_in_halves(self, plan: StepPlan) -> dict[int, _Done]:
+        """What could be run, by its place in the plan. The plan itself failed; each half is tried once, then halved."""
+        done: dict[int, _Done] = {}
+        lost: set[int] = set()
+        parts = _halves([(number, item) for number, item in enumerate(plan.scheduled)])
+        copies = plan.copies  # are made with the first part: copying again after others wrote would undo it
+        while parts:
+            part = [(number, item) for number, item in parts.pop(0) if number not in lost]
+            if not part:
+                continue
+            items = tuple(item for _, item in part)
+            single = sum(item.num_tokens == 1 for item in items)
+            result = self.run(StepPlan(items, single, copies))
+            if result is not None:
+                copies = ()
+                logprobs = result.logprobs or ((),) * len(items)
+                for (number, item), ids, told in zip(part, result.token_ids, logprobs, strict=True):
+                    whole = plan.scheduled[number]
+                    ran = item.num_tokens if item.drafts or whole.drafts else whole.num_tokens
+                    if item.start + item.num_tokens == whole.start + ran:
+                        done[number] = whole._replace(num_tokens=ran, drafts=item.drafts), ids, told
+                continue
+            halves = _halves(part)
+            if not halves:
+                lost.add(part[0][0])
+            parts[:0] = halves
+        return done
+
+
+def _halves(part: list[tuple[int, Scheduled]]) -> list[list[tuple[int, Scheduled]]]:
+    """The items of a plan by their places, in two; of one item its tokens, drafts left out. Empty: it is one token."""
+    if len(part) > 1:
+        return [part[: len(part) // 2], part[len(part) // 2 :]]
+    ((number, item),) = part
+    if item.drafts:
+        return [[(number, item._replace(num_tokens=1, drafts=()))]]
+    if item.num_tokens == 1:
+        return []
+    first = item.num_tokens // 2
+    rest = item._replace(start=item.start + first, num_tokens=item.num_tokens - first)
+    return [[(number, item._replace(num_tokens=first, samples=False))], [(number, rest)]]
 
 
 def launch_or_none(runner: StepRunner, plan: StepPlan, after: Launched | None) -> Launched | None:
@@ -249,14 +376,19 @@ def launch_or_none(runner: StepRunner, plan: StepPlan, after: Launched | None) -
     try:
         return runner.launch(plan, after)
     except (RuntimeError, MemoryError) as error:
-        if not is_shortage(error):
+        if not is_no_memory(error):
             raise
         return None
 
 
-def is_shortage(error: BaseException) -> bool:
-    """Whether memory ran out. A CPU's allocator says so in words alone."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+def sample_or_none(launched: Launched) -> StepPlan | None:
+    """What is left of a step once all of it is handed over; None when there is no memory for that."""
+    try:
+        return launched.sample()
+    except (RuntimeError, MemoryError) as error:
+        if not is_no_memory(error):
+            raise
+        return None
 
 
 def _explained(explain: Explain, plan: StepPlan) -> str:
@@ -266,13 +398,6 @@ def _explained(explain: Explain, plan: StepPlan) -> str:
     except Exception:
         return ""
     return f"; {why}" if why else ""
-
-
-def _decodes_of(plan: StepPlan) -> StepPlan:
-    """Without prefills, which take by far the most, and drafts; empty when that is the whole plan."""
-    if plan.num_single_token == len(plan.scheduled):
-        return StepPlan((), 0)
-    return without_drafts(plan)
 
 
 def _first_line(error: BaseException) -> str:

@@ -33,7 +33,7 @@ from kvscope_telemetry.options import (
 
 DEVICES: Final = ("auto", "cpu", "cuda")
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
-QUANTIZATIONS: Final = ("auto", "none", "a8", "int8", "int4")
+QUANTIZATIONS: Final = ("auto", "none", "a8", "int8", "int4", "fp8")
 PREEMPTIONS: Final = ("auto", "recompute", "swap")
 ENGINE_ALLOCATORS: Final = ("paged", "contiguous", "buddy", "virtual")
 DEFAULT_LOOKUP: Final = 5
@@ -145,9 +145,10 @@ class EngineConfig:
         " none: widen, the same tokens, more memory and less speed. On a CPU the others are faster, batches"
         " most of all, and give other tokens: a8 is auto with activations rounded to 8 bits, as llama.cpp"
         " does; int8 and int4 round the weights of any model too (8 bits with a scale for each 64 inputs, 4"
-        " for each 32; on a GPU weights alone)",
+        " for each 32; on a GPU weights alone); fp8, on a GPU alone: weights with a scale a row, activations with one"
+        " a token",
         brief="weights: auto (as in quantized files) or none (widened): same tokens; a8 (auto with 8-bit"
-        " activations), int8, int4: faster on a CPU, different tokens",
+        " activations), int8, int4: faster on a CPU, different tokens; fp8 (a GPU): different tokens",
     )
     generation_config: str = option(
         "auto",
@@ -183,8 +184,8 @@ class EngineConfig:
         "automatically (or by torchrun)",
         brief="split the model across N GPUs or processes",
     )
-    """Ranks, each a process with a device and its share of every layer's heads and weights; on GPUs without CUDA
-    graphs."""
+    """Ranks, each a process with a device and its share of every layer's heads and weights; on GPUs with CUDA graphs of
+    decodes alone."""
     cpu_offload_gb: float = option(
         0.0,
         Gib(1 << 20),
@@ -226,6 +227,23 @@ class EngineConfig:
         group=_MODEL,
         help="schedule and launch a step while the previous one runs; the tokens are the same (default: on a GPU)",
         brief="schedule and launch a step while the previous one runs (default: on a GPU)",
+    )
+    deterministic: bool = option(
+        False,
+        Switch(),
+        group=_MODEL,
+        help="on a CPU: give a request the same numbers to the last bit whatever runs beside it, however its prompt is"
+        " cut and whatever was cached, so that a recording can be run again (kvscope replay); steps are slower, and the"
+        " number of threads stays as it is; refused where it cannot be proven at the start",
+        brief="on a CPU: the same numbers to the last bit whatever runs beside a request (slower)",
+    )
+    fingerprints: bool = option(
+        False,
+        Switch(),
+        group=_MODEL,
+        help="with --deterministic: tell a digest of each layer's keys and values in each block that becomes full, and"
+        " of each sampled token's logits, so that two runs can be compared (kvscope replay)",
+        brief="with --deterministic: tell digests of keys, values and logits, by which runs are compared",
     )
     num_threads: int | None = option(
         None,
@@ -302,8 +320,8 @@ class EngineConfig:
         group=_CACHE,
         metavar="STEPS",
         help="in every so many decode steps measure which share of each request's attention falls on each of its blocks"
-        " (the page map's Attention colours): one more pass over the keys in that step; 16 is a good number; of layers"
-        " that choose their blocks nothing falls on those passed over (0: never)",
+        " (the page map's Attention colours), in the same pass over the keys as attention; 16 is a good number; of"
+        " layers that choose their blocks nothing falls on those passed over (0: never)",
         brief="measure attention per block every N decode steps, for the page map (default: 0, never)",
     )
     sparse_decode: float | None = option(
@@ -458,6 +476,10 @@ class EngineConfig:
             self._check_sparse()
         if self.tensor_parallel_size > 1:
             self._check_ranks()
+        if self.deterministic:
+            self._check_deterministic()
+        elif self.fingerprints:
+            raise BadInput("fingerprints=True is not accepted without deterministic=True: they would hang on the batch")
         if self.publishes_kv_events and not self.prefix_caching:
             raise BadInput(
                 "kv_events_config: enable_kv_cache_events=True is not accepted without prefix caching:"
@@ -468,6 +490,11 @@ class EngineConfig:
     def prefix_caching(self) -> bool:
         """Whether prompts that begin alike share blocks."""
         return self.allocator == "paged" if self.enable_prefix_caching is None else self.enable_prefix_caching
+
+    @property
+    def max_drafts(self) -> int:
+        """Tokens guessed ahead for a request in a step, at most."""
+        return 0 if self.speculative_config is None else self.speculative_config.num_speculative_tokens
 
     @property
     def wants_piecewise_graphs(self) -> bool:
@@ -503,15 +530,10 @@ class EngineConfig:
     def _check_ranks(self) -> None:
         """What one rank alone would do with its own bytes is not done."""
         refused: tuple[tuple[str, object, object, str], ...] = (
-            ("host_kv_memory_bytes", self.host_kv_memory_bytes, 0, "lower tiers keep the blocks of one device"),
+            ("keep_disk_kv", self.keep_disk_kv, False, "a file holds one rank's part of each block"),
             ("quantization", self.quantization if self.quantization != "none" else "auto", "auto", "shares stay whole"),
-            (
-                "async_scheduling",
-                self.async_scheduling or None,
-                None,
-                "other ranks get tokens only",
-            ),
             ("cpu_offload_gb", self.cpu_offload_gb, 0, "weights are streamed to one device"),
+            ("piecewise_graphs", bool(self.piecewise_graphs), False, "ranks have graphs of decodes alone"),
             (
                 "attention_backend",
                 self.attention_backend if self.attention_backend != "kvscope" else "auto",
@@ -525,6 +547,24 @@ class EngineConfig:
             if value != accepted:
                 size = self.tensor_parallel_size
                 raise BadInput(f"{name}={value!r} is not accepted with tensor_parallel_size={size}: {why}")
+
+    def _check_deterministic(self) -> None:
+        """What adds in an order that hangs on the batch, or is not known not to."""
+        lora = "lora_modules" if self.lora_modules else "allow_runtime_lora_updating"
+        refused: tuple[tuple[str, object, object, str], ...] = (
+            ("device", self.device if self.device == "cuda" else "", "", "kernels of a GPU split by the batch"),
+            ("tensor_parallel_size", self.tensor_parallel_size, 1, "ranks add in an order of their own"),
+            ("cpu_offload_gb", self.cpu_offload_gb, 0, "it is for GPUs"),
+            ("async_scheduling", self.async_scheduling or None, None, "tiles of tokens are cut on the host"),
+            ("kv_cache_dtype", self.kv_cache_dtype, "auto", "attention over 8 bits adds by the batch"),
+            ("keep_disk_kv", self.keep_disk_kv, False, "the file may hold what another engine computed"),
+            ("sparse_decode", self.sparse_decode, None, "prompts are attended to in full and new tokens are not"),
+            ("page_heat", self.page_heat, 0, "new tokens go the way of prompts, where it is not measured"),
+            (lora, self.has_lora, False, "adapters of a step are computed together"),
+        )
+        for name, value, accepted, why in refused:
+            if value != accepted:
+                raise BadInput(f"{name}={value!r} is not accepted with deterministic=True: {why}")
 
     def _check_sparse(self) -> None:
         share = self.sparse_decode

@@ -5,7 +5,7 @@ does not depend on the block size (arXiv 2511.11581).
 """
 
 from kvscope_kernels.kv_formats import widen
-from kvscope_kernels.triton_language import jit, tl
+from kvscope_kernels.triton_language import fast_log2, jit, tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 AFTER = tl.constexpr(1)
@@ -57,6 +57,10 @@ def attend_tiles(
     HAS_SOFTCAP: tl.constexpr,
     UPCAST_DOT: tl.constexpr,
     SAME_STRIDES: tl.constexpr = False,
+    sums: tl.tensor = None,
+    num_kept: tl.tensor = None,
+    SUMS_STRIDE: tl.constexpr = 0,
+    PIECE: tl.constexpr = 0,
 ) -> tl.tensor:
     """Tokens [begin, end) added to the running softmax (top, total, weighted) of TILE_M query rows.
 
@@ -72,6 +76,10 @@ def attend_tiles(
                   row at or past `end` is none that is there.
     scale         above 0
     SAME_STRIDES  those of keys and values are the same: a token's place is reckoned once
+    sums          where log2 of the sum of 2^score over a piece goes: that of `begin` for each of the first `num_kept`
+                  rows, and SUMS_STRIDE numbers behind them those of the next
+    PIECE         tokens of these pieces, which divides TILE_N; tiles then begin where a piece does. 0: none are kept
+    A fourth result is, with PIECE, `total` without what was there before.
     With WHOLE_TILES, end - begin is a multiple of TILE_N, and nothing is masked but by MASK_ROWS.
     Slots outside [begin, end) are not read: what is there cannot leak, NaN included.
     """
@@ -80,9 +88,17 @@ def attend_tiles(
     v_dim = tl.arange(0, TILE_V)
     if MASK_ROWS == OTHER_CHUNKS:
         row_first = first_seen(row_position, window, True)
-    for start in range(begin, end, TILE_N):
+    first = begin
+    if PIECE:
+        first = begin // PIECE * PIECE
+        seen = tl.zeros_like(total)
+        piece = tl.arange(0, TILE_N // PIECE)
+        row = tl.arange(0, query.shape[0])
+    for start in range(first, end, TILE_N):
         position = start + token
         inside = (position < end) | WHOLE_TILES
+        if PIECE:
+            inside = inside & (position >= begin)
         place = position.to(tl.uint32)  # never negative, which spares the division what rounds towards zero
         block = tl.load(table + place // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
         offset = (place % BLOCK_SIZE).to(tl.int32)
@@ -131,8 +147,16 @@ def attend_tiles(
         shrink = tl.exp2(top - finite_top)
         weight = tl.exp2(score * factor - finite_top[:, None])
         total = total * shrink + tl.sum(weight, 1)
+        if PIECE:
+            seen = seen * shrink + tl.sum(weight, 1)
+            of_pieces = tl.sum(tl.reshape(weight, [query.shape[0], TILE_N // PIECE, PIECE]), 2)
+            to = ((start - first) // PIECE + piece)[None, :] * SUMS_STRIDE + row[:, None]
+            is_there = (row < num_kept)[:, None] & (start + piece * PIECE < end)[None, :]
+            tl.store(sums + to, new_top[:, None] + fast_log2(of_pieces, UPCAST_DOT), mask=is_there)
         if KV_FORMAT:
             weight = weight * v_factor[None, :]
         weighted = tl.dot(weight.to(value.dtype), value, weighted * shrink[:, None], input_precision="ieee")
         top = new_top
-    return top, total, weighted
+    if not PIECE:
+        seen = total
+    return top, total, weighted, seen

@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 
 from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
-from kvscope_kernels.attention_scores.block_attention import block_attention, block_attention_torch
 from kvscope_kernels.attention_scores.block_bounds import block_bounds, block_bounds_torch
 from kvscope_kernels.attention_scores.block_scores import block_scores, block_scores_torch
 from kvscope_kernels.copy_rows import RowTensors, copy_rows, copy_rows_torch
 from kvscope_kernels.decode.plan import DecodePlans
+from kvscope_kernels.experts.mixture import mix_experts, mix_experts_torch
+from kvscope_kernels.experts.weights import ExpertWeights
 from kvscope_kernels.gated_activation import gated_activation, gated_activation_torch
 from kvscope_kernels.kv_write import kv_write, kv_write_torch
-from kvscope_kernels.linear.skinny_linear import linear, linear_torch
+from kvscope_kernels.linear.skinny_linear import FewRows, linear, linear_torch
 from kvscope_kernels.logits.allow_tokens import allow_tokens, allow_tokens_torch
 from kvscope_kernels.logits.draw_tokens import draw_tokens, draw_tokens_torch
 from kvscope_kernels.native.decode import paged_decode_attention_native
@@ -73,12 +74,6 @@ class PrefillAttention(Protocol):
     """See `paged_prefill_attention.paged_prefill_attention`."""
 
     def __call__(self, args: AttentionArgs, runs: QueryRuns) -> Tensor: ...
-
-
-class BlockAttention(Protocol):
-    """See `block_attention.block_attention`."""
-
-    def __call__(self, args: AttentionArgs, shares: Tensor) -> None: ...
 
 
 class BlockBounds(Protocol):
@@ -151,8 +146,19 @@ class Linear(Protocol):
     """See `linear.skinny_linear.linear`."""
 
     def __call__(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        few: FewRows | None = None,
     ) -> Tensor: ...
+
+
+class MixExperts(Protocol):
+    """See `experts.mixture.mix_experts`."""
+
+    def __call__(self, x: Tensor, ids: Tensor, shares: Tensor, weights: ExpertWeights) -> Tensor: ...
 
 
 class AllowTokens(Protocol):
@@ -180,9 +186,9 @@ class Ops:
     add_rms_norm: AddRmsNorm
     gated_activation: GatedActivation
     linear: Linear
+    mix_experts: MixExperts
     allow_tokens: AllowTokens
     draw_tokens: DrawTokens
-    block_attention: BlockAttention
     block_bounds: BlockBounds
     block_scores: BlockScores
     latent_decode: DecodeAttention
@@ -200,9 +206,9 @@ _CPU: Final = Ops(
     add_rms_norm_torch,
     gated_activation_torch,
     linear_torch,
+    mix_experts_torch,
     allow_tokens_torch,
     draw_tokens_torch,
-    block_attention_torch,
     block_bounds_torch,
     block_scores_torch,
     latent_decode_torch,
@@ -218,9 +224,9 @@ _CUDA: Final = Ops(
     add_rms_norm,
     gated_activation,
     linear,
+    mix_experts,
     allow_tokens,
     draw_tokens,
-    block_attention,
     block_bounds,
     block_scores,
     latent_decode,

@@ -26,6 +26,9 @@ class DotTiles(NamedTuple):
     num_stages: int
     max_registers: int | None = None
     """A thread. Setting it also keeps the assembler from spilling a few bytes to fit one more program."""
+    query_in_registers: bool = False
+    """Of prefill: whether rows are multiplied from registers on compute capability 9, which reads shared memory half as
+    often for scores. No table has it yet: it is for `bench kernels --tune` to find out."""
 
 
 def decode_tiles(
@@ -59,9 +62,9 @@ def prefill_tiles(
     """Rows are query tokens times the heads of one KV head: 16 for a few queries, 64 to 256 for long prompts.
     `num_runs` is requests times KV heads, each of which has as many rows, or fewer.
 
-    What bounds the tile is registers: those of the query tile before compute capability 9.0, of the scores on
-    10.0, and of everything in float32, whose dot products are exact but run without the matrix units. Keys and
-    values of 8 bits pass through registers, too, to be widened.
+    What bounds the tile is registers: those of the query tile before compute capability 9.0 and on 12.0, whose matrix
+    units are alike, of the scores on 10.0, and of everything in float32, whose dot products are exact but run without
+    the matrix units. Keys and values of 8 bits pass through registers, too, to be widened.
     `compile_report` shows that none of these spill, but for the largest.
     """
     tile_d, tile_v = padded_dim(head_dim), padded_dim(value_dim)
@@ -70,8 +73,9 @@ def prefill_tiles(
     if element_bytes == 4:
         return DotTiles(fewest, 16, tile_d, tile_v, num_warps=4, num_stages=2)
     is_wide = max(tile_d, tile_v) > 128
-    is_hopper = 90 <= capability < 100
-    most = 64 if is_wide or (is_quantized and is_hopper) else 128
+    is_hopper, is_blackwell = 90 <= capability < 100, 100 <= capability < 120
+    is_widened = is_quantized and (is_hopper or (max(tile_d, tile_v) > 64 and not is_blackwell))
+    most = 64 if is_wide or is_widened else 128
     tile_m = max(fewest, min(most, next_power_of_2(num_rows)))
     if is_hopper and not is_quantized and 64 < max(tile_d, tile_v) <= 128:
         is_large = cdiv(num_rows, _LARGE_ROWS) * num_runs >= _PROGRAMS_EACH * multiprocessors
@@ -79,14 +83,14 @@ def prefill_tiles(
     if is_hopper:
         return _hopper_prefill_tiles(tile_m, tile_d, tile_v, element_bytes, is_quantized=is_quantized)
     tile_n = _tile_tokens(head_dim, value_dim, element_bytes, 16 << 10)
-    if capability >= 100:
+    if is_blackwell:
         num_warps = 8 if tile_m >= 128 else 4
         max_registers = 128 if tile_d + tile_v <= 128 else 255
         return DotTiles(tile_m, min(tile_n, 32), tile_d, tile_v, num_warps, 2, max_registers)
     if is_quantized:
         tile_n = min(tile_n, 32)
-    num_warps = 8 if tile_m >= most else 4
-    is_tight = is_quantized or tile_m == fewest  # small tiles that are cut would spill to fit one program more
+    num_warps = 8 if tile_m >= 128 or (is_wide and tile_m >= 64) else 4
+    is_tight = is_quantized or tile_m <= max(32, fewest)  # small tiles would spill to fit one program more
     return DotTiles(tile_m, tile_n, tile_d, tile_v, num_warps, 3, max_registers=255 if is_tight else None)
 
 
@@ -153,21 +157,6 @@ def attention_constants(group: int, head_dim: int, value_dim: int, block_size: i
     }
 
 
-def block_tiles(head_dim: int, group: int, block_size: int, element_bytes: int) -> dict[str, int]:
-    """The constants of `block_attention`: TILE_P blocks of the request, TILE_S of their slots at a time."""
-    tokens = _tile_tokens(head_dim, head_dim, element_bytes, 32 << 10)
-    slots = min(next_power_of_2(block_size), tokens)
-    return {
-        "GROUP": group,
-        "HEAD_DIM": head_dim,
-        "TILE_M": max(16, next_power_of_2(group)),
-        "TILE_P": tokens // slots,
-        "TILE_S": slots,
-        "TILE_D": padded_dim(head_dim),
-        "BLOCK_SIZE": block_size,
-    }
-
-
 def num_multiprocessors(device: torch.device) -> int:
     """Of the device; a CPU, where kernels are interpreted, counts as an H100, so that it splits as one does."""
     if device.type != "cuda":
@@ -181,6 +170,12 @@ def compute_capability(device: torch.device) -> int:
         return 90
     major, minor = torch.cuda.get_device_capability(device)
     return major * 10 + minor
+
+
+def has_little_shared(capability: int) -> bool:
+    """Whether a program has at most 99 KiB of shared memory: GeForce and workstation cards, whose matrix units are
+    those of 8.x even on 12.x."""
+    return capability in (86, 89) or capability >= 120
 
 
 def padded_dim(head_dim: int) -> int:

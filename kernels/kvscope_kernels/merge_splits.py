@@ -1,15 +1,71 @@
 """Joining the partial results of attention that was cut: the last launch of decode, and of prefill in short runs."""
 
+import math
+from typing import NamedTuple
+
 from torch import Tensor
 
+from kvscope_kernels.attention_args import AttentionArgs
+from kvscope_kernels.attention_scores.block_attention import check_shares
+from kvscope_kernels.attention_scores.block_scores import num_columns
+from kvscope_kernels.decode.bounds import num_places
+from kvscope_kernels.decode.plan import BlockSums, DecodePlan, DecodePlans
+from kvscope_kernels.decode.plan_kernel import PART_FIELDS
 from kvscope_kernels.launch import padded_dim
-from kvscope_kernels.triton_language import jit_varying, tl
+from kvscope_kernels.triton_language import jit, jit_varying, next_power_of_2, tl
 
 _TILE_S = 16  # splits joined at once
+_SHARES_TILE = 2048  # heads by blocks
+_FIELDS = tl.constexpr(PART_FIELDS)
+
+
+class Kept(NamedTuple):
+    """Which sums of blocks a plan keeps; zeros: none."""
+
+    block_size: int = 0
+    num_places: int = 0
+    """Blocks of all requests together."""
+    piece: int = 0
+    """Tokens of a sum: a block, or so much of it as divides a tile."""
+
+
+def kept_sums(args: AttentionArgs, shares: Tensor | None, max_visible: int, tile_n: int) -> Kept:
+    """Those of decodes from which `shares` are told. Raises ValueError."""
+    if shares is None:
+        return Kept()
+    block_size = args.k_cache.shape[1]
+    check_shares(args.query, shares, num_columns(args.block_tables, block_size, args.max_seq_len))
+    piece = math.gcd(block_size, tile_n)
+    batch, num_heads = args.query.shape[:2]
+    return Kept(block_size, num_places(batch, max_visible, block_size, num_heads, block_size // piece), piece)
+
+
+class Measured(NamedTuple):
+    """Where the attention of some decodes fell, as their parts left it, and where it is told."""
+
+    plan: DecodePlan
+    sums: BlockSums
+    shares: Tensor
+    """(batch, blocks) float32, contiguous last axis: see `block_attention_torch`."""
+    kept: Kept
+
+
+def measured_of(
+    plans: DecodePlans, plan: DecodePlan, kept: Kept, num_heads: int, shares: Tensor | None
+) -> Measured | None:
+    """With the room for what parts leave; None where nothing is measured."""
+    if shares is None:
+        return None
+    return Measured(plan, plans.sums(plan, num_heads, kept.block_size // kept.piece), shares, kept)
 
 
 def merge_splits(
-    partial: Tensor, partial_lse: Tensor, ranges: Tensor, out: Tensor, query_start: Tensor | None = None
+    partial: Tensor,
+    partial_lse: Tensor,
+    ranges: Tensor,
+    out: Tensor,
+    query_start: Tensor | None = None,
+    measured: Measured | None = None,
 ) -> None:
     """Weigh the parts of each request by their share of the softmax, into `out`.
 
@@ -23,19 +79,32 @@ def merge_splits(
     ranges       (batch, 2) int32, contiguous: each request's first part and how many it has
     out          (num_tokens, num_heads, value_dim), contiguous last axis
     query_start  (batch + 1,) int32: see `QueryRuns.start`; None for one query each
+    measured     of decodes: added to its shares, in the order of heads, is the share of each block. With m_i the sum of
+                 2^(of_pieces[p, h]) over the pieces p of block i, and n as above:
+                     shares[b, i] += mean over h of  m_i / sum_{f <= s < f + n} 2^(lse[s, h])
     """
     num_heads, value_dim = out.shape[1:]
     max_queries = partial.shape[1] // num_heads
-    _merge_splits_kernel[(len(ranges) * num_heads, max_queries)](
+    num_measured = 0 if measured is None else measured.plan.bounds.num_parts
+    _merge_splits_kernel[(len(ranges) * num_heads + num_measured, max_queries)](
         partial,
         partial_lse,
         ranges,
         query_start,
         out,
+        *(None, None, None, None, None) if measured is None else _tensors(measured),
+        len(ranges),
+        0 if measured is None else measured.shares.stride(0),
         *out.stride()[:2],
         **merge_constants(num_heads, value_dim),
+        **shares_constants(num_heads, Kept() if measured is None else measured.kept),
         num_warps=4,
     )
+
+
+def _tensors(measured: Measured) -> tuple[Tensor | None, ...]:
+    plan, sums = measured.plan, measured.sums
+    return plan.parts, plan.places, sums.of_pieces, sums.lse, measured.shares
 
 
 def merge_constants(num_heads: int, value_dim: int) -> dict[str, int]:
@@ -43,21 +112,59 @@ def merge_constants(num_heads: int, value_dim: int) -> dict[str, int]:
     return {"NUM_HEADS": num_heads, "VALUE_DIM": value_dim, "TILE_S": _TILE_S, "TILE_V": padded_dim(value_dim)}
 
 
-@jit_varying(pointers=("ranges", "query_start"))
+def shares_constants(num_heads: int, kept: Kept) -> dict[str, int]:
+    """Those of where attention fell."""
+    tile_h = next_power_of_2(num_heads)
+    tile_p = max(1, _SHARES_TILE // tile_h)
+    return {"BLOCK_SIZE": kept.block_size, "PIECE": kept.piece, "TILE_H": tile_h, "TILE_P": tile_p}
+
+
+@jit_varying(numbers=("batch", "shares_stride"), pointers=("ranges", "query_start", "parts", "places", "shares"))
 def _merge_splits_kernel(
     partial: tl.tensor,
     partial_lse: tl.tensor,
     ranges: tl.tensor,
     query_start: tl.tensor,
     out: tl.tensor,
+    parts: tl.tensor,
+    places: tl.tensor,
+    of_pieces: tl.tensor,
+    lse_of_parts: tl.tensor,
+    shares: tl.tensor,
+    batch: tl.tensor,
+    shares_stride: tl.tensor,
     out_stride_t: tl.tensor,
     out_stride_h: tl.tensor,
     NUM_HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     TILE_S: tl.constexpr,
     TILE_V: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    PIECE: tl.constexpr,
+    TILE_H: tl.constexpr,
+    TILE_P: tl.constexpr,
 ) -> None:
-    """One program: one head of one query of a request."""
+    """One program: one head of one query of a request; or, behind all of these, where attention fell in one part."""
+    if PIECE:
+        part_of_program = tl.program_id(0) - batch * NUM_HEADS
+        if part_of_program >= 0:
+            _share_out(
+                parts,
+                places,
+                of_pieces,
+                lse_of_parts,
+                ranges,
+                shares,
+                part_of_program,
+                shares_stride,
+                NUM_HEADS,
+                BLOCK_SIZE,
+                PIECE,
+                TILE_S,
+                TILE_H,
+                TILE_P,
+            )
+            return
     request = (tl.program_id(0) // NUM_HEADS).to(tl.int64)
     head = tl.program_id(0) % NUM_HEADS
     query = tl.program_id(1)
@@ -89,3 +196,61 @@ def _merge_splits_kernel(
         top = new_top
     place = out + row * out_stride_t + head * out_stride_h
     tl.store(place + dim, (weighted / total).to(out.dtype.element_ty), mask=dim < VALUE_DIM)
+
+
+@jit
+def _share_out(
+    parts: tl.tensor,
+    places: tl.tensor,
+    of_pieces: tl.tensor,
+    lse_of_parts: tl.tensor,
+    ranges: tl.tensor,
+    shares: tl.tensor,
+    part: tl.tensor,
+    shares_stride: tl.tensor,
+    NUM_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    PIECE: tl.constexpr,
+    TILE_S: tl.constexpr,
+    TILE_H: tl.constexpr,
+    TILE_P: tl.constexpr,
+) -> None:
+    """Of one part: no other has a block of it, so that sums come out the same in every run."""
+    request = tl.load(parts + part * _FIELDS).to(tl.int64)
+    if request < 0:  # fewer parts than there may be
+        return
+    place = tl.load(places + part).to(tl.int64)
+    if place < 0:
+        return
+    head = tl.arange(0, TILE_H)
+    top = tl.full([TILE_H], float("-inf"), tl.float32)
+    total = tl.zeros([TILE_H], tl.float32)
+    first = tl.load(ranges + 2 * request).to(tl.int64)
+    num_parts = tl.load(ranges + 2 * request + 1)
+    for start in range(0, num_parts, TILE_S):
+        number = start + tl.arange(0, TILE_S)
+        at = (first + number)[:, None] * NUM_HEADS + head[None, :]
+        inside = (number < num_parts)[:, None] & (head < NUM_HEADS)[None, :]
+        lse = tl.load(lse_of_parts + at, mask=inside, other=float("-inf"))
+        new_top = tl.maximum(top, tl.max(lse, 0))
+        finite_top = tl.where(new_top == float("-inf"), 0.0, new_top)
+        total = total * tl.exp2(top - finite_top) + tl.sum(tl.exp2(lse - finite_top[None, :]), 0)
+        top = new_top
+    whole = tl.where(total > 0.0, top + tl.log2(total), 0.0)
+    begin = tl.load(parts + part * _FIELDS + 1)
+    end = tl.load(parts + part * _FIELDS + 2)
+    first_block = begin // BLOCK_SIZE
+    num_blocks = (end + (BLOCK_SIZE - 1)) // BLOCK_SIZE - first_block
+    for start in range(0, num_blocks, TILE_P):
+        block = start + tl.arange(0, TILE_P)
+        share = tl.zeros([TILE_P], tl.float32)
+        for number in range(BLOCK_SIZE // PIECE):
+            position = (first_block + block) * BLOCK_SIZE + number * PIECE
+            is_there = (position < end) & (position + PIECE > begin)
+            at = ((place + block) * (BLOCK_SIZE // PIECE) + number)[:, None] * NUM_HEADS + head[None, :]
+            inside = is_there[:, None] & (head < NUM_HEADS)[None, :]
+            found = tl.load(of_pieces + at, mask=inside, other=float("-inf"))
+            share += tl.sum(tl.exp2(found - whole[None, :]), 1)
+        to = shares + request * shares_stride + first_block + block
+        told = tl.load(to, mask=block < num_blocks, other=0.0)
+        tl.store(to, told + share * (1.0 / NUM_HEADS), mask=block < num_blocks)

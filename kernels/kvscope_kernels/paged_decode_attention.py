@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kvscope_kernels.attend_tiles import LOG2_E, VALUE_LIFT, attend_tiles
 from kvscope_kernels.attention_args import AttentionArgs
-from kvscope_kernels.attention_scores.block_attention import block_attention, block_attention_torch
+from kvscope_kernels.attention_scores.block_attention import block_attention_torch
 from kvscope_kernels.checks import check_attention, require
 from kvscope_kernels.decode.plan import DecodePlans
 from kvscope_kernels.decode.plan_kernel import FIRST, ONLY, PART_FIELDS
@@ -15,7 +15,7 @@ from kvscope_kernels.host_lengths import Lengths, similar_groups
 from kvscope_kernels.kv_formats import as_kernels_see, kv_format, scale_strides
 from kvscope_kernels.kv_gather import gather_kv
 from kvscope_kernels.launch import UNBOUNDED, attention_constants, decode_tiles
-from kvscope_kernels.merge_splits import merge_splits
+from kvscope_kernels.merge_splits import kept_sums, measured_of, merge_splits
 from kvscope_kernels.triton_language import is_interpreting, jit_varying, require_triton, tl
 from kvscope_kernels.tuning.tile_table import DECODE, tuned
 
@@ -39,7 +39,10 @@ def paged_decode_attention(
 
     plans   of the step: layers given the same ones and the same seq_lens, unchanged in between, share how the
             lengths are cut, which is one launch; made if None
-    shares  None, or what `block_attention` adds where attention fell to, which is done as well
+    shares  None, or what `block_attention_torch` adds where attention fell to; added in the same pass: each
+            tile leaves the sum of its weights by blocks, or by pieces of blocks that are longer than a tile, and what
+            merges the parts shares them out. Result and order of sums are the same in each run. Nothing is added for
+            requests that `num_places` has no room for
 
     Sums in float32. Reads no device data on the host: may be captured in a CUDA graph, and seq_lens and block_tables
     changed between replays, up to max_seq_len. Raises ValueError.
@@ -57,8 +60,6 @@ def paged_decode_attention(
     out = query.new_empty(batch, num_heads, value_dim) if args.out is None else args.out
     if batch == 0:
         return out
-    if shares is not None:
-        block_attention(args, shares)
     form = kv_format(k_cache)
     group, is_quantized = num_heads // num_kv_heads, k_scale is not None
     tiles = decode_tiles(head_dim, value_dim, group, query.element_size(), is_quantized=is_quantized)
@@ -66,9 +67,11 @@ def paged_decode_attention(
     window = args.sliding_window or UNBOUNDED
     plans = DecodePlans() if plans is None else plans
     cut = num_kv_heads, tiles.tile_n, tiles.num_warps
-    plan = plans.plan(seq_lens, min(bound, window), window, *cut, is_chunked=args.is_chunked)
-    room = plans.room(plan, num_heads, value_dim)
     tiles = tuned(DECODE, tiles, group, query.element_size(), query.device, is_quantized=is_quantized)
+    visible = min(bound, window)
+    kept = kept_sums(args, shares, visible, tiles.tile_n)
+    plan = plans.plan(seq_lens, visible, window, *cut, *kept[:2], is_chunked=args.is_chunked)
+    room, measured = plans.room(plan, num_heads, value_dim), measured_of(plans, plan, kept, num_heads, shares)
     _paged_decode_attention_kernel[(plan.bounds.num_parts * num_kv_heads,)](
         query,
         as_kernels_see(k_cache, form),
@@ -81,6 +84,9 @@ def paged_decode_attention(
         out,
         room.partial,
         room.lse,
+        None if measured is None else plan.places,
+        None if measured is None else measured.sums.of_pieces,
+        None if measured is None else measured.sums.lse,
         args.scale,
         args.softcap or 1.0,
         *query.stride()[:2],
@@ -91,6 +97,7 @@ def paged_decode_attention(
         *out.stride()[:2],
         NUM_KV_HEADS=num_kv_heads,
         **attention_constants(num_heads // num_kv_heads, head_dim, value_dim, block_size, tiles),
+        PIECE=kept.piece,
         KV_FORMAT=form,
         HAS_SOFTCAP=args.softcap is not None,
         HAS_SINKS=args.sinks is not None,
@@ -99,12 +106,12 @@ def paged_decode_attention(
         num_stages=tiles.num_stages,
         maxnreg=tiles.max_registers,
     )
-    if plan.bounds.num_cuts:
-        merge_splits(room.partial, room.lse, plan.ranges, out)
+    if plan.bounds.num_cuts or measured is not None:
+        merge_splits(room.partial, room.lse, plan.ranges, out, measured=measured)
     return out
 
 
-@jit_varying(numbers=("table_stride",), pointers=("block_tables", "parts"))
+@jit_varying(numbers=("table_stride",), pointers=("block_tables", "parts", "places"))
 def _paged_decode_attention_kernel(
     query: tl.tensor,
     k_cache: tl.tensor,
@@ -117,6 +124,9 @@ def _paged_decode_attention_kernel(
     out: tl.tensor,
     partial: tl.tensor,
     partial_lse: tl.tensor,
+    places: tl.tensor,
+    of_pieces: tl.tensor,
+    lse_of_parts: tl.tensor,
     scale: tl.tensor,
     softcap: tl.tensor,
     query_stride_t: tl.tensor,
@@ -142,6 +152,7 @@ def _paged_decode_attention_kernel(
     TILE_D: tl.constexpr,
     TILE_V: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    PIECE: tl.constexpr,
     KV_FORMAT: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -182,7 +193,14 @@ def _paged_decode_attention_kernel(
         sink = tl.load(sinks + head, mask=row < GROUP, other=0.0).to(tl.float32) * LOG2_E
         top = tl.where((which & _FIRST) != 0, sink, top)
         total = tl.where((which & _FIRST) != 0, 1.0, total)
-    top, total, weighted = attend_tiles(
+    sums = of_pieces
+    num_kept = GROUP
+    if PIECE:  # of the request's blocks, the part's from its first tile on
+        place = tl.load(places + part).to(tl.int64)
+        at = place * (BLOCK_SIZE // PIECE) + begin % BLOCK_SIZE // PIECE
+        sums = of_pieces + at * (NUM_KV_HEADS * GROUP) + kv_head * GROUP
+        num_kept = tl.where(place >= 0, GROUP, 0)
+    top, total, weighted, seen = attend_tiles(
         tile,
         top,
         total,
@@ -215,7 +233,15 @@ def _paged_decode_attention_kernel(
         False,
         HAS_SOFTCAP,
         UPCAST_DOT,
+        False,
+        sums,
+        num_kept,
+        NUM_KV_HEADS * GROUP,
+        PIECE,
     )
+    if PIECE:
+        to_lse = lse_of_parts + part * (NUM_KV_HEADS * GROUP) + head
+        tl.store(to_lse, top + tl.log2(seen), mask=row < GROUP)
 
     result = weighted / tl.where(total > 0.0, total, 1.0)[:, None]  # a request of no tokens: zeros
     if KV_FORMAT:

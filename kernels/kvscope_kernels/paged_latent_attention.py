@@ -6,7 +6,6 @@ from torch import Tensor
 
 from kvscope_kernels.attend_tiles import LOG2_E, VALUE_LIFT
 from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
-from kvscope_kernels.attention_scores.block_attention import block_attention
 from kvscope_kernels.checks import require
 from kvscope_kernels.decode.bounds import most_cut_runs
 from kvscope_kernels.decode.plan import DecodePlan, DecodePlans, SplitBuffers
@@ -21,10 +20,10 @@ from kvscope_kernels.launch import (
     num_multiprocessors,
     padded_dim,
 )
-from kvscope_kernels.merge_splits import merge_splits
+from kvscope_kernels.merge_splits import Measured, kept_sums, measured_of, merge_splits
 from kvscope_kernels.paged_decode_attention import check_decode, paged_decode_attention_torch
 from kvscope_kernels.paged_prefill_attention import check_prefill, paged_prefill_attention_torch
-from kvscope_kernels.triton_language import cdiv, is_interpreting, jit_varying, require_triton, tl
+from kvscope_kernels.triton_language import cdiv, fast_log2, is_interpreting, jit_varying, require_triton, tl
 
 _ONLY = tl.constexpr(ONLY)
 _FIELDS = tl.constexpr(PART_FIELDS)
@@ -48,18 +47,22 @@ def latent_decode(args: AttentionArgs, plans: DecodePlans | None = None, shares:
     batch, num_heads, _ = args.query.shape
     if batch == 0:
         return out
-    if shares is not None:
-        block_attention(args, shares)
     value_dim = args.v_cache.shape[3]
     element_bytes, capability = args.query.element_size(), compute_capability(args.query.device)
     tiles = latent_tiles(num_heads, element_bytes, capability, is_quantized=args.k_scale is not None)
     plans = DecodePlans() if plans is None else plans
     programs_each = cdiv(num_heads, tiles.tile_m)
-    plan = plans.plan(args.seq_lens, _bound(args), UNBOUNDED, programs_each, tiles.tile_n, tiles.num_warps)
-    cut = _Cut(plan, plans.room(plan, num_heads, value_dim))
-    _launch(args, out, None, 1, tiles, cut)
-    if plan.bounds.num_cuts:
-        merge_splits(cut.room.partial, cut.room.lse, plan.ranges, out)
+    kept = kept_sums(args, shares, _bound(args), tiles.tile_n)
+    plan = plans.plan(
+        *(args.seq_lens, _bound(args), UNBOUNDED, programs_each, tiles.tile_n, tiles.num_warps, *kept[:2])
+    )
+    cut, measured = (
+        _Cut(plan, plans.room(plan, num_heads, value_dim)),
+        measured_of(plans, plan, kept, num_heads, shares),
+    )
+    _launch(args, out, None, 1, tiles, cut, measured)
+    if plan.bounds.num_cuts or measured is not None:
+        merge_splits(cut.room.partial, cut.room.lse, plan.ranges, out, measured=measured)
     return out
 
 
@@ -82,7 +85,8 @@ def latent_prefill(args: AttentionArgs, runs: QueryRuns) -> Tensor:
     cut = None
     if len(args.seq_lens) <= most_cut_runs(runs.max_len, _bound(args), programs_each, processors, tiles.num_warps):
         plans = DecodePlans() if runs.plans is None else runs.plans
-        plan = plans.plan(args.seq_lens, _bound(args), UNBOUNDED, programs_each, tiles.tile_n, tiles.num_warps)
+        shape = _bound(args), UNBOUNDED, programs_each, tiles.tile_n, tiles.num_warps
+        plan = plans.plan(args.seq_lens, *shape, reads_again=programs_each > 1)
         cut = _Cut(plan, plans.room(plan, runs.max_len * num_heads, value_dim))
     _launch(args, out, runs.start, runs.max_len, tiles, cut)
     if cut is not None and cut.plan.bounds.num_cuts:
@@ -111,7 +115,13 @@ def _check_latents(args: AttentionArgs) -> None:
 
 
 def _launch(
-    args: AttentionArgs, out: Tensor, start: Tensor | None, max_queries: int, tiles: LatentTiles, cut: _Cut | None
+    args: AttentionArgs,
+    out: Tensor,
+    start: Tensor | None,
+    max_queries: int,
+    tiles: LatentTiles,
+    cut: _Cut | None,
+    measured: Measured | None = None,
 ) -> None:
     query, k_cache, form = args.query, args.k_cache, kv_format(args.k_cache)
     num_heads, head_dim = query.shape[1:]
@@ -128,6 +138,9 @@ def _launch(
         out,
         None if cut is None else cut.room.partial,
         None if cut is None else cut.room.lse,
+        None if measured is None else measured.plan.places,
+        None if measured is None else measured.sums.of_pieces,
+        None if measured is None else measured.sums.lse,
         max_queries,
         args.scale,
         *query.stride()[:2],
@@ -136,6 +149,7 @@ def _launch(
         args.block_tables.stride(0),
         *out.stride()[:2],
         **latent_constants(num_heads, args.v_cache.shape[3], head_dim, k_cache.shape[1], tiles),
+        PIECE=0 if measured is None else measured.kept.piece,
         KV_FORMAT=form,
         UPCAST_DOT=is_interpreting(),
         num_warps=tiles.num_warps,
@@ -159,7 +173,10 @@ def latent_constants(
     }
 
 
-@jit_varying(numbers=("max_queries", "table_stride"), pointers=("block_tables", "query_start", "seq_lens", "parts"))
+@jit_varying(
+    numbers=("max_queries", "table_stride"),
+    pointers=("block_tables", "query_start", "seq_lens", "parts", "places"),
+)
 def _paged_latent_attention_kernel(
     query: tl.tensor,
     k_cache: tl.tensor,
@@ -172,6 +189,9 @@ def _paged_latent_attention_kernel(
     out: tl.tensor,
     partial: tl.tensor,
     partial_lse: tl.tensor,
+    places: tl.tensor,
+    of_pieces: tl.tensor,
+    lse_of_parts: tl.tensor,
     max_queries: tl.tensor,
     scale: tl.tensor,
     query_stride_t: tl.tensor,
@@ -191,6 +211,7 @@ def _paged_latent_attention_kernel(
     TILE_L: tl.constexpr,
     TILE_R: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    PIECE: tl.constexpr,
     KV_FORMAT: tl.constexpr,
     UPCAST_DOT: tl.constexpr,
 ) -> None:
@@ -244,6 +265,11 @@ def _paged_latent_attention_kernel(
     weighted = tl.zeros([TILE_M, TILE_L], tl.float32)
     table = block_tables + request * table_stride
     factor = scale * LOG2_E
+    if PIECE:
+        piece = tl.arange(0, TILE_N // PIECE)
+        first_kept = tl.load(places + tl.program_id(1)).to(tl.int64)
+        sums = of_pieces + first_kept * (BLOCK_SIZE // PIECE * NUM_HEADS)
+        num_kept = tl.where(first_kept >= 0, NUM_HEADS, 0)
     for start in range(begin, end, TILE_N):
         position = start + tl.arange(0, TILE_N)
         inside = position < end
@@ -277,11 +303,19 @@ def _paged_latent_attention_kernel(
         shrink = tl.exp2(top - finite_top)
         weight = tl.exp2(score * factor - finite_top[:, None])
         total = total * shrink + tl.sum(weight, 1)
+        if PIECE:
+            found = tl.sum(tl.reshape(weight, [TILE_M, TILE_N // PIECE, PIECE]), 2)
+            to = ((start - begin) // PIECE + piece)[None, :] * NUM_HEADS + row[:, None]
+            is_there = (row < num_kept)[:, None] & (start + piece * PIECE < end)[None, :]
+            tl.store(sums + to, finite_top[:, None] + fast_log2(found, UPCAST_DOT), mask=is_there)
         if KV_FORMAT:
             weight = weight * (latent_factor * VALUE_LIFT)[None, :]
         weighted = tl.dot(weight.to(latent.dtype), latent, weighted * shrink[:, None], input_precision="ieee")
         top = new_top
 
+    if PIECE:
+        to_lse = lse_of_parts + tl.program_id(1).to(tl.int64) * NUM_HEADS + row
+        tl.store(to_lse, top + tl.log2(total), mask=present)
     divisor = tl.where(total > 0.0, total, 1.0)
     result = weighted / divisor[:, None]
     if KV_FORMAT:

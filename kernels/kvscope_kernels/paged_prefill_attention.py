@@ -9,7 +9,7 @@ from torch import Tensor
 from kvscope_kernels.attend_tiles import AFTER, LOG2_E, OTHER_CHUNKS, OUTSIDE, VALUE_LIFT, attend_tiles, first_seen
 from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
 from kvscope_kernels.checks import check_attention, require
-from kvscope_kernels.decode.bounds import most_cut_runs
+from kvscope_kernels.decode.bounds import PartBounds, most_cut_runs, part_bounds
 from kvscope_kernels.decode.plan import DecodePlan, DecodePlans, SplitBuffers
 from kvscope_kernels.decode.plan_kernel import FIRST, ONLY, PART_FIELDS
 from kvscope_kernels.dense_attention import attend
@@ -76,8 +76,10 @@ def paged_prefill_attention(args: AttentionArgs, runs: QueryRuns) -> Tensor:
         multiprocessors=num_multiprocessors(query.device),
         is_quantized=k_scale is not None,
     )
-    cut = _cut(args, runs, tiles)
-    tiles = tuned(PREFILL, tiles, group, query.element_size(), query.device, is_quantized=k_scale is not None)
+    bounds = _bounds_of_cut(args, runs, tiles)
+    shape = group, query.element_size(), query.device
+    tiles = tuned(PREFILL, tiles, *shape, is_quantized=k_scale is not None, is_cut=bounds is not None)
+    cut = None if bounds is None else _cut(args, runs, tiles, bounds)
     pieces = len(seq_lens) if cut is None else cut.plan.bounds.num_parts
     grid = (cdiv(runs.max_len, tiles.tile_m // group), num_kv_heads, pieces)
     _paged_prefill_attention_kernel[grid](
@@ -113,6 +115,7 @@ def paged_prefill_attention(args: AttentionArgs, runs: QueryRuns) -> Tensor:
         UPCAST_DOT=is_interpreting(),
         SAME_STRIDES=k_cache.stride()[:2] == v_cache.stride()[:2],
         IS_CUT=cut is not None,
+        QUERY_IN_REGISTERS=tiles.query_in_registers,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
         maxnreg=tiles.max_registers,
@@ -127,18 +130,33 @@ class _Cut(NamedTuple):
     room: SplitBuffers
 
 
-def _cut(args: AttentionArgs, runs: QueryRuns, tiles: DotTiles) -> _Cut | None:
-    """How keys are split among programs; None: a program takes all that its tile of queries sees."""
-    num_heads, (block_size, num_kv_heads, value_dim) = args.query.shape[1], args.v_cache.shape[1:]
+def _bounds_of_cut(args: AttentionArgs, runs: QueryRuns, tiles: DotTiles) -> PartBounds | None:
+    """Into how many parts keys are split among programs at most, which is what memory is planned for. None: they are
+    not, a program takes all that its tile of queries sees."""
+    visible, _, programs_each, _ = _extent(args, runs, tiles)
+    processors, num_requests = num_multiprocessors(args.query.device), len(args.seq_lens)
+    if num_requests > most_cut_runs(runs.max_len, visible, programs_each, processors, tiles.num_warps):
+        return None
+    return part_bounds(num_requests, visible, programs_each, tiles.tile_n, processors, tiles.num_warps)
+
+
+def _cut(args: AttentionArgs, runs: QueryRuns, tiles: DotTiles, bounds: PartBounds) -> _Cut:
+    """How keys are split among programs of these tiles."""
+    plans = DecodePlans() if runs.plans is None else runs.plans
+    visible, window, programs_each, reads_again = _extent(args, runs, tiles)
+    cut = visible, window, programs_each, tiles.tile_n, tiles.num_warps
+    plan = plans.plan(args.seq_lens, *cut, reads_again=reads_again, most_cuts=bounds.num_cuts)
+    return _Cut(plan, plans.room(plan, runs.max_len * args.query.shape[1], args.v_cache.shape[3]))
+
+
+def _extent(args: AttentionArgs, runs: QueryRuns, tiles: DotTiles) -> tuple[int, int, int, bool]:
+    """Tokens of a request that are seen at most, those that any query sees, programs of a part, and whether several of
+    these read each key."""
+    num_heads, (block_size, num_kv_heads, _) = args.query.shape[1], args.v_cache.shape[1:]
     bound = args.block_tables.shape[1] * block_size if args.max_seq_len is None else args.max_seq_len
     window = min((args.sliding_window or UNBOUNDED) + runs.max_len - 1, UNBOUNDED)
-    programs_each = num_kv_heads * cdiv(runs.max_len, tiles.tile_m * num_kv_heads // num_heads)
-    visible, processors = min(bound, window), num_multiprocessors(args.query.device)
-    if len(args.seq_lens) > most_cut_runs(runs.max_len, visible, programs_each, processors, tiles.num_warps):
-        return None
-    plans = DecodePlans() if runs.plans is None else runs.plans
-    plan = plans.plan(args.seq_lens, visible, window, programs_each, tiles.tile_n, tiles.num_warps)
-    return _Cut(plan, plans.room(plan, runs.max_len * num_heads, value_dim))
+    num_tiles = cdiv(runs.max_len, tiles.tile_m * num_kv_heads // num_heads)
+    return min(bound, window), window, num_kv_heads * num_tiles, num_tiles > 1
 
 
 @jit_varying(numbers=("max_queries", "table_stride"), pointers=("block_tables", "query_start", "seq_lens", "parts"))
@@ -190,6 +208,7 @@ def _paged_prefill_attention_kernel(
     UPCAST_DOT: tl.constexpr,
     SAME_STRIDES: tl.constexpr,
     IS_CUT: tl.constexpr,
+    QUERY_IN_REGISTERS: tl.constexpr,
 ) -> None:
     """One program: TILE_M // GROUP queries of one request, by the heads of one KV head, over all tokens that they see;
     with IS_CUT over one part of the request's. A request of one part is written straight to `out`.
@@ -225,6 +244,8 @@ def _paged_prefill_attention_kernel(
     tile = tl.load(rows[:, None] + k_dim[None, :], mask=in_query, other=0.0)
     if UPCAST_DOT:
         tile = tile.to(tl.float32)
+    if QUERY_IN_REGISTERS:  # what was loaded goes to shared memory, what was computed stays
+        tile = tl.where(in_query, tile, 0.0)
 
     top = tl.full([TILE_M], float("-inf"), tl.float32)
     total = tl.zeros([TILE_M], tl.float32)
@@ -254,7 +275,7 @@ def _paged_prefill_attention_kernel(
     if IS_SLIDING:
         edge = begin
     for masked in tl.static_range(IS_SLIDING, 2):
-        top, total, weighted = attend_tiles(
+        top, total, weighted, _ = attend_tiles(
             tile,
             top,
             total,

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
+import torch
 from tests.engine.test_step_loop import Storm, close_to, jobs_of, said_by
 
 from kvscope_engine import Engine, SamplingParams
+from kvscope_engine.model.running.decode_graphs import DecodeGraphs
+from kvscope_engine.model.running.step_inputs import StepInputs
+from kvscope_engine.model.running.step_tensors import StepTensors
 from kvscope_engine.policy.drafting.drafter import Drafter
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.engine_config import SpeculativeConfig
@@ -91,6 +97,45 @@ def test_tokens_are_those_of_the_plain_run(make_engine: Make, jobs: list[Submit]
     counters = engine.snapshot().counters
     assert 0 < counters.accepted_tokens < counters.draft_tokens
     assert counters.generation_tokens == sum(len(ids) for ids, _, _ in found)
+
+
+class Rerun(DecodeGraphs):
+    """A CPU's: a graph runs the step that was put, in the layout that it would read."""
+
+    step: StepTensors
+    num_replays = 0
+
+    def put(self, inputs: StepInputs, size: int) -> StepTensors:
+        self.step = super().put(inputs, size)
+        self.num_replays += inputs.is_drafted
+        return self.step
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_tokens_are_those_of_the_plain_run_in_graphs(
+    make_engine: Make, jobs: list[Submit], expected: Said, overlaps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Padded with tokens of nobody and sequences without tokens, decodes and drafts in one run of queries."""
+    options = {"num_gpu_blocks_override": 2048, "max_num_seqs": 24, "async_scheduling": overlaps}
+    engine = knowing(make_engine, jobs, expected, **options)
+    runner, cpu = engine.components.runner, torch.device("cpu")
+    shape = {"max_num_seqs": 24, "max_tokens": 256, "block_size": 4, "max_drafts": GUESSING.num_speculative_tokens}
+    graphs = Rerun(runner._run_eagerly, runner._buffer, cpu, **shape)
+    graph = SimpleNamespace(pool=lambda: (0, 1), replay=lambda: graphs._forward_into_logits(graphs.step))
+    for name in ("graph", "stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, **__: nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+    for name in ("synchronize", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    with torch.inference_mode():
+        graphs.capture(graphs.largest)
+        graphs.capture_drafted()
+    runner._graphs = graphs
+    found = said_by(engine, jobs)
+    assert [(ids, reason, [(one.token_id, one.logprob) for one in p]) for ids, reason, p in found] == close_to(expected)
+    counters = engine.snapshot().counters
+    assert 0 < counters.accepted_tokens < counters.draft_tokens
+    assert graphs.num_replays > 5, "steps of decodes and drafts alone"
 
 
 def test_what_is_cached_is_what_the_plain_run_caches(make_engine: Make, jobs: list[Submit], expected: Said) -> None:

@@ -37,11 +37,16 @@ DATE = Structured(kind="regex", text=r"\d{4}-\d{2}-\d{2}")
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 200}
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
+@pytest.fixture(scope="module", params=[False, True], ids=["in turns", "overlapped"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     pytest.importorskip("xgrammar")
     config = EngineConfig(
-        device="cpu", num_gpu_blocks_override=128, block_size=16, max_model_len=512, host_kv_memory_bytes=16 << 20
+        device="cpu",
+        num_gpu_blocks_override=128,
+        block_size=16,
+        max_model_len=512,
+        host_kv_memory_bytes=16 << 20,
+        async_scheduling=request.param,
     )
     with Engine(config) as engine:
         yield engine
@@ -86,6 +91,20 @@ def test_every_form_at_every_temperature_in_one_batch(engine: Engine, storm: Cal
         assert text_of(said, f"choice {seed}") in msgspec.json.decode(CHOICE.text)
         assert re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", text_of(said, f"date {seed}"))
     assert all(reasons(said, submit.request_id) == ["stop"] for submit in submits[1:])
+
+
+def test_one_among_others_takes_no_overlap_from_them(engine: Engine) -> None:
+    """As many steps begin ahead as of the same requests without a form: all but the first."""
+    counts = []
+    for form in (None, DATE):
+        overlapped, why_not = engine.overlaps.overlapped, engine.overlaps.why_not.copy()
+        engine.submit(asked("first", "When was that?", form, max_tokens=10, ignore_eos=form is None))
+        for number in range(7):
+            engine.submit(asked(f"r{number}", "Count.", None, max_tokens=10, ignore_eos=True))
+        run(engine)
+        counts.append(engine.overlaps.overlapped - overlapped)
+        assert not engine.overlaps.why_not - why_not
+    assert min(counts) >= 9 if engine.components.overlaps else counts == [0, 0]  # a mask that is late takes one more
 
 
 @pytest.mark.parametrize("how", ["recompute", "swap"])

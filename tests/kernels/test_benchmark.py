@@ -13,10 +13,13 @@ from tests.warm_python import WarmPython
 
 from kvscope_kernels import ops_for
 from kvscope_kernels.benchmark.__main__ import print_table
+from kvscope_kernels.benchmark.calls import ExpertsWorkload
 from kvscope_kernels.benchmark.rows import (
     decode_rows,
+    expert_rows,
     layer_rows,
     prefill_rows,
+    product_rows,
     quantized_rows,
     skew_rows,
     turn_rows,
@@ -52,13 +55,15 @@ def test_every_row_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
         *skew_rows(ops, "cpu", host_timer, SMALL),
         *quantized_rows(ops, "cpu", host_timer, QUANTIZED),
         *write_rows(ops, "cpu", host_timer, [SMALL, *QUANTIZED]),
+        *product_rows("cpu", host_timer, [3], (64, 96)),
         *layer_rows(ops, "cpu", host_timer, [3]),
+        *expert_rows(ops, "cpu", host_timer, [ExpertsWorkload(3, 4, 2, 32, 16)]),
         *turn_rows(ops, "cpu", host_timer, [continued]),
         *prefill_rows(ops, "cpu", host_timer, [whole, continued, *QUANTIZED]),
     ]
     print_table(rows)
     printed = capsys.readouterr().out.splitlines()
-    assert len(printed) == 1 + len(rows) == 17
+    assert len(printed) == 1 + len(rows) == 21
     assert all(row.time_us > 0 and row.rate > 0 for row in rows)
     assert printed[1].startswith("decode small ")
     assert " x read" in printed[1]

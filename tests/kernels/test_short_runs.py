@@ -21,6 +21,7 @@ MIXED = {"seq_lens": [17, 200, 60, 0], "query_lens": [16, 5, 18, 0]}
 ONE_KV_HEAD = {"num_heads": 3, "num_kv_heads": 1}
 CASES: dict[str, dict[str, Any]] = {
     "plain": {**MIXED, **ONE_KV_HEAD},
+    "one turn, of several tiles": {"seq_lens": [170], "query_lens": [18], **ONE_KV_HEAD},
     "sinks and a soft cap": {**MIXED, **ONE_KV_HEAD, "options": {"sinks": True, "softcap": 2.0}},
     "a window": {
         "seq_lens": [LONG + 70, 40],

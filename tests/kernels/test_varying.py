@@ -16,18 +16,22 @@ VARYING: dict[str, tuple[Any, set[str], set[str]]] = {
     "decode": (
         _paged_decode_attention_kernel,
         {"table_stride"},
-        {"block_tables", "parts"},
+        {"block_tables", "parts", "places"},
     ),
     "prefill": (
         _paged_prefill_attention_kernel,
         {"max_queries", "table_stride"},
         {"block_tables", "query_start", "seq_lens", "parts"},
     ),
-    "merge": (_merge_splits_kernel, set(), {"ranges", "query_start"}),
+    "merge": (
+        _merge_splits_kernel,
+        {"batch", "shares_stride"},
+        {"ranges", "query_start", "parts", "places", "shares"},
+    ),
     "plan": (
         _plan_decode_kernel,
-        {"batch", "window", "max_parts", "num_cuts", "num_wanted", "min_tokens", "tile_n"},
-        {"seq_lens", "parts", "ranges"},
+        {"batch", "num_places", "window", "max_parts", "num_cuts", "num_wanted", "min_tokens", "tile_n"},
+        {"seq_lens", "parts", "ranges", "places"},
     ),
     "write": (_kv_write_kernel, set(), {"slot_mapping"}),
 }

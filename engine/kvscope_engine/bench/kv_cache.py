@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     if args.tokens is not None and args.tokens < 2:
         raise BadInput(f"--tokens {args.tokens} is not accepted: at least 2")
     config = EngineConfig(model=args.model, device=args.device, dtype=args.dtype, enable_prefix_caching=False)
-    tell = _tell(args)
+    tell = progress_teller(args)
     report = _perplexities(config, args.tokens, tell)
     answers = {name: _answers(config, name, tell) for name in KV_FORMATS}
     for name, row in report["formats"].items():
@@ -80,7 +80,7 @@ def _perplexities(config: EngineConfig, max_tokens: int | None, tell: Tell) -> d
     from kvscope_engine.model.loading.loader import load_model
 
     loaded = load_model(config, lambda progress: tell(f"{progress.stage}"))
-    ids = _text_ids(loaded, max_tokens)
+    ids = text_ids(loaded, max_tokens)
     formats: dict[str, dict[str, Any]] = {}
     for name in KV_FORMATS:
         found = perplexity(loaded, ids, name, _counter(tell, name, len(ids)))
@@ -96,7 +96,8 @@ def _perplexities(config: EngineConfig, max_tokens: int | None, tell: Tell) -> d
     }
 
 
-def _text_ids(loaded: LoadedModel, max_tokens: int | None) -> list[int]:
+def text_ids(loaded: LoadedModel, max_tokens: int | None) -> list[int]:
+    """Tokens of the text, as many as the model reads. Raises BadInput for a model without a tokenizer."""
     if loaded.tokenizer is None:
         raise BadInput(f"model {loaded.info.name!r} has no tokenizer: it cannot read text")
     text = sample_text()
@@ -131,7 +132,8 @@ def _counter(tell: Tell, name: str, num_tokens: int) -> Callable[[int], None]:
     return lambda done: tell(f"{name}: {done} of {num_tokens} tokens read")
 
 
-def _tell(args: argparse.Namespace) -> Tell:
+def progress_teller(args: argparse.Namespace) -> Tell:
+    """Writes a line over the last one, for a person at a terminal."""
     if args.json or not sys.stderr.isatty():
         return lambda line: None
     return lambda line: print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)

@@ -21,6 +21,7 @@ BENCHMARKS: Final = (
     "telemetry",
     "memory",
     "kv-cache",
+    "weights",
     "scheduler",
     "costs",
     "reuse",

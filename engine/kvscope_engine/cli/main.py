@@ -31,6 +31,7 @@ COMMANDS: Final = {
     "plan": "cli.plan",
     "what-if": "cli.what_if",
     "sample": "cli.sample",
+    "replay": "cli.replay",
     "doctor": "cli.doctor",
 }
 """The module of each command, which has `add_parser`. Only that of the command that is run is imported."""

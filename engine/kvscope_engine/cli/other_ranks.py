@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from kvscope_engine.model.ranks.processes import torchrun_rank
 from kvscope_telemetry.engine_config import EngineConfig
-from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:
     from kvscope_engine.engine import Engine
@@ -36,13 +35,6 @@ def followed(config: EngineConfig) -> int | None:
 
 
 def ends_with_ranks(engine: Engine) -> None:
-    """A service without work ends too when it loses a rank."""
+    """A service ends when it loses a rank, as by a signal: with work or without, and in time."""
     if engine.ranks is not None:
         engine.ranks.when_lost(lambda: os.kill(os.getpid(), signal.SIGTERM))
-
-
-def raise_lost_rank(engines: Iterable[Engine]) -> None:
-    """Raise KvscopeError, which says which rank, when that is what ended a service."""
-    for engine in engines:
-        if engine.ranks is not None and engine.ranks.failure:
-            raise KvscopeError(f"{engine.ranks.failure}: the engine cannot go on without it")

@@ -14,7 +14,7 @@ from kvscope_engine.cli.arguments.options import add_engine_options, engine_conf
 from kvscope_engine.cli.arguments.sample_interval import add_interval
 from kvscope_engine.cli.engine_class import engine_class
 from kvscope_engine.cli.notes import print_note, print_notes
-from kvscope_engine.cli.other_ranks import ends_with_ranks, followed, raise_lost_rank
+from kvscope_engine.cli.other_ranks import ends_with_ranks, followed
 from kvscope_engine.cli.parser import whole_number
 from kvscope_engine.cli.stopping import STOP_S, stopped_by_signals
 from kvscope_engine.http.child import HttpChild, connectable
@@ -140,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
     bar = TerminalProgress()
     try:
         endpoint = args.endpoint or default_endpoint()
-        code = serve(
+        return serve(
             endpoint,
             build,
             keys=args.keys,
@@ -152,8 +152,6 @@ def run(args: argparse.Namespace) -> int:
             sample_s=args.sample_interval,
             stop_s=args.stop_timeout,
         )
-        raise_lost_rank(built)
-        return code
     finally:
         if http is not None:
             http.close()

@@ -91,11 +91,18 @@ class StepResult:
     """That the forward pass was handed to the device in; 0: not counted."""
     graph_tokens: int = 0
     """Tokens that the CUDA graphs have room for that it ran as between attention; 0: it ran without them."""
+    logit_sums: tuple[tuple[int, ...], ...] = ()
+    """Of each entry, for each token that follows, the sum of its logits' bits; empty where nobody asked."""
 
 
 def without_ended(plan: StepPlan, result: StepResult) -> tuple[StepPlan, StepResult]:
     """What is left of both once the rows of requests that ended while they ran are taken out."""
-    kept = [index for index, item in enumerate(plan.scheduled) if not item.request.is_finished]
+    return keep_items(plan, result, [not item.request.is_finished for item in plan.scheduled])
+
+
+def keep_items(plan: StepPlan, result: StepResult, is_kept: Sequence[bool]) -> tuple[StepPlan, StepResult]:
+    """What is left of both once the rows of some requests are taken out, as if they had not run."""
+    kept = [index for index, keeps in enumerate(is_kept) if keeps]
     if len(kept) == len(plan.scheduled):
         return plan, result
     num_single_token = sum(index < plan.num_single_token for index in kept)
@@ -103,13 +110,15 @@ def without_ended(plan: StepPlan, result: StepResult) -> tuple[StepPlan, StepRes
     decodes = kept[:num_single_token]
     shares = None if result.block_shares is None else result.block_shares[:, decodes]
     skips = None if result.block_skips is None else result.block_skips[decodes]
-    how = (result.graph_size, result.wait_ns, skips, result.launches, result.graph_tokens)
+    sums = tuple(result.logit_sums[index] for index in kept) if result.logit_sums else ()
+    how = (result.graph_size, result.wait_ns, skips, result.launches, result.graph_tokens, sums)
+    requests = {plan.scheduled[index].request for index in kept}
     return (
         replace(
             plan,
             scheduled=tuple(plan.scheduled[index] for index in kept),
             num_single_token=num_single_token,
-            state_saves=tuple(save for save in plan.state_saves if not save.request.is_finished),
+            state_saves=tuple(save for save in plan.state_saves if save.request in requests),
         ),
         StepResult(tuple(result.token_ids[index] for index in kept), logprobs, result.forward_ns, shares, *how),
     )

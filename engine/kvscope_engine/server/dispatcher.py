@@ -70,8 +70,8 @@ class Dispatcher:
 
     def while_idle(self) -> None:
         """What the engine puts off until nobody waits: nothing is unfinished, and no command has come."""
-        if not self._engine.has_unfinished and not self._receiver.tasks.has_any:
-            self._engine.while_idle()
+        if not self._engine.has_unfinished and not self._receiver.tasks.has_any and self._engine.while_idle():
+            self._receiver.wants_ticks = True
 
     def do(self, client: bytes, task: Task) -> None:
         """Whatever a client wants, or is to be done about it."""

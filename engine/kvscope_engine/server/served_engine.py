@@ -18,6 +18,7 @@ from kvscope_telemetry.messages.commands import (
     Tokens,
 )
 from kvscope_telemetry.messages.telemetry import Hello, MemoryBreakdown, Progress, Snapshot, TelemetryMessage
+from kvscope_telemetry.texts.block_texts import RecordedText
 
 OnProgress: TypeAlias = Callable[[Progress], None]
 Publish: TypeAlias = Callable[[TelemetryMessage], None]
@@ -102,6 +103,10 @@ class ServedEngine(Protocol):
         """When it stands still."""
 
     @property
+    def failure(self) -> str:
+        """Why it cannot go on, whether a step runs or not, as a line; empty while it can."""
+
+    @property
     def has_unfinished(self) -> bool:
         """Whether `step` has something to do or to hand out."""
 
@@ -142,14 +147,18 @@ class ServedEngine(Protocol):
     def step(self, *, ahead: bool = True) -> list[Tokens | Finished]:
         """Run one step; empty when idle. Without `ahead` no other is begun before it is over."""
 
-    def while_idle(self) -> None:
-        """What is better done while nobody waits for it: called where it has nothing unfinished."""
+    def while_idle(self) -> bool:
+        """What is better done while nobody waits for it: called where it has nothing unfinished. Whether there is more
+        to be done in a while."""
 
     def settle(self) -> list[Tokens | Finished]:
         """End a step that was begun ahead; what it says."""
 
     def snapshot(self, tag: int) -> Snapshot:
         """The whole state after the last frame."""
+
+    def take_ended(self) -> list[RecordedText]:
+        """Requests that ended since it was asked before, whole; none the first time."""
 
     def block_text(self, blocks: Sequence[int]) -> tuple[BlockContent, ...]:
         """What the blocks hold; raises BadInput for a block that does not exist."""

@@ -135,10 +135,12 @@ class EngineService:
                     dispatcher.step()
                     self.receiver.busy_since_ns = 0
                     step_s = time.monotonic() - started
+            if engine.failure:
+                raise EngineDead(engine.failure)
             if dispatcher.abort_all() or dispatcher.stopping:
                 time.sleep(LAST_WORDS_S)
         except Exception as error:
-            reason = f"the engine died in a step: {one_line(error)}"
+            reason = engine.failure or f"the engine died in a step: {one_line(error)}"
             dispatcher.end_all("error", reason)
             self._fail(reason)
             raise EngineDead(reason) from error
@@ -149,10 +151,10 @@ class EngineService:
         """Serve what waits; sleeps while there is nothing else to do. False: it is time to end."""
         deadline = time.monotonic() + min(max(step_s / 2, TASKS_S[0]), TASKS_S[1])
         self._record_state()
-        if not dispatcher.has_work:
-            dispatcher.while_idle()
         while not self.receiver.tasks.is_stopped:
             idle = not dispatcher.has_work
+            if idle:
+                dispatcher.while_idle()
             task = self.receiver.tasks.next(wait=idle)
             if task is None:
                 break
@@ -170,6 +172,8 @@ class EngineService:
             self._recorder.give(self._engine.snapshot(0))
         if self._recorder is not None and self._engine is not None and (blocks := self._recorder.wants_texts):
             self._recorder.give_texts(self._engine.block_text(blocks))
+        if self._recorder is not None and self._engine is not None and self._recorder.texts is not None:
+            self._recorder.give_requests(self._engine.take_ended())
 
     def _fail(self, reason: str) -> None:
         """From now on every command is refused with the reason; those that wait get it too."""

@@ -59,6 +59,10 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     sparse_decode: bool = False
     """Decodes attend to a part of their blocks, and the ledger's `skipped` is counted now and then."""
+    deterministic: bool = False
+    """A request's numbers are the same to the last bit, whatever runs beside it (`--deterministic`)."""
+    fingerprints: bool = False
+    """`Fingerprints` are told."""
 
     @property
     def unknown_columns(self) -> frozenset[str]:

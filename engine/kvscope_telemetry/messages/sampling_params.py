@@ -53,7 +53,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Tokens less likely than this share of the most likely one are dropped. 0 to 1. None: the model's, else 0."""
     seed: int | None = None
     """The same seed draws the same random numbers whatever else runs beside the request. The tokens are the same as
-    far as the logits are: on a GPU, and in 16 bits, their last bits may depend on the batch."""
+    far as the logits are: without `--deterministic` their last bits may depend on the batch."""
     n: int = 1
     """Completions of the same prompt, 1 to 64."""
     stop: tuple[str, ...] = ()

@@ -570,6 +570,8 @@ class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     weights_bytes: int
     kv_bytes: int
+    uuid: str = ""
+    """Of its GPU, as in `DeviceInfo.uuids`; empty: unknown, or none."""
 
 
 class MemoryBreakdown(_Message, frozen=True, kw_only=True):
@@ -663,6 +665,40 @@ class Reading(_Message, frozen=True, kw_only=True):
     figures: tuple[MetricFigure, ...] = ()
 
 
+class Fingerprints(_Message, frozen=True, kw_only=True):
+    """What a deterministic engine computed in a step, as digests: of a block that became full one for each layer, and
+    one for the logits of each sampled token. Those of two runs can be compared whatever their schedules were."""
+
+    epoch: int
+    step: int
+    time_ns: int
+    num_layers: int = 0
+    """That keep keys and values."""
+    number: RowNumbers = b""
+    """u4 a block: whose it is. A block that was found in the prefix cache is not told again."""
+    place: RowCounts = b""
+    """u4 a block: which of its request's blocks, from 0."""
+    digests: bytes = b""
+    """u8 a layer, of one block after the other: BLAKE2b of 8 bytes over its keys, then its values, slot by slot; 0 of a
+    layer whose KV another layer holds, or that has let go of the block."""
+    sampled_number: bytes = b""
+    """u4 a token: whose it is; a token that turned out to be wrong after a guess is not told."""
+    sampled_place: bytes = b""
+    """u4 a token: how many its request had said before it."""
+    logit_sums: bytes = b""
+    """u8 a token: the bits of its logits as whole numbers, added modulo 2^64."""
+
+
 TelemetryMessage: TypeAlias = (
-    Hello | Frame | Snapshot | Heartbeat | DeviceSample | MemoryBreakdown | Progress | Goodbye | Reading | Devices
+    Hello
+    | Frame
+    | Snapshot
+    | Heartbeat
+    | DeviceSample
+    | MemoryBreakdown
+    | Progress
+    | Goodbye
+    | Reading
+    | Devices
+    | Fingerprints
 )

@@ -23,6 +23,7 @@ from kvscope_telemetry.messages.telemetry import (
     Batch,
     DeltaCheckpoint,
     Event,
+    Fingerprints,
     Frame,
     Heartbeat,
     Hello,
@@ -72,8 +73,23 @@ def check(message: TelemetryMessage) -> None:
         check_reading(message)
     elif isinstance(message, Devices):
         check_devices(message)
+    elif isinstance(message, Fingerprints):
+        _check_fingerprints(message)
     else:  # DeviceSample, MemoryBreakdown, Goodbye: -1 is "unknown" in the first two
         _counts(type(message).__name__, (message.epoch,))
+
+
+def _check_fingerprints(message: Fingerprints) -> None:
+    _counts("Fingerprints", (message.epoch, message.step, message.time_ns, message.num_layers))
+    blocks, tokens = len(message.number) // 4, len(message.sampled_number) // 4
+    lengths = tuple(map(len, (message.number, message.place, message.digests)))
+    if lengths != (4 * blocks, 4 * blocks, 8 * blocks * message.num_layers):
+        raise ProtocolError(
+            f"Fingerprints: columns of {lengths} bytes are not whole rows of {message.num_layers} layers"
+        )
+    lengths = tuple(map(len, (message.sampled_number, message.sampled_place, message.logit_sums)))
+    if lengths != (4 * tokens, 4 * tokens, 8 * tokens):
+        raise ProtocolError(f"Fingerprints: columns of {lengths} bytes are not whole rows of sampled tokens")
 
 
 def check_frame(frame: Frame) -> None:

@@ -19,6 +19,7 @@ from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.messages.telemetry import Frame, Hello, Snapshot, TelemetryMessage
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.state.continuity import Continuity
+from kvscope_telemetry.texts.block_texts import RecordedText
 from kvscope_telemetry.texts.published_texts import PublishedTexts
 
 MIN_PAUSE_S: Final = 1.0
@@ -65,6 +66,11 @@ class EngineRecorder:
         """What these blocks hold now."""
         if self.texts is not None:
             self.texts.add_contents(contents)
+
+    def give_requests(self, requests: Iterable[RecordedText]) -> None:
+        """Requests that ended, whole."""
+        if self.texts is not None and not self._has_told:
+            self.writer.write_texts(requests)
 
     @property
     def wants_snapshot(self) -> bool:

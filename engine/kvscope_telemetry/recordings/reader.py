@@ -13,7 +13,7 @@ from typing import Final
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.devices import Devices
-from kvscope_telemetry.messages.telemetry import Frame, MemoryBreakdown, Snapshot, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import Fingerprints, Frame, MemoryBreakdown, Snapshot, TelemetryMessage
 from kvscope_telemetry.messages.unknown import Unknowns
 from kvscope_telemetry.recorded import RecordingInfo
 from kvscope_telemetry.recordings.chunks import Chunk
@@ -147,6 +147,12 @@ class Recording:
     def has_texts(self) -> bool:
         """Whether prompts and answers can be read in it."""
         return bool(self.chunks.texts)
+
+    def fingerprints(self) -> Iterator[Fingerprints]:
+        """What a deterministic engine told of its blocks and logits, in the order of its steps."""
+        for _, message in self.chunks.messages((MESSAGES,), 0, _FOREVER_NS):
+            if isinstance(message, Fingerprints):
+                yield message
 
     def texts(self, from_ns: int = 0) -> Iterator[RecordedText]:
         """What blocks held, in the order it was written, from about `from_ns` on."""

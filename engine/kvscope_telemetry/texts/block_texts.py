@@ -14,12 +14,29 @@ import msgspec
 
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.messages.commands import BlockContent
+from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 MAX_TEXT_BYTES: Final = 1 << 20
 """Of one block as JSON."""
 MAX_KEPT_BYTES: Final = 96 << 20
 """Of texts in memory, about; of longer recordings the newest are kept."""
 _OVERHEAD_BYTES: Final = 400
+
+
+class AskedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """How a request was asked for: with its tokens enough to run it again."""
+
+    request_id: str
+    num_prompt_tokens: int
+    """Of its `token_ids`; the others are what it said."""
+    sampling: SamplingParams
+    """With all that the model and the engine put in where nothing was said; of one completion."""
+    finish_reason: str = ""
+    """As in `Finished`."""
+    index: int = 0
+    """Which of the completions of its prompt it is."""
+    priority: int = 0
+    cache_salt: str = ""
 
 
 class RecordedText(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -42,6 +59,8 @@ class RecordedText(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     text: str = ""
     notes: tuple[tuple[str, str], ...] = ()
     """What else was told of it: names and values."""
+    request: AskedRequest | None = None
+    """Given where it is no block's but a request's that ended, all its tokens in one; `block` is -1 then."""
 
     @property
     def content(self) -> BlockContent:
@@ -104,6 +123,8 @@ class TextIndex:
         """Add more; the time of the newest, -1 where there was none."""
         newest_ns = -1
         for text in texts:
+            if text.request is not None:
+                continue
             self._by_block[text.block].append(text)
             if text.hash:
                 self._by_hash.setdefault((text.epoch, text.hash), text)

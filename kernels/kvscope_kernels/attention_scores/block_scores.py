@@ -5,12 +5,13 @@ import math
 import torch
 from torch import Tensor
 
-from kvscope_kernels.attention_scores.block_attention import MAX_PARTIAL_BYTES, num_columns
 from kvscope_kernels.attention_scores.block_bounds import check_bounds
 from kvscope_kernels.checks import FLOAT_DTYPES, require
 from kvscope_kernels.launch import padded_dim
 from kvscope_kernels.triton_language import cdiv, is_interpreting, jit_varying, next_power_of_2, require_triton, tl
 
+MAX_PARTIAL_BYTES = 16 << 20
+"""Held at once between the two halves of the operation; larger batches go in parts."""
 _MAX_TILE_ELEMENTS = 4096
 NEAR = 0.7
 """How far from the far bound to the near one a block's keys are taken to lie, where the middle is 0.5 and 1 the bound
@@ -46,7 +47,7 @@ def block_scores(
     max_seq_len   a bound on seq_lens known to the host; without it, the width of block_tables
     returns       (batch, num_kv_heads, blocks of the longest) float32
 
-    Twice, as `block_attention`: estimates a head, then shares over blocks. Reads no device data on the host. Raises
+    In two steps: estimates a head, then shares over blocks. Reads no device data on the host. Raises
     ValueError.
     """
     width = _checked_width(query, bounds, block_tables, seq_lens, block_size, max_seq_len)
@@ -78,7 +79,7 @@ def _estimates(
     batch, num_heads, head_dim = query.shape
     num_kv_heads = bounds.shape[2]
     out = query.new_empty(batch, num_heads, width, dtype=torch.float32)
-    tiles = score_constants(num_heads // num_kv_heads, head_dim)
+    tiles = score_constants(num_heads // num_kv_heads, head_dim, query.element_size())
     _block_scores_kernel[(batch * num_kv_heads, cdiv(width, tiles["TILE_P"]))](
         query,
         bounds,
@@ -98,16 +99,24 @@ def _estimates(
     return out
 
 
-def score_constants(group: int, head_dim: int) -> dict[str, int]:
-    """The kernel's constants that follow from the shapes."""
+def score_constants(group: int, head_dim: int, element_bytes: int) -> dict[str, int]:
+    """The kernel's constants that follow from the shapes. Products of float32 are made in registers, which hold less
+    of them."""
     tile_d = padded_dim(head_dim)
+    most = _MAX_TILE_ELEMENTS if element_bytes < 4 else _MAX_TILE_ELEMENTS // 4
     return {
         "GROUP": group,
         "HEAD_DIM": head_dim,
         "TILE_M": max(16, next_power_of_2(group)),
-        "TILE_P": max(16, min(64, _MAX_TILE_ELEMENTS // tile_d)),
+        "TILE_P": max(16, min(64, most // tile_d)),
         "TILE_D": tile_d,
     }
+
+
+def num_columns(block_tables: Tensor, block_size: int, max_seq_len: int | None) -> int:
+    """Blocks that the longest request may have."""
+    width = block_tables.shape[1]
+    return width if max_seq_len is None else min(width, cdiv(max_seq_len, block_size))
 
 
 @jit_varying(numbers=("width", "table_stride"), pointers=("block_tables", "seq_lens"))

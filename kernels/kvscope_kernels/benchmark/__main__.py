@@ -9,8 +9,10 @@ import torch
 from kvscope_kernels.benchmark.rows import (
     Row,
     decode_rows,
+    expert_rows,
     layer_rows,
     prefill_rows,
+    product_rows,
     quantized_rows,
     skew_rows,
     turn_rows,
@@ -28,8 +30,9 @@ def main() -> int:
     ops = ops_for("cuda")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; CUDA-graph replays, cold L2, medians")
     print("heads 32/8/128, bf16, blocks of 16, unless named otherwise")
-    parts = (decode_rows, quantized_rows, skew_rows, write_rows, layer_rows, prefill_rows, turn_rows)
-    print_table(chain.from_iterable(part(ops, "cuda", time_on_gpu) for part in parts))
+    parts = (decode_rows, quantized_rows, skew_rows, write_rows, layer_rows, expert_rows, prefill_rows, turn_rows)
+    products = product_rows("cuda", time_on_gpu)
+    print_table(chain(products, chain.from_iterable(part(ops, "cuda", time_on_gpu) for part in parts)))
     return 0
 
 

@@ -1,16 +1,21 @@
 """Makes one call of each operation on a pool or on random rows, to be timed. Knows no timer."""
 
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
 from kvscope_kernels.attention_args import QueryRuns
+from kvscope_kernels.benchmark.stream_read import stream_read, stream_read_torch, sums_for
 from kvscope_kernels.benchmark.timing import Call
 from kvscope_kernels.benchmark.workload import AttentionWorkload, Pool, make_pool
 from kvscope_kernels.decode.plan import DecodePlans
 from kvscope_kernels.dispatch import Ops
+from kvscope_kernels.experts.weights import ExpertWeights, Gate
 from kvscope_kernels.gated_activation import SILU
+from kvscope_kernels.grouped.fp8 import fp8_product, rounded_fp8
+from kvscope_kernels.grouped.product import GroupedProduct, grouped_product
+from kvscope_kernels.grouped.weight import GroupedWeight
 from kvscope_kernels.kv_write import kv_write_torch
 from kvscope_kernels.rotate_write import Rotation, Turn, rotate_torch
 
@@ -21,6 +26,24 @@ def pools_of(work: AttentionWorkload, device: str) -> list[Pool]:
     """At least two, and enough that reading them all leaves nothing of the first in L2."""
     count = 1 if device == "cpu" else max(2, -(-_CYCLE_BYTES // work.kv_bytes))
     return [make_pool(work, device) for _ in range(count)]
+
+
+def copies_of(num_bytes: int, device: str) -> int:
+    """Of a weight: as many as leave nothing of the first in L2 once all are read."""
+    return 1 if device == "cpu" else max(2, -(-_CYCLE_BYTES // num_bytes))
+
+
+def weight_products(shape: tuple[int, int], device: str) -> dict[str, GroupedProduct]:
+    """Products with random weights (outputs, inputs) of fewer bits, by their names."""
+    outputs, inputs = shape
+    made: dict[str, GroupedProduct] = {}
+    for bits, group in ((4, 32), (8, 64)):
+        codes = torch.randint(2**bits, shape, dtype=torch.uint8)
+        scale = torch.full((outputs, -(-inputs // group)), 0.01, dtype=torch.float16)
+        weight = GroupedWeight(codes, scale, -(2.0 ** (bits - 1)) * scale, bits, group)
+        made[f"int{bits}"] = grouped_product(weight, None, torch.device(device))
+    made["fp8"] = fp8_product(rounded_fp8(torch.randn(shape) / 64), None, torch.device(device))
+    return made
 
 
 def decode_call(ops: Ops, pool: Pool) -> Call:
@@ -65,6 +88,36 @@ def layer_calls(ops: Ops, device: str, count: int, dtype: torch.dtype = torch.bf
         "rotate_write": (rotate, 2 * heads.nbytes + 2 * turn.cos.nbytes),
         "gated_activation": (partial(ops.gated_activation, both, SILU), both.nbytes * 3 // 2),
     }
+
+
+class ExpertsWorkload(NamedTuple):
+    """Tokens of a layer of experts; those of Qwen3-30B-A3B unless told otherwise."""
+
+    num_tokens: int
+    num_experts: int = 128
+    top_k: int = 8
+    hidden: int = 2048
+    size: int = 768
+
+
+def expert_calls(ops: Ops, device: str, work: ExpertsWorkload) -> tuple[Call, Call, int]:
+    """A mixture of experts, a plain read of as many bytes as its experts have, and how many these are."""
+    num_tokens, num_experts, top_k, hidden, size = work
+    up, down = (torch.randn(num_experts, *shape, device=device) / 32 for shape in ((2 * size, hidden), (hidden, size)))
+    up, down = up.bfloat16(), down.bfloat16()
+    weights = ExpertWeights(up, down, None, None, Gate())
+    shares, ids = torch.randn(num_tokens, num_experts, device=device).softmax(-1).topk(top_k)
+    x = torch.randn(num_tokens, hidden, device=device, dtype=torch.bfloat16)
+    num_active = len(set(ids.flatten().tolist()))
+    words = [each[:num_active].view(-1).view(torch.int32) for each in (up, down)]
+    read = stream_read_torch if device == "cpu" else stream_read
+    sums = [sums_for(each) for each in words]
+
+    def reads() -> None:
+        for each, into in zip(words, sums, strict=True):
+            read(each, into)
+
+    return partial(ops.mix_experts, x, ids, shares, weights), reads, sum(each.nbytes for each in words)
 
 
 def _rotate_scatter(

@@ -3,14 +3,25 @@ the timer.
 """
 
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import linear, scaled_dot_product_attention
 
-from kvscope_kernels.benchmark.calls import decode_call, layer_calls, pools_of, prefill_call, write_call
+from kvscope_kernels.benchmark.calls import (
+    ExpertsWorkload,
+    copies_of,
+    decode_call,
+    expert_calls,
+    layer_calls,
+    pools_of,
+    prefill_call,
+    weight_products,
+    write_call,
+)
 from kvscope_kernels.benchmark.stream_read import stream_read, stream_read_torch, sums_for
 from kvscope_kernels.benchmark.timing import Call, Timer
 from kvscope_kernels.benchmark.workload import AttentionWorkload, Pool, make_pool
@@ -73,6 +84,7 @@ TURNS: Final = (
     AttentionWorkload(name="16 after 32k + 7 after 1k", seq_lens=(32768,) + (1024,) * 7, query_lens=(16,) * 8),
 )
 """Short turns, and drafts to be verified, behind long contexts."""
+EXPERTS: Final = tuple(ExpertsWorkload(num_tokens) for num_tokens in (1, 4, 16, 64, 256, 8192))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +176,35 @@ def turn_rows(ops: Ops, device: str, timer: Timer, works: Sequence[AttentionWork
         reads = [_read(pool, device) for pool in pools]
         times = timer({"ours": [prefill_call(ops, pool) for pool in pools], "read": reads})
         yield _row(f"prefill {work.name}", times, "ours", work.kv_bytes / 1e12, "TB/s", "read")
+
+
+def expert_rows(ops: Ops, device: str, timer: Timer, works: Sequence[ExpertsWorkload] = EXPERTS) -> Iterator[Row]:
+    """Bytes a second of a mixture of experts over those of reading the weights of its active experts once."""
+    for work in works:
+        call, read, num_bytes = expert_calls(ops, device, work)
+        times = timer({"ours": [call], "read": [read]})
+        name = f"experts {work.top_k} of {work.num_experts}, {work.num_tokens:,} tokens"
+        yield _row(name, times, "ours", num_bytes / 1e12, "TB/s", "read")
+
+
+def product_rows(
+    device: str, timer: Timer, counts: Sequence[int] = (1, 4, 16, 64, 2048), shape: tuple[int, int] = (4096, 14336)
+) -> Iterator[Row]:
+    """Bytes of weights a second in products of 4 bits, 8 bits and FP8, against the same in bf16 by torch."""
+    formats = weight_products(shape, device)
+    plain = torch.randn(shape, device=device, dtype=torch.bfloat16)
+    for name, made in formats.items():
+        num_bytes = sum(tensor.nbytes for tensor in made.tensors)
+        copies = [made, *(deepcopy(made) for _ in range(1, copies_of(num_bytes, device)))]
+        others = [plain, *(plain.clone() for _ in range(1, copies_of(plain.nbytes, device)))]
+        for count in counts:
+            x = torch.randn(count, shape[1], device=device, dtype=torch.bfloat16)
+            contenders: dict[str, list[Call]] = {
+                name: [partial(each.product, x) for each in copies],
+                "bf16": [partial(linear, x, each) for each in others],
+            }
+            times = timer(contenders)
+            yield _row(f"product {name} {count:,} rows", times, name, num_bytes / 1e12, "TB/s", "bf16")
 
 
 def _row(name: str, times: dict[str, float], ours: str, amount: float, unit: str, against: str | None) -> Row:

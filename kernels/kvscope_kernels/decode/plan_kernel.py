@@ -25,6 +25,9 @@ def plan_decode(
     window: int,
     tile_n: int,
     is_chunked: bool = False,
+    places: Tensor | None = None,
+    block_size: int = 0,
+    num_places: int = 0,
 ) -> None:
     """Cut each request's visible tokens into parts of nearly equal length.
 
@@ -37,13 +40,19 @@ def plan_decode(
     seq_lens  (batch,) int32
     parts     (bounds.num_parts, 4) int32, contiguous: see `PART_FIELDS`; those that are not needed have request -1
     ranges    (batch, 2) int32, contiguous: each request's first part and how many it has
+    places    (bounds.num_parts,) int32: of the blocks that requests see, one request's behind the other's, which is
+              each part's first; -1 where its request's are not all among the first `num_places`. None: nobody asks
+    With `block_size`, which divides `tile_n`, v_b counts from the begin of the first block that is seen, and each part
+    but a request's first begins with a block.
     """
     require_triton()
     _plan_decode_kernel[(len(seq_lens),)](
         seq_lens,
         parts,
         ranges,
+        places,
         len(seq_lens),
+        num_places,
         window,
         bounds.num_parts,
         bounds.num_cuts,
@@ -51,6 +60,7 @@ def plan_decode(
         bounds.min_tokens,
         tile_n,
         LONGEST=LONGEST_PART,
+        BLOCK_SIZE=block_size,
         TILE_B=TILE_B,
         IS_CHUNKED=is_chunked,
         num_warps=4,
@@ -58,8 +68,11 @@ def plan_decode(
 
 
 @jit
-def _visible(seq_len: tl.tensor, window: tl.tensor, IS_CHUNKED: tl.constexpr) -> tl.tensor:
-    return seq_len - tl.maximum(first_seen(seq_len - 1, window, IS_CHUNKED), 0)
+def _visible(seq_len: tl.tensor, window: tl.tensor, IS_CHUNKED: tl.constexpr, BLOCK_SIZE: tl.constexpr) -> tl.tensor:
+    first = tl.maximum(first_seen(seq_len - 1, window, IS_CHUNKED), 0)
+    if BLOCK_SIZE:
+        first = first // BLOCK_SIZE * BLOCK_SIZE
+    return seq_len - first
 
 
 @jit
@@ -72,14 +85,16 @@ def _cut(visible: tl.tensor, longest: tl.tensor, tile_n: tl.tensor) -> tl.tensor
 
 
 @jit_varying(
-    numbers=("batch", "window", "max_parts", "num_cuts", "num_wanted", "min_tokens", "tile_n"),
-    pointers=("seq_lens", "parts", "ranges"),
+    numbers=("batch", "num_places", "window", "max_parts", "num_cuts", "num_wanted", "min_tokens", "tile_n"),
+    pointers=("seq_lens", "parts", "ranges", "places"),
 )
 def _plan_decode_kernel(
     seq_lens: tl.tensor,
     parts: tl.tensor,
     ranges: tl.tensor,
+    places: tl.tensor,
     batch: tl.tensor,
+    num_places: tl.tensor,
     window: tl.tensor,
     max_parts: tl.tensor,
     num_cuts: tl.tensor,
@@ -87,6 +102,7 @@ def _plan_decode_kernel(
     min_tokens: tl.tensor,
     tile_n: tl.tensor,
     LONGEST: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
     TILE_B: tl.constexpr,
     IS_CHUNKED: tl.constexpr,
 ) -> None:
@@ -96,7 +112,7 @@ def _plan_decode_kernel(
     sums = tl.zeros([TILE_B], tl.int64)
     for start in range(0, batch, TILE_B):
         lengths = tl.load(seq_lens + start + lane, mask=start + lane < batch, other=0)
-        sums += _visible(lengths, window, IS_CHUNKED).to(tl.int64)
+        sums += _visible(lengths, window, IS_CHUNKED, BLOCK_SIZE).to(tl.int64)
     total = tl.sum(sums, 0)
     filling = tl.minimum((total + num_wanted - 1) // num_wanted, LONGEST)
     fitting = (total + num_cuts - 1) // tl.maximum(num_cuts, 1)
@@ -104,15 +120,23 @@ def _plan_decode_kernel(
     longest = tl.where(num_cuts > 0, tl.minimum(longest, 2147483647), 2147483647).to(tl.int32)
 
     before = tl.zeros([TILE_B], tl.int32)
+    if BLOCK_SIZE:
+        blocks_before = tl.zeros([TILE_B], tl.int32)
     for start in range(0, request, TILE_B):
         lengths = tl.load(seq_lens + start + lane, mask=start + lane < request, other=0)
-        num_parts, _ = _cut(_visible(lengths, window, IS_CHUNKED), longest, tile_n)
+        visible = _visible(lengths, window, IS_CHUNKED, BLOCK_SIZE)
+        num_parts, _ = _cut(visible, longest, tile_n)
         before += tl.where(start + lane < request, num_parts, 0)
+        if BLOCK_SIZE:
+            blocks_before += (visible + (BLOCK_SIZE - 1)) // BLOCK_SIZE
     base = tl.sum(before, 0)
 
     seq_len = tl.load(seq_lens + request)
-    visible = _visible(seq_len, window, IS_CHUNKED)
+    visible = _visible(seq_len, window, IS_CHUNKED, BLOCK_SIZE)
     num_parts, size = _cut(visible, longest, tile_n)
+    if BLOCK_SIZE:
+        place = tl.sum(blocks_before, 0)
+        is_kept = place + (visible + (BLOCK_SIZE - 1)) // BLOCK_SIZE <= num_places
     tl.store(ranges + 2 * request, base)
     tl.store(ranges + 2 * request + 1, num_parts)
     if request == batch - 1:
@@ -123,6 +147,10 @@ def _plan_decode_kernel(
         at = parts + (base + part) * _FIELDS
         begin = seq_len - visible + part * size
         end = tl.minimum(begin + size, seq_len)
+        if BLOCK_SIZE:
+            begin = tl.maximum(begin, first_seen(seq_len - 1, window, IS_CHUNKED))
+            place_of_part = tl.where(is_kept, place + part * (size // BLOCK_SIZE), -1)
+            tl.store(places + base + part, place_of_part, mask=part < num_parts)
         which = tl.where(part == 0, _FIRST, 0) + tl.where(num_parts == 1, _ONLY, 0)
         tl.store(at, request, mask=part < num_parts)
         tl.store(at + 1, begin, mask=part < num_parts)

@@ -1,6 +1,8 @@
 """x @ weight.T for the few rows of a decode step, whose time is that of reading the weight once.
 
-Owns for which products the kernels stand in, and their tiles; all others go to torch, which asks cuBLAS.
+Owns which products the kernels can do, and their tiles; all others go to torch, which asks cuBLAS. On compute
+capability 9 they stand in wherever they can, as measured there; elsewhere where a start measured them
+(`linear.choice`).
 """
 
 from typing import Final, NamedTuple
@@ -10,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kvscope_kernels.checks import FLOAT_DTYPES, require
-from kvscope_kernels.launch import compute_capability, num_multiprocessors
+from kvscope_kernels.launch import compute_capability, has_little_shared, num_multiprocessors
 from kvscope_kernels.triton_language import cdiv, is_interpreting, jit_varying, next_power_of_2, require_triton, tl
 
 MAX_ROWS: Final = 16
@@ -30,25 +32,49 @@ class LinearTiles(NamedTuple):
     num_stages: int
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+class FewRows(NamedTuple):
+    """For which numbers of rows the kernels stand in for torch's product with a weight."""
+
+    one: bool
+    several: bool
+    """2 to `MAX_ROWS`."""
+
+    def takes(self, rows: int) -> bool:
+        """Whether they do for so many."""
+        return self.one if rows == 1 else self.several and 1 < rows <= MAX_ROWS
+
+
+ALWAYS: Final = FewRows(True, True)
+NEVER: Final = FewRows(False, False)
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    few: FewRows | None = None,
+) -> Tensor:
     """x @ weight.T + bias, summed in float32.
 
     x       (..., inputs), floating
     weight  (outputs, inputs) of x's type
     bias    (outputs,), or None
     dtype   of the result, the type of x or float32; None: the type of x
+    few     which rows the kernels take where they can; None: all on GPUs of compute capability 9, where they were
+            measured against cuBLAS: 1.1 times as fast for one row, 1.07 for 16; none on others
 
-    Returns (..., outputs). Up to `MAX_ROWS` rows of 16-bit numbers are the kernels' on GPUs of compute capability 9,
-    where they were measured against cuBLAS: 1.1 times as fast for one row, 1.07 for 16. Raises ValueError.
+    Returns (..., outputs). Raises ValueError.
     """
     check_linear(x, weight, bias, dtype)
     require_triton()
     rows = x.numel() // max(1, x.shape[-1])
-    if not takes(rows, weight):
+    capability = compute_capability(x.device)
+    if not (few or untried(capability)).takes(rows) or not can_take(weight):
         return linear_torch(x, weight, bias, dtype)
     outputs, inputs = weight.shape
     out = torch.empty((*x.shape[:-1], outputs), dtype=dtype or x.dtype, device=x.device)
-    tiles = linear_tiles(rows, outputs, inputs, num_multiprocessors(x.device))
+    tiles = linear_tiles(rows, outputs, inputs, num_multiprocessors(x.device), capability)
     _skinny_linear_kernel[(cdiv(outputs, tiles.tile_n),)](
         x.contiguous(),
         weight,
@@ -65,20 +91,27 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.d
     return out
 
 
-def takes(rows: int, weight: Tensor) -> bool:
-    """Whether the kernels stand in for torch's product."""
-    if not 0 < rows <= MAX_ROWS or weight.element_size() != 2 or not weight.is_contiguous():
+def untried(capability: int) -> FewRows:
+    """What the kernels take where no start has measured them."""
+    return ALWAYS if 90 <= capability < 100 else NEVER
+
+
+def can_take(weight: Tensor) -> bool:
+    """Whether the kernels can do products of few rows with this weight."""
+    if weight.element_size() != 2 or not weight.is_contiguous():
         return False
-    is_aligned = weight.shape[1] * weight.element_size() % _LOAD_BYTES == 0
-    return is_aligned and 90 <= compute_capability(weight.device) < 100
+    return weight.shape[1] * weight.element_size() % _LOAD_BYTES == 0
 
 
-def linear_tiles(rows: int, outputs: int, inputs: int, multiprocessors: int) -> LinearTiles:
-    """As measured on an H100. With few programs each must have more tiles on their way."""
+def linear_tiles(rows: int, outputs: int, inputs: int, multiprocessors: int, capability: int) -> LinearTiles:
+    """As measured on an H100. With few programs each must have more tiles on their way; where a program has 99 KiB of
+    shared memory, there are more of them instead, two to a multiprocessor."""
     if rows == 1:
         fitting = next((each for each in (2048, 1024, 512) if inputs % each == 0), 0)
         tile_k = fitting or min(_WIDEST, next_power_of_2(inputs))
         return LinearTiles(1, max(1, min(_ELEMENTS // tile_k, next_power_of_2(outputs))), tile_k, 1)
+    if has_little_shared(capability):
+        return LinearTiles(16, 64, 128, 3) if cdiv(outputs, 64) >= multiprocessors else LinearTiles(16, 32, 256, 3)
     return LinearTiles(16, 64, 128, 7 if 2 * cdiv(outputs, 64) <= multiprocessors else 5)
 
 
@@ -145,8 +178,14 @@ def _skinny_linear_kernel(
         tl.store(places, totals.to(out.dtype.element_ty), mask=in_n[:, None] & in_m[None, :])
 
 
-def linear_torch(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """Reference of `linear`, and the path of what the kernels do not take."""
+def linear_torch(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    few: FewRows | None = None,
+) -> Tensor:
+    """Reference of `linear`, and the path of what the kernels do not take, whatever `few` says."""
     check_linear(x, weight, bias, dtype)
     if dtype is None or dtype == x.dtype:
         return functional.linear(x, weight, bias)

@@ -20,8 +20,8 @@ def paged_decode_attention_native(
     """`paged_decode_attention` for bfloat16 and float32; the rest (caches of 8 bits, float16, heads
     that 16 does not divide) goes the reference's way.
 
-    `shares` take what `block_attention` adds, in the same pass. Sums and weights are float32, so it is nearer to the
-    exact result than torch's own bfloat16 product.
+    `shares` take what `block_attention_torch` adds, in the same pass. Sums and weights are float32, so it is nearer to
+    the exact result than torch's own bfloat16 product.
     """
     found = library()
     query, k_cache, v_cache, block_tables, seq_lens = args[:5]

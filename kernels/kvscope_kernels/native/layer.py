@@ -66,7 +66,7 @@ class DecodeStep:
     slot_mapping  (T,) int64
     block_tables  (T, blocks) int32
     seq_lens      (T,) int32
-    shares        None, or (T, blocks) float32: each layer adds there what `block_attention` does
+    shares        None, or (T, blocks) float32: each layer adds there what `block_attention_torch` does
     """
 
     def __init__(

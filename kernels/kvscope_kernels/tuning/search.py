@@ -19,6 +19,10 @@ from kvscope_kernels.tuning.tile_table import DECODE, PREFILL, as_entry, forcing
 _WORTH: Final = 0.97
 """Of the time of the tiles that are reckoned: what is gained must be more than timing's own noise."""
 _ROUNDS: Final = 5
+_THREE_PROGRAMS: Final = 168
+"""Registers a thread of which three programs of four warps fit a multiprocessor; 64 x 32 does without a spill."""
+_FINALISTS: Final = 3
+"""Of the tiles that were fastest at first, beside those that are reckoned: measured again, in turns."""
 _TOLERANCE: Final = 0.02
 
 
@@ -32,6 +36,7 @@ def _cases() -> Iterator[AttentionWorkload]:
     for (name, heads), kv_dtype in product(shapes, (None, torch.int8)):  # tables know 8 bits of one kind
         yield AttentionWorkload(name=name, seq_lens=(4096,) * 32, kv_dtype=kv_dtype, **heads)
         yield AttentionWorkload(name=name, seq_lens=(2048,) * 4, query_lens=(2048,) * 4, kv_dtype=kv_dtype, **heads)
+        yield AttentionWorkload(name=name, seq_lens=(32768,), query_lens=(64,), kv_dtype=kv_dtype, **heads)
 
 
 CASES: Final = tuple(_cases())
@@ -66,6 +71,11 @@ def kernel_of(work: AttentionWorkload) -> str:
     return DECODE if work.query_lens is None else PREFILL
 
 
+def is_cut(work: AttentionWorkload) -> bool:
+    """Whether it is of a short turn, whose keys are split among programs."""
+    return work.query_lens is not None and max(work.query_lens) < min(work.seq_lens)
+
+
 def reckoned(work: AttentionWorkload, device: torch.device) -> DotTiles:
     """What launches take without a table."""
     group, is_quantized = work.num_heads // work.num_kv_heads, work.kv_dtype is not None
@@ -82,7 +92,7 @@ def reckoned(work: AttentionWorkload, device: torch.device) -> DotTiles:
     )
 
 
-def candidates(kernel: str, given: DotTiles, group: int) -> Iterator[DotTiles]:
+def candidates(kernel: str, given: DotTiles, group: int, capability: int) -> Iterator[DotTiles]:
     """Tiles worth a try, `given` first."""
     yield given
     rows = (given.tile_m,) if kernel == DECODE else (64, 128, 256)
@@ -93,6 +103,10 @@ def candidates(kernel: str, given: DotTiles, group: int) -> Iterator[DotTiles]:
         is_fit = kernel == DECODE or (tile_n >= 32 and tile_m >= 16 * num_warps)
         if found != given and tile_m >= group and is_fit:
             yield found
+        if kernel == PREFILL and 90 <= capability < 100 and is_fit and tile_n < 128 and num_stages < 4:
+            yield found._replace(query_in_registers=True)
+            if tile_m == 64 and tile_n == 32:
+                yield found._replace(max_registers=_THREE_PROGRAMS)
 
 
 def search(
@@ -100,9 +114,10 @@ def search(
     pools: list[Pool],
     ops: Ops,
     make_sampler: Callable[[Contender], Sampler],
-    tell: Callable[[str], None],
+    tell: Callable[[int, int], None],
 ) -> Found:
-    """Try every candidate on the pools. Raises what the tiles that are reckoned raise."""
+    """Try every candidate on the pools; `tell` is told how many of how many. Raises what the tiles that are reckoned
+    raise."""
     kernel, group = kernel_of(work), work.num_heads // work.num_kv_heads
     given = reckoned(work, pools[0].query.device)
     make = decode_call if work.query_lens is None else prefill_call
@@ -110,9 +125,9 @@ def search(
     times: dict[DotTiles, float] = {}
     samplers: dict[DotTiles, Sampler] = {}
     expected: torch.Tensor | None = None
-    tried = list(candidates(kernel, given, group))
+    tried = list(candidates(kernel, given, group, compute_capability(pools[0].query.device)))
     for number, tiles in enumerate(tried):
-        tell(f"{kernel} {work.name}: {number} of {len(tried)}")
+        tell(number, len(tried))
         try:
             with forcing(kernel, tiles):
                 found = _result(calls[0])
@@ -124,9 +139,14 @@ def search(
         except Exception:  # the compiler's, the assembler's and the driver's refusals are of many types
             if tiles == given:
                 raise
-    best = min(times, key=times.__getitem__)
-    final = {tiles: min(samplers[tiles]() for _ in range(_ROUNDS)) * 1e6 for tiles in dict.fromkeys((given, best))}
-    key = table_key(kernel, given, group, work.dtype.itemsize, is_quantized=work.kv_dtype is not None)
+    finalists = list(dict.fromkeys((given, *sorted(times, key=times.__getitem__)[:_FINALISTS])))
+    final = dict.fromkeys(finalists, float("inf"))
+    for _ in range(_ROUNDS):
+        for tiles in finalists:
+            final[tiles] = min(final[tiles], samplers[tiles]() * 1e6)
+    best = min(final, key=final.__getitem__)
+    is_quantized = work.kv_dtype is not None
+    key = table_key(kernel, given, group, work.dtype.itemsize, is_quantized=is_quantized, is_cut=is_cut(work))
     return Found(key, given, best, final[given], final[best], len(tried), len(tried) - len(times))
 
 

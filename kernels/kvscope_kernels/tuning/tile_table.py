@@ -7,10 +7,10 @@ be read, or an entry that no kernel could take, is as if it were not there: tile
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -18,6 +18,8 @@ from kvscope_kernels.launch import DotTiles
 
 DECODE: Final = "paged_decode"
 PREFILL: Final = "paged_prefill"
+VERSION: Final = 1
+"""Of tables. It goes up when a change of the kernels makes older measurements wrong."""
 COMMITTED: Final = Path(__file__).with_name("tables.json")
 _SIZES: Final = (16, 32, 64, 128, 256)
 _WARPS: Final = (1, 2, 4, 8, 16)
@@ -28,22 +30,32 @@ _forced: dict[str, DotTiles] = {}
 
 
 def tuned(
-    kernel: str, given: DotTiles, group: int, element_bytes: int, device: torch.device, *, is_quantized: bool
+    kernel: str,
+    given: DotTiles,
+    group: int,
+    element_bytes: int,
+    device: torch.device,
+    *,
+    is_quantized: bool,
+    is_cut: bool = False,
 ) -> DotTiles:
     """The measured tiles for this kernel and shape on this GPU; `given`, which `launch` reckoned, where none are."""
     if _forced and kernel in _forced:
         return _forced[kernel]
     if device.type != "cuda":
         return given
-    return _of(kernel, given, group, element_bytes, is_quantized, _gpu_name(device))
+    return _of(kernel, given, group, element_bytes, is_quantized, is_cut, _gpu_name(device))
 
 
-def table_key(kernel: str, given: DotTiles, group: int, element_bytes: int, *, is_quantized: bool) -> str:
-    """A shape as tables name it; `rows` tell short runs of queries from long ones."""
+def table_key(
+    kernel: str, given: DotTiles, group: int, element_bytes: int, *, is_quantized: bool, is_cut: bool = False
+) -> str:
+    """A shape as tables name it; `rows` tell short runs of queries from long ones, `split` those whose keys are split
+    among programs."""
     cache_words = ", 8-bit cache" if is_quantized else ""
     return (
         f"{kernel} {given.tile_d}/{given.tile_v}, {group} heads a KV head, {element_bytes} bytes{cache_words}, "
-        f"{given.tile_m} rows"
+        f"{given.tile_m} rows{', split' * is_cut}"
     )
 
 
@@ -64,33 +76,63 @@ def own_table() -> Path:
     return folder / "tiles.json"
 
 
-def read_table(path: Path, gpu: str) -> dict[str, Any]:
-    """Entries of one GPU by shape; none where there is no table, or something else in its place."""
+class Table(NamedTuple):
+    """What a file has of one GPU."""
+
+    entries: dict[str, Any]
+    """By shape."""
+    fault: str = ""
+    """Why there are none, in a few words; empty where there is no file, or nothing of this GPU in it."""
+
+
+def read_table(path: Path, gpu: str) -> Table:
+    """Entries of one GPU; none where there is no table, or something else in its place."""
     try:
         if path.stat().st_size > _MAX_BYTES:
-            return {}
-        entries = json.loads(path.read_text("utf-8")).get(gpu, {})
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return {}
-    return entries if isinstance(entries, dict) else {}
+            return Table({}, "it is too large for a table of tiles")
+        found = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return Table({})
+    except OSError as error:
+        return Table({}, f"it cannot be read: {error.strerror}")
+    except (ValueError, RecursionError):
+        return Table({}, "it is no JSON")
+    version = found.get("version") if isinstance(found, dict) else None
+    if version != VERSION:
+        return Table({}, f"it is of version {version!r}, these kernels read {VERSION}")
+    gpus = found.get("gpus")
+    entries = gpus.get(gpu, {}) if isinstance(gpus, dict) else None
+    return Table(entries) if isinstance(entries, dict) else Table({}, "it has something else in the place of tiles")
 
 
-def write_table(path: Path, gpu: str, entries: Mapping[str, Mapping[str, Any]]) -> None:
-    """Put entries of one GPU into a table beside what is there already. Raises OSError."""
-    try:
-        table = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        table = {}
-    table = table if isinstance(table, dict) else {}
-    table[gpu] = read_table(path, gpu) | dict(entries)
+def table_words(device: torch.device) -> str:
+    """What a start says of the user's own table, on a line; empty where there is none for this GPU."""
+    if device.type != "cuda":
+        return ""
+    path = own_table()
+    table = read_table(path, _gpu_name(device))
+    if table.fault:
+        return f"tuned tiles in {path} are ignored: {table.fault}; bench kernels --tune writes them anew"
+    count = len(table.entries)
+    return f"tiles of {count} shape{'s' * (count != 1)} as tuned on this GPU, from {path}" if count else ""
+
+
+def write_table(path: Path, gpu: str, entries: Mapping[str, Mapping[str, Any] | None]) -> None:
+    """Put entries of one GPU into a table beside what is there already; None takes one out. Raises OSError."""
+    gpus: dict[str, Any] = {}
+    if not read_table(path, gpu).fault:
+        with suppress(FileNotFoundError):
+            gpus = json.loads(path.read_text("utf-8"))["gpus"]
+    kept = gpus.get(gpu, {}) | dict(entries)
+    gpus[gpu] = {key: entry for key, entry in kept.items() if entry is not None}
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", "utf-8")
+    partial.write_text(json.dumps({"version": VERSION, "gpus": gpus}, indent=1, sort_keys=True) + "\n", "utf-8")
     partial.replace(path)
     _of.cache_clear()
 
 
-def as_entry(tiles: DotTiles) -> dict[str, int | None]:
+def as_entry(tiles: DotTiles) -> dict[str, int | bool | None]:
     """What of tiles is chosen by measurement; the rest follows from the shape."""
     return {
         "tile_m": tiles.tile_m,
@@ -98,6 +140,7 @@ def as_entry(tiles: DotTiles) -> dict[str, int | None]:
         "num_warps": tiles.num_warps,
         "num_stages": tiles.num_stages,
         "max_registers": tiles.max_registers,
+        "query_in_registers": tiles.query_in_registers,
     }
 
 
@@ -106,7 +149,7 @@ def from_entry(entry: Any, given: DotTiles, group: int) -> DotTiles | None:
     if not isinstance(entry, dict):
         return None
     found: dict[str, Any] = {name: entry.get(name) for name in as_entry(given)}
-    registers = found.pop("max_registers")
+    registers, in_registers = found.pop("max_registers"), bool(found.pop("query_in_registers"))
     is_right = (
         all(type(number) is int for number in found.values())
         and (registers is None or (type(registers) is int and 32 <= registers <= 255))
@@ -116,14 +159,18 @@ def from_entry(entry: Any, given: DotTiles, group: int) -> DotTiles | None:
         and found["num_warps"] in _WARPS
         and 1 <= found["num_stages"] <= _MAX_STAGES
     )
-    return given._replace(**found, max_registers=registers) if is_right else None
+    if not is_right:
+        return None
+    return given._replace(**found, max_registers=registers, query_in_registers=in_registers)
 
 
 @cache
-def _of(kernel: str, given: DotTiles, group: int, element_bytes: int, is_quantized: bool, gpu: str) -> DotTiles:
-    key = table_key(kernel, given, group, element_bytes, is_quantized=is_quantized)
+def _of(
+    kernel: str, given: DotTiles, group: int, element_bytes: int, is_quantized: bool, is_cut: bool, gpu: str
+) -> DotTiles:
+    key = table_key(kernel, given, group, element_bytes, is_quantized=is_quantized, is_cut=is_cut)
     for path in (own_table(), COMMITTED):
-        found = from_entry(read_table(path, gpu).get(key), given, group)
+        found = from_entry(read_table(path, gpu).entries.get(key), given, group)
         if found is not None:
             return found
     return given

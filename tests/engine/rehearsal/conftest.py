@@ -17,6 +17,8 @@ from torch.utils._pytree import tree_leaves
 
 from kvscope_kernels import Ops
 from kvscope_kernels.attention_args import AttentionArgs
+from kvscope_kernels.experts.weights import ExpertWeights
+from kvscope_kernels.linear.skinny_linear import FewRows
 from kvscope_kernels.rotate_write import Rotation
 
 GIB = 1 << 30
@@ -178,9 +180,18 @@ def shape_true_ops() -> Ops:
         return torch.empty_like(both[..., : both.shape[-1] // 2])
 
     def linear(
-        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, dtype: torch.dtype | None = None
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        few: FewRows | None = None,
     ) -> torch.Tensor:
         return x.new_empty((*x.shape[:-1], len(weight)), dtype=dtype or x.dtype)
+
+    def mix_experts(x: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:
+        inner = x.new_empty(ids.numel(), weights.down.shape[2])  # what there is at once is counted as well
+        parts = x.new_empty(ids.numel(), x.shape[1])
+        return torch.empty_like(x) if len(inner) == len(parts) else x
 
     return Ops(
         kv_write=lambda *a, **k: None,
@@ -192,9 +203,9 @@ def shape_true_ops() -> Ops:
         add_rms_norm=add_rms_norm,
         gated_activation=gated_activation,
         linear=linear,
+        mix_experts=mix_experts,
         allow_tokens=lambda *a: None,
         draw_tokens=lambda logits, options, keys, rows: torch.empty_like(keys),
-        block_attention=lambda *a, **k: None,
         block_bounds=lambda *a: None,
         block_scores=lambda *a, **k: None,
         latent_decode=attend,
@@ -220,7 +231,7 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     from kvscope_engine.model.checks import eager_check, hook_check, trial
     from kvscope_engine.model.checks.agreement import Difference
     from kvscope_engine.model.checks.layer_trace import Trace
-    from kvscope_engine.model.fused import float32_head, fuse, fused_mlp, fused_norm, packed_linear
+    from kvscope_engine.model.fused import float32_head, fuse, fused_experts, fused_mlp, fused_norm, packed_linear
 
     @contextmanager
     def gpu(total_bytes: int, runs_proofs: bool = True) -> Iterator[FakeGpu]:
@@ -230,9 +241,11 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
             monkeypatch.setattr(fuse, "fault_of", lambda *_: "")
         monkeypatch.setattr(eager_check, "difference", lambda *_: Difference(0.0, 0.0, 0.0))
         monkeypatch.setattr(trial, "share_of_spread", lambda *_: 0.0)
-        for module in (eager_check, fused_norm, fused_mlp, packed_linear, float32_head):
+        for module in (eager_check, fused_norm, fused_mlp, fused_experts, packed_linear, float32_head):
             monkeypatch.setattr(module, "ops_for", lambda _: shape_true_ops())
+        monkeypatch.setattr(fused_experts, "four_bits", lambda weight: None)  # it looks at numbers
         card = FakeGpu(total_bytes)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: divmod(card.compute_capability, 10))
         with ExitStack() as stack:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             stack.enter_context(card.ledger)

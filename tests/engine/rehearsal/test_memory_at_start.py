@@ -1,4 +1,4 @@
-"""What a GPU's memory holds at each moment of a start, for 8 and 14 billion parameters: it fits, or is refused."""
+"""What a GPU's memory holds at each moment of a start, for 8, 14 and 30 billion parameters: it fits, or is refused."""
 
 from __future__ import annotations
 
@@ -39,6 +39,21 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 40,
         "num_attention_heads": 40,
         "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "tie_word_embeddings": False,
+    },
+    "qwen3-30b-a3b": {
+        "model_type": "qwen3_moe",
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
         "head_dim": 128,
         "max_position_embeddings": 40960,
         "tie_word_embeddings": False,
@@ -90,7 +105,8 @@ def no_init() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "smallest"), [("llama-8b", 24), pytest.param("qwen3-14b", 48, marks=pytest.mark.storm)]
+    ("name", "smallest"),
+    [("llama-8b", 24), ("qwen3-30b-a3b", 80), pytest.param("qwen3-14b", 48, marks=pytest.mark.storm)],
 )
 def test_every_moment_of_a_start_fits(rehearsed: Callable[..., Any], name: str, smallest: int) -> None:
     """All layers, on the smallest card that is promised; what a larger one adds is for the blocks."""

@@ -41,6 +41,7 @@ from kvscope_telemetry.messages.telemetry import (
     Progress,
     Snapshot,
 )
+from kvscope_telemetry.texts.block_texts import RecordedText
 
 EPOCH = 7
 NUM_BLOCKS = 8
@@ -162,6 +163,7 @@ class FakeEngine:
     may_step: threading.Event = field(default_factory=threading.Event)
     """Cleared by a test that needs a step to last until it says."""
     closed: bool = False
+    failure: str = ""
     num_idle: int = 0
     """Times that it was left to itself."""
     is_ahead: bool = False
@@ -226,9 +228,10 @@ class FakeEngine:
     def list_aborted(self, submit: Submit) -> None:
         self.listed.append(submit.request_id)
 
-    def while_idle(self) -> None:
+    def while_idle(self) -> bool:
         assert not self.has_unfinished, "somebody waits"
         self.num_idle += 1
+        return False
 
     def settle(self) -> list[Tokens | Finished]:
         self.is_ahead = False
@@ -257,6 +260,9 @@ class FakeEngine:
         time.sleep(self.options.pack_s)
         rows = Ledger(NUM_BLOCKS).pack_all()
         return Snapshot(hello=self.hello, seq=self.last_seq, step=self.step_count, time_ns=0, blocks=rows, tag=tag)
+
+    def take_ended(self) -> list[RecordedText]:
+        return []
 
     def block_text(self, blocks: Sequence[int]) -> tuple[BlockContent, ...]:
         time.sleep(self.options.block_s * len(blocks))

@@ -699,6 +699,22 @@ def test_a_forward_pass_that_raises_ends_every_request_within_a_second(
     assert running.engine.closed
 
 
+def test_an_engine_that_failed_beside_its_steps_ends_with_its_reason(
+    start: Callable[..., Running], client: Client, heard: threading.Event
+) -> None:
+    """Without work too: who stops the service then is asked for no reason."""
+    running = start(step_s=0.01)
+    client.wait_ready()
+    client.telemetry(Heartbeat)
+    running.engine.failure = "rank 1 of 2 is gone"
+    running.service.stop()
+    assert client.telemetry(Goodbye).reason == "rank 1 of 2 is gone"
+    assert "rank 1 of 2 is gone" in client.ask(submit("later"), Refused).reason
+    heard.set()
+    running.join()
+    assert isinstance(running.error, EngineDead)
+
+
 # What it tells by itself
 
 

@@ -1,4 +1,5 @@
-"""Shares of blocks against a float64 reference: options, lengths, odd blocks, poison, 8 bits, bad input."""
+"""Shares of blocks beside decode's result, against a float64 reference: options, lengths, odd blocks, parts, poison, 8
+bits, bad input."""
 
 import math
 from typing import Any
@@ -7,6 +8,11 @@ import pytest
 import torch
 
 from kvscope_kernels import ops_for
+from kvscope_kernels.attention_args import AttentionArgs
+from kvscope_kernels.attention_scores.block_attention import block_attention_torch
+from kvscope_kernels.decode import bounds
+from kvscope_kernels.decode.plan import DecodePlans
+from kvscope_kernels.paged_decode_attention import paged_decode_attention
 
 EDGES = [0, 1, 15, 16, 17, 40]
 CASES: dict[str, dict[str, Any]] = {
@@ -19,6 +25,17 @@ CASES: dict[str, dict[str, Any]] = {
     "odd block, odd dims": {"seq_lens": [0, 6, 7, 8, 30], "block_size": 7, "head_dim": 80, "layout": "NHD"},
     "slots of one": {"seq_lens": [0, 1, 2, 70], "block_size": 1},
     "blocks of more than a tile": {"seq_lens": [150, 3], "block_size": 96, "head_dim": 128},
+    "sinks": {"seq_lens": EDGES, "options": {"sinks": True}},
+    "small blocks": {"seq_lens": EDGES, "block_size": 8},
+    "pieces of blocks": {"seq_lens": [150, 3, 64, 65], "block_size": 64, "head_dim": 128},
+    "pieces of blocks, window": {
+        "seq_lens": [150, 3, 64, 300],
+        "block_size": 64,
+        "head_dim": 128,
+        "options": {"sliding_window": 100},
+    },
+    "several parts": {"seq_lens": [1100, 3, 900], "options": {"sliding_window": 1011, "sinks": True}},
+    "several parts of odd blocks": {"seq_lens": [600, 0, 130], "block_size": 24, "num_heads": 2, "num_kv_heads": 1},
     "int8": {"seq_lens": EDGES, "kv_dtype": torch.int8},
     "fp8": {"seq_lens": EDGES, "kv_dtype": torch.float8_e4m3fn},
 }
@@ -44,51 +61,78 @@ def expected_shares(batch: Any) -> torch.Tensor:
     return shares
 
 
-def measured(batch: Any, ops: Any, **more: Any) -> torch.Tensor:
-    shares = torch.zeros(batch.block_tables.shape, device=batch.query.device)
-    ops.block_attention(batch.args(**more), shares)
-    return shares
+def tolerance_of(batch: Any) -> float:
+    return 2e-2 if batch.query.dtype == torch.bfloat16 else 2e-5
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_matches_the_reference(name: str, runner: Any, shape: Any, build: Any) -> None:
+def test_decode_tells_them_and_gives_what_it_gives_without(name: str, runner: Any, shape: Any, build: Any) -> None:
     batch = build(shape(**CASES[name]), runner.device, seed=len(name))
-    found = measured(batch, runner.ops).double().cpu()
-    tolerance = 2e-2 if batch.query.dtype == torch.bfloat16 else 2e-5
-    assert torch.isfinite(found).all(), "poison leaked"
-    assert (found - expected_shares(batch)).abs().max().item() <= tolerance
+    shares, out = torch.ones(batch.block_tables.shape, device=runner.device), batch.poisoned_out()
+    runner.ops.decode(batch.args(out=out), shares=shares)
+    assert torch.isfinite(shares).all(), "poison leaked"
+    assert (shares.double().cpu() - 1.0 - expected_shares(batch)).abs().max().item() <= tolerance_of(batch)
+    plain = runner.ops.decode(batch.args(out=batch.poisoned_out()))
+    begins_with_blocks = 16 % batch.k_cache.shape[1] == 0 and "sliding_window" not in batch.options
+    assert torch.equal(out, plain) if begins_with_blocks else (out - plain).abs().max() <= tolerance_of(batch)
 
 
-@pytest.mark.parametrize("name", [*CASES, "sinks"])
-def test_decode_adds_the_same(name: str, fast_runner: Any, shape: Any, build: Any) -> None:
-    case = CASES.get(name, {"seq_lens": EDGES, "options": {"sinks": True}})
-    batch = build(shape(**case), fast_runner.device, seed=len(name))
-    shares = torch.ones(batch.block_tables.shape, device=batch.query.device)
-    out = fast_runner.ops.decode(batch.args(), shares=shares)
-    tolerance = 2e-2 if batch.query.dtype == torch.bfloat16 else 2e-5
-    assert (shares.double().cpu() - 1.0 - expected_shares(batch)).abs().max().item() <= tolerance
-    assert torch.equal(out, fast_runner.ops.decode(batch.args()))
+@pytest.mark.parametrize("name", CASES)
+def test_the_reference_is_right(name: str, shape: Any, build: Any) -> None:
+    batch = build(shape(**CASES[name]), seed=len(name))
+    found = torch.zeros(batch.block_tables.shape)
+    block_attention_torch(batch.args(), found)
+    assert (found - expected_shares(batch)).abs().max().item() <= tolerance_of(batch)
 
 
 def test_a_call_adds_one_to_each_request(fast_runner: Any, shape: Any, build: Any) -> None:
     """So layers add up, and their number divides; a request of no tokens stays at nothing."""
     batch = build(shape(seq_lens=[0, 1, 33, 64], options={"sliding_window": 20}), fast_runner.device)
-    ops = fast_runner.ops
-    total = measured(batch, ops) + measured(batch, ops, max_seq_len=64)
+    total = torch.zeros(batch.block_tables.shape, device=fast_runner.device)
+    for more in ({}, {"max_seq_len": 64}):
+        fast_runner.ops.decode(batch.args(**more), shares=total)
     assert total.sum(1).tolist() == pytest.approx([0.0, 2.0, 2.0, 2.0], abs=1e-5)
 
 
-def test_large_batches_go_in_parts(runner: Any, shape: Any, build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this process alone: what is held at once changes nothing."""
-    monkeypatch.setattr("kvscope_kernels.attention_scores.block_attention.MAX_PARTIAL_BYTES", 1)
-    batch = build(shape(seq_lens=[5, 40, 17]), runner.device)
-    found = measured(batch, runner.ops).double().cpu()
-    assert (found - expected_shares(batch)).abs().max().item() <= 2e-5
+def decode_in_poison(args: AttentionArgs, shares: list[torch.Tensor], max_sum_bytes: int) -> None:
+    """Layers of a step, one for each of `shares`, with so much room for sums; memory that is made holds NaN. Runs where
+    kernels do."""
+    new_empty = torch.Tensor.new_empty
+
+    def poisoned(*args: Any, **kwargs: Any) -> torch.Tensor:
+        made = new_empty(*args, **kwargs)
+        return made.fill_(math.nan) if made.is_floating_point() else made.fill_(1 << 30)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "new_empty", poisoned)
+        patch.setattr(bounds, "MAX_SUM_BYTES", max_sum_bytes)
+        plans = DecodePlans()
+        for of_layer in shares:
+            paged_decode_attention(args, plans, of_layer)
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_layers_add_up_in_whatever_memory_holds(block_size: int, interpret: Any, shape: Any, build: Any) -> None:
+    batch = build(shape(seq_lens=[900, 40, 0, 17], block_size=block_size, num_heads=4))
+    total, once = (torch.zeros(batch.block_tables.shape) for _ in range(2))
+    interpret(decode_in_poison, batch.args(), [total, once, total], 1 << 20)
+    assert (once - expected_shares(batch)).abs().max().item() <= 2e-5
+    assert torch.equal(total, once + once), "the same in each run"
+
+
+@pytest.mark.interpreter
+def test_of_requests_that_there_is_no_room_for_nothing_is_told(interpret: Any, shape: Any, build: Any) -> None:
+    batch = build(shape(seq_lens=[100, 300, 20], num_heads=4))
+    shares, expected = torch.zeros(batch.block_tables.shape), expected_shares(batch)
+    interpret(decode_in_poison, batch.args(), [shares], 4 * 4 * (7 + 18))
+    assert (shares[0] - expected[0]).abs().max().item() <= 2e-5
+    assert not shares[1:].any(), "7 blocks have room, 7 and 19 do not, nor what comes behind"
 
 
 def test_wrong_shares_are_refused(shape: Any, build: Any) -> None:
     batch = build(shape(seq_lens=[5, 40]))
     with pytest.raises(ValueError, match=r"shares is \(2, 3\) float64"):
-        ops_for("cpu").block_attention(batch.args(), torch.zeros(2, 3, dtype=torch.float64))
+        ops_for("cpu").decode(batch.args(), shares=torch.zeros(2, 3, dtype=torch.float64))
     with pytest.raises(ValueError, match="query"):
-        ops_for("cpu").block_attention(batch.args(query=batch.query[:1]), torch.zeros(1, 3))
+        ops_for("cpu").decode(batch.args(query=batch.query[:1]), shares=torch.zeros(1, 4))

@@ -63,3 +63,37 @@ def test_what_is_not_cut_keeps_nothing() -> None:
     assert partial_bytes(part_bounds(64, 1024, 8, TILE_N, H100), 32, 128) == 0
     assert partial_bytes(part_bounds(1, 64, 8, TILE_N, H100), 32, 128) == 0
     assert partial_bytes(part_bounds(1, 65, 8, TILE_N, H100), 32, 128) > 0
+
+
+@pytest.mark.parametrize(
+    ("max_queries", "num_warps", "rows", "at_least"),
+    [
+        (16, 4, 64, 0.95),
+        (48, 4, 64, 0.95),
+        (64, 4, 64, 0.95),
+        (80, 4, 64, 0.95),
+        (128, 4, 64, 0.95),
+        (64, 8, 128, 0.95),
+    ],
+)
+def test_products_of_one_request_fill_the_device_in_whole_rounds(
+    max_queries: int, num_warps: int, rows: int, at_least: float
+) -> None:
+    """Queries of 32 heads behind 32k on an H100: rows of a tile are 4 heads of a query."""
+    programs_each, fill = 8 * -(-max_queries * 4 // rows), 8 // num_warps * H100
+    for visible in (2048, 8192, 32768, 131072):
+        before = part_bounds(1, visible, programs_each, 64, H100, num_warps)
+        bounds = part_bounds(1, visible, programs_each, 64, H100, num_warps, reads_again=True)
+        programs = bounds.num_cuts * programs_each
+        assert programs / (-(-programs // fill) * fill) >= min(at_least, _filled(before.num_cuts, programs_each, fill))
+        assert bounds.num_cuts <= before.num_cuts, "no more room than is planned for"
+        assert bounds.num_wanted == bounds.num_cuts, "as many whatever the length is"
+
+
+def _filled(parts: int, programs_each: int, fill: int) -> float:
+    return max(n * programs_each / (-(-n * programs_each // fill) * fill) for n in range(1, parts + 1))
+
+
+def test_several_requests_are_cut_as_ever() -> None:
+    given = (2, 32768, 32, 64, H100, 4)
+    assert part_bounds(*given, reads_again=True) == part_bounds(*given)

@@ -15,6 +15,7 @@ import torch
 from kvscope_kernels.attention_args import QueryRuns
 from kvscope_kernels.benchmark.workload import AttentionWorkload, Pool, make_pool
 from kvscope_kernels.dispatch import torch_ops
+from kvscope_kernels.libraries import preferred
 from kvscope_kernels.libraries.choice import host_lengths
 from kvscope_kernels.libraries.flash_attention import FlashAttention2, FlashAttention3
 from kvscope_kernels.libraries.flashinfer import FlashInfer, workspace_bytes
@@ -109,25 +110,44 @@ def test_refusals_say_why(stand_ins: Any) -> None:
     assert FlashInfer().refusal(shape._replace(dtype=torch.float32)) == "computes in 16 bits"
 
 
-def test_a_library_that_fails_in_service_is_given_up_once_and_ours_runs(stand_ins: Any) -> None:
+@pytest.mark.parametrize("num_errors", [1, 2, 3])
+def test_a_library_that_fails_in_service_is_tried_again_and_then_given_up(
+    stand_ins: Any, monkeypatch: pytest.MonkeyPatch, num_errors: int
+) -> None:
+    """Ours runs what it failed at; errors before a success are forgotten."""
+    now_s = 100.0
+    monkeypatch.setattr(preferred.time, "monotonic", lambda: now_s)
+
     class Failing(FlashAttention3):
         num_calls = 0
+        errors_left = num_errors
 
         def prefill(self, given: Any) -> torch.Tensor:
             Failing.num_calls += 1
+            if not Failing.errors_left:
+                return super().prefill(given)
+            Failing.errors_left -= 1
             raise RuntimeError("Buffer overflow when allocating memory\nfor batch_prefill_tmp_v")
 
     received: list[str] = []
     ops, batch = preferring(torch_ops(), Failing(), give_up=received.append), work()
     pool, lengths = make_pool(batch, "cpu"), host_lengths(batch)
-    for _ in range(3):
+
+    def run() -> int:
+        before = Failing.num_calls
         found = prefill(ops, pool, lengths=lengths)
         torch.testing.assert_close(found, prefill(torch_ops(), pool), rtol=0, atol=0)
-    assert Failing.num_calls == 1
-    assert received == [
-        "flash-attn 3 failed; kvscope's own kernels run prompts from here on:"
-        " RuntimeError: Buffer overflow when allocating memory"
-    ]
+        return Failing.num_calls - before
+
+    for _ in range(num_errors):
+        assert [run(), run()] == [1, 0]
+        now_s += preferred.PAUSE_S
+    is_given_up = num_errors == preferred.MAX_ERRORS
+    assert run() == (0 if is_given_up else 1)
+    failed = "flash-attn 3 failed; kvscope's own kernels run prompts"
+    why = "RuntimeError: Buffer overflow when allocating memory"
+    notes = [f"{failed} and it is tried again in 20 s: {why}", f"{failed} from here on: {why}"]
+    assert received == notes[: 1 + is_given_up]
 
 
 @pytest.mark.parametrize(

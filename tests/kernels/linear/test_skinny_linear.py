@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvscope_kernels.linear.skinny_linear import MAX_ROWS, linear, linear_tiles, takes
+from kvscope_kernels.linear.skinny_linear import ALWAYS, MAX_ROWS, NEVER, can_take, linear, linear_tiles, untried
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -55,22 +55,23 @@ def test_of_more_axes_and_of_no_row(runner: Any) -> None:
 
 def test_which_products_are_the_kernels_own() -> None:
     weight = torch.zeros(8, 64, dtype=torch.bfloat16)
-    assert takes(1, weight)
-    assert takes(MAX_ROWS, weight)
-    assert not takes(MAX_ROWS + 1, weight)
-    assert not takes(0, weight)
-    assert not takes(1, weight.float()), "sums of float32 products are another kernel's"
-    assert not takes(1, weight[:, ::2]), "a row is one run"
-    assert not takes(1, weight[:, :4].contiguous()), "no 16 bytes at a time"
+    assert [ALWAYS.takes(rows) for rows in (0, 1, 2, MAX_ROWS, MAX_ROWS + 1)] == [False, True, True, True, False]
+    assert not any(NEVER.takes(rows) for rows in range(MAX_ROWS + 2))
+    assert can_take(weight)
+    assert not can_take(weight.float()), "sums of float32 products are another kernel's"
+    assert not can_take(weight[:, ::2]), "a row is one run"
+    assert not can_take(weight[:, :4].contiguous()), "no 16 bytes at a time"
+    assert [untried(each) for each in (80, 86, 89, 90, 100, 120)] == [NEVER, NEVER, NEVER, ALWAYS, NEVER, NEVER]
 
 
 def test_tiles_fit_their_weight() -> None:
-    """A row's inputs in whole tiles where they can be; few programs get the deeper pipeline."""
-    assert linear_tiles(1, 4096, 14336, 132)[:3] == (1, 4, 2048)
-    assert linear_tiles(1, 4096, 2560, 132)[:3] == (1, 16, 512)
-    assert linear_tiles(1, 3, 100, 132)[:3] == (1, 4, 128)
-    assert linear_tiles(2, 4096, 4096, 132).num_stages == 7
-    assert linear_tiles(16, 28672, 4096, 132).num_stages == 5
+    """A row's inputs in whole tiles where they can be; few programs get the deeper pipeline, or become more."""
+    assert linear_tiles(1, 4096, 14336, 132, 90)[:3] == (1, 4, 2048)
+    assert linear_tiles(1, 4096, 2560, 132, 90)[:3] == (1, 16, 512)
+    assert linear_tiles(1, 3, 100, 132, 90)[:3] == (1, 4, 128)
+    assert linear_tiles(2, 4096, 4096, 132, 90).num_stages == 7
+    assert linear_tiles(16, 28672, 4096, 132, 90).num_stages == 5
+    assert [linear_tiles(16, outputs, 4096, 128, 89).tile_n for outputs in (4096, 28672)] == [32, 64]
 
 
 def test_what_does_not_fit_is_refused_by_name() -> None:

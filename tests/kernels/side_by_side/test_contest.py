@@ -50,10 +50,10 @@ def test_rates_and_ratios() -> None:
     ours, reference = result.rows
     assert (ours.contender, reference.contender) == (OURS, REFERENCE)
     assert ours.gb_per_s == pytest.approx(4.0)
-    assert ours.share_of_copy == pytest.approx(0.4)
+    assert ours.share_of_read == pytest.approx(0.4)
     assert ours.tflop_per_s == pytest.approx(0.008)
     assert reference.ours_over_it == pytest.approx(4.0)
-    assert result.copy_gb_per_s == pytest.approx(10.0)
+    assert result.read_gb_per_s == pytest.approx(10.0)
     assert result.absent == {"beforehand": "not installed"}
 
 

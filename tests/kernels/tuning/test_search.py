@@ -12,6 +12,7 @@ import torch
 from kvscope_kernels.attention_args import AttentionArgs
 from kvscope_kernels.benchmark.side_by_side.contest import Contender
 from kvscope_kernels.benchmark.workload import AttentionWorkload, make_pool
+from kvscope_kernels.compile_cases import candidate_cases
 from kvscope_kernels.launch import DotTiles, decode_tiles, prefill_tiles
 from kvscope_kernels.tuning.search import CASES, candidates, kernel_of, reckoned, search
 from kvscope_kernels.tuning.tile_table import DECODE, PREFILL, forcing, from_entry, tuned
@@ -34,7 +35,7 @@ def searched(seconds: Callable[[DotTiles], float], refuses: Callable[[DotTiles],
         return lambda: seconds(taken())
 
     ops: Any = SimpleNamespace(decode=decode)
-    return search(WORK, [make_pool(WORK, "cpu")], ops, sampler, lambda line: None)
+    return search(WORK, [make_pool(WORK, "cpu")], ops, sampler, lambda *_: None)
 
 
 def test_the_fastest_of_those_that_are_right_wins() -> None:
@@ -56,20 +57,30 @@ def test_what_is_reckoned_must_run() -> None:
         searched(lambda tiles: 1.0, refuses=lambda tiles: True)
 
 
-def test_candidates_fit_their_shapes_and_are_named_once() -> None:
+@pytest.mark.parametrize("capability", [89, 90])
+def test_candidates_fit_their_shapes_and_are_named_once(capability: int) -> None:
     for work in CASES:
         group, given = work.num_heads // work.num_kv_heads, reckoned(work, torch.device("cpu"))
-        found = list(candidates(kernel_of(work), given, group))
+        found = list(candidates(kernel_of(work), given, group, capability))
         assert found[0] == given
-        assert len(set(found)) == len(found) <= 60
+        assert len(set(found)) == len(found) <= 82
         assert all(tiles.tile_m >= group for tiles in found)
+
+
+def test_what_is_tried_for_a_short_turn_may_read_its_keys_once() -> None:
+    """64 queries of 4 heads a KV head are 256 rows; on compute capability 9 some keep them in registers."""
+    tried = list(candidate_cases(90))
+    shapes = {(launch.constants["TILE_M"], launch.constants["QUERY_IN_REGISTERS"]) for launch in tried}
+    assert {(256, False), (256, True), (64, True)} <= shapes
+    assert all(launch.constants["IS_CUT"] for launch in tried)
+    assert not any(launch.constants["QUERY_IN_REGISTERS"] for launch in candidate_cases(89))
 
 
 @pytest.mark.parametrize(("tile_m", "tile_n"), [(16, 16), (32, 64)])
 def test_kernels_give_the_same_in_other_tiles(
     tile_m: int, tile_n: int, runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
 ) -> None:
-    given = prefill_tiles(64, 64, 3, 4, 40, 90)._replace(tile_m=tile_m, tile_n=tile_n)
+    given = prefill_tiles(64, 64, 3, 4, 40, 90)._replace(tile_m=tile_m, tile_n=tile_n, query_in_registers=tile_m == 32)
     batch = build(shape(seq_lens=[40, 17], query_lens=[21, 17]), runner.device)
     with forcing(PREFILL, given):
         assert_close(batch.prefill(runner.ops), reference(batch))

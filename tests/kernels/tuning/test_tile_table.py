@@ -21,6 +21,7 @@ from kvscope_kernels.tuning.tile_table import (
     own_table,
     read_table,
     table_key,
+    table_words,
     tuned,
     write_table,
 )
@@ -61,16 +62,46 @@ def test_other_gpus_and_shapes_stay_in_the_table() -> None:
     write_table(own_table(), "Another", {KEY: as_entry(GIVEN)})
     write_table(own_table(), "A GPU", {"one": as_entry(GIVEN)})
     write_table(own_table(), "A GPU", {KEY: as_entry(OTHER)})
-    assert read_table(own_table(), "Another").keys() == {KEY}
-    assert read_table(own_table(), "A GPU").keys() == {"one", KEY}
+    assert read_table(own_table(), "Another").entries.keys() == {KEY}
+    assert read_table(own_table(), "A GPU").entries.keys() == {"one", KEY}
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"A GPU": 3}', '{"A GPU": null}', "\x00\xff", '{"A GPU": {}}'])
-def test_a_table_that_cannot_be_read_is_none(text: str) -> None:
+def test_what_is_no_gain_any_more_is_taken_out() -> None:
+    write_table(own_table(), "A GPU", {KEY: as_entry(OTHER), "one": as_entry(GIVEN)})
+    write_table(own_table(), "A GPU", {KEY: None})
+    assert read_table(own_table(), "A GPU").entries.keys() == {"one"}
+    assert found() == GIVEN
+
+
+BROKEN = {
+    "": "no JSON",
+    "{": "no JSON",
+    "\x00\xff": "no JSON",
+    "[]": "version None",
+    '{"A GPU": {}}': "version None",
+    '{"version": 0, "gpus": {}}': "version 0, these kernels read 1",
+    '{"version": 1}': "something else in the place of tiles",
+    '{"version": 1, "gpus": {"A GPU": 3}}': "something else in the place of tiles",
+}
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_a_table_that_cannot_be_read_is_none_and_said_in_a_line(text: str) -> None:
     own_table().write_text(text, "utf-8")
     assert found() == GIVEN
+    words = table_words(torch.device("cuda:0"))
+    assert str(own_table()) in words
+    assert BROKEN[text] in words
+    assert "\n" not in words
     write_table(own_table(), "A GPU", {KEY: as_entry(OTHER)})
     assert found() == OTHER
+    assert table_words(torch.device("cuda:0")) == f"tiles of 1 shape as tuned on this GPU, from {own_table()}"
+
+
+def test_nothing_is_said_where_there_is_no_table() -> None:
+    assert table_words(torch.device("cuda:0")) == ""
+    write_table(own_table(), "Another", {KEY: as_entry(OTHER)})
+    assert table_words(torch.device("cuda:0")) == ""
 
 
 WRONG: list[Any] = [
@@ -98,7 +129,7 @@ def test_a_tile_holds_the_heads_of_a_kv_head() -> None:
 
 
 def test_the_table_that_comes_with_kvscope_is_right() -> None:
-    table = json.loads(COMMITTED.read_text("utf-8"))
+    table = json.loads(COMMITTED.read_text("utf-8"))["gpus"]
     assert set(table) == {"NVIDIA H100 80GB HBM3", "NVIDIA H200"}
     for entries in table.values():
         assert KEY in entries

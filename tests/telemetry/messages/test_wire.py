@@ -56,6 +56,7 @@ from kvscope_telemetry.messages.telemetry import (
     DeviceInfo,
     DeviceSample,
     Event,
+    Fingerprints,
     Frame,
     Goodbye,
     Heartbeat,
@@ -177,6 +178,18 @@ TELEMETRY: dict[str, TelemetryMessage] = {
         latencies=(Histogram(kind="queued", bounds_ns=b"\2" + bytes(7), counts=b"\1" + bytes(15)),),
     ),
     "Devices": DEVICES,
+    "Fingerprints": Fingerprints(
+        epoch=77,
+        step=11,
+        time_ns=3,
+        num_layers=2,
+        number=b"\7" + bytes(3),
+        place=b"\1" + bytes(3),
+        digests=bytes(range(16)),
+        sampled_number=b"\7" + bytes(3),
+        sampled_place=bytes(4),
+        logit_sums=bytes(range(8)),
+    ),
 }
 COMMANDS: dict[str, Command] = {
     "Submit": Submit(
@@ -314,6 +327,8 @@ CONTRADICTIONS = {
             latencies=(Histogram(kind="queued", bounds_ns=(b"\2" + bytes(7)) * 2, counts=bytes(24)),),
         )
     ),
+    "digests of too few layers": _replaced(TELEMETRY["Fingerprints"], digests=bytes(8)),
+    "half a sum of logits": _replaced(TELEMETRY["Fingerprints"], logit_sums=bytes(4)),
     "times": _replaced(FRAME, inter_token_ns=b"\0" * 7),
     "negative seq": _replaced(FRAME, seq=-1),
     "frame 0": _replaced(FRAME, seq=0),

@@ -55,7 +55,8 @@ def allocator_rows(memory: MemoryBreakdown | None) -> list[Row]:
 
 
 def _rank_row(rank: RankMemory) -> Row:
-    meaning = f"On {rank.device}: its share of the weights, {num_bytes(rank.weights_bytes)}, and of every block's heads"
+    gpu = f"{rank.device} ({rank.uuid})" if rank.uuid else rank.device
+    meaning = f"On {gpu}: its share of the weights, {num_bytes(rank.weights_bytes)}, and of every block's heads"
     return f"Rank {rank.rank}", num_bytes(rank.weights_bytes + rank.kv_bytes), meaning
 
 

@@ -85,13 +85,13 @@ def _measure(device: str, dtype: torch.dtype, args: argparse.Namespace) -> dict[
     tell = teller(args.json)
     rows: list[dict[str, Any]] = []
     absent: list[dict[str, str]] = []
-    copies: list[float] = []
+    reads: list[float] = []
     stopped = ""
     try:
         for name in args.only or KERNELS:
             for contest in MAKERS[name](ops_for(device), device, dtype):
                 tell(f"{contest.kernel}, {contest.case}")
-                _add(contest, device, args.rounds, rows, absent, copies)
+                _add(contest, device, args.rounds, rows, absent, reads)
     except BrokenDevice as error:  # what was measured before is as good as ever
         stopped = str(error)
     facts = machine()
@@ -103,7 +103,7 @@ def _measure(device: str, dtype: torch.dtype, args: argparse.Namespace) -> dict[
         "dtype": dtype_name(dtype),
         "threads": _threads() if device == "cpu" else None,
         "rounds": args.rounds,
-        "copy_gb_per_s": sorted(copies)[len(copies) // 2] if copies else None,
+        "read_gb_per_s": sorted(reads)[len(reads) // 2] if reads else None,
         "rows": rows,
         "absent": absent,
         "stopped": stopped,
@@ -116,17 +116,17 @@ def _add(
     rounds: int,
     rows: list[dict[str, Any]],
     absent: list[dict[str, str]],
-    copies: list[float],
+    reads: list[float],
 ) -> None:
     from kvscope_kernels.benchmark.side_by_side.contest import measured
-    from kvscope_kernels.benchmark.side_by_side.samplers import copying_on, sampler_on, wait_for
+    from kvscope_kernels.benchmark.side_by_side.samplers import reading_on, sampler_on, wait_for
 
-    samplers = partial(sampler_on, device), copying_on(device)
+    samplers = partial(sampler_on, device), reading_on(device)
     result = measured(contest, *samplers, rounds, partial(wait_for, device))
     rows += [asdict(row) for row in result.rows]
     case = {"kernel": contest.kernel, "case": contest.case}
     absent += [{**case, "contender": name, "why": why} for name, why in result.absent.items()]
-    copies.append(result.copy_gb_per_s)
+    reads.append(result.read_gb_per_s)
 
 
 def _threads() -> int:

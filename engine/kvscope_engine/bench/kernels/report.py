@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from kvscope_engine.bench.table import table
 
-HEADER: Final = ("operation", "case", "by", "us", "MB", "GB/s", "of a copy", "TFLOP/s", "ours against it")
+HEADER: Final = ("operation", "case", "by", "us", "MB", "GB/s", "of a read", "TFLOP/s", "ours against it")
 OURS: Final = "kvscope"
 
 
@@ -23,7 +23,7 @@ def text(report: dict[str, Any]) -> str:
 
 
 def headline(report: dict[str, Any]) -> str:
-    """The machine and what a copy moves there."""
+    """The machine and what a read takes there."""
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     threads = f"{report['threads']} thread" + "s" * (report["threads"] != 1)
     where = report["device"] if report["on"] == "cuda" else f"CPU, {threads}"
@@ -31,7 +31,7 @@ def headline(report: dict[str, Any]) -> str:
     return (
         f"{where}, {driver}{versions}; {report['date']}\n"
         f"{report['dtype']}, heads 32/8/128 and blocks of 16 unless named otherwise; medians of {report['rounds']} "
-        f"rounds; a copy reads and writes {report['copy_gb_per_s'] or 0.0:.1f} GB/s"
+        f"rounds; a plain read takes {report['read_gb_per_s'] or 0.0:.1f} GB/s"
     )
 
 
@@ -45,7 +45,7 @@ def cells(row: dict[str, Any]) -> list[str]:
         f"{row['time_us']:.1f}",
         f"{row['num_bytes'] / 1e6:.3g}",
         f"{row['gb_per_s']:.1f}",
-        f"{row['share_of_copy']:.0%}",
+        f"{row['share_of_read']:.0%}",
         flops,
         "" if row["contender"] == OURS else f"{row['ours_over_it']:.2f} x",
     ]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_engine.bench.table import table
 from kvscope_telemetry.errors import BadInput
@@ -18,8 +19,14 @@ if TYPE_CHECKING:
 HEADER = ("shape", "reckoned us", "best us", "gain", "tile", "warps", "stages", "tried", "refused")
 
 
-def tune(device: str, args: argparse.Namespace, tell: Callable[[str], None]) -> int:
-    """Search on this GPU, print, and write the table; 0 when all ran."""
+_TELLING: Final = 0.2
+"""Of a shape: from then on what is left is reckoned."""
+
+
+def tune(
+    device: str, args: argparse.Namespace, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+) -> int:
+    """Search on this GPU, print, and write the table, after each shape; 0 when all ran."""
     if device != "cuda":
         raise BadInput("--tune needs a CUDA device: the tiles are those of the GPU's kernels")
     import torch
@@ -36,22 +43,35 @@ def tune(device: str, args: argparse.Namespace, tell: Callable[[str], None]) -> 
     kernels = {wanted[each] for each in args.only or wanted if each in wanted}
     if not kernels:
         raise BadInput(f"--tune tunes {' and '.join(wanted)}, none of which --only names")
-    results = []
-    for work in CASES:
-        if kernel_of(work) in kernels:
-            pools = pools_of(work, device)
-            results.append(search(work, pools, ops_for(device), partial(sampler_on, device), tell))
+    works = [work for work in CASES if kernel_of(work) in kernels]
+    results: list[Found] = []
+    start = clock()
+    for number, work in enumerate(works):
+        words = f"shape {number + 1} of {len(works)}, {kernel_of(work)} {work.name}"
+        pools = pools_of(work, device)
+        found = search(
+            *(work, pools, ops_for(device), partial(sampler_on, device)),
+            lambda tried, of, done=number, words=words: tell(  # type: ignore[misc]
+                f"{words}, tile {tried + 1} of {of}{_left(clock() - start, done + tried / of, len(works))}"
+            ),
+        )
+        results.append(found)
+        try:  # after each, so that what was found stays when a person stops it
+            write_table(path, name, {found.key: found.entry() if found.is_worth_it else None})
+        except OSError as error:
+            raise BadInput(f"the table {str(path)!r} cannot be written: {error.strerror}") from None
     entries = {found.key: found.entry() for found in results if found.is_worth_it}
-    try:
-        write_table(path, name, entries)
-    except OSError as error:
-        raise BadInput(f"the table {str(path)!r} cannot be written: {error.strerror}") from None
-    report = {"gpu": name, "table": str(path), "kept": entries}
-    print(json.dumps(report) if args.json else text(report, results))
+    report = {"gpu": name, "table": str(path), "kept": entries, "seconds": round(clock() - start, 1)}
+    print(json.dumps(report) if args.json else text(report, results, is_own=args.table is None))
     return 0
 
 
-def text(report: dict[str, Any], results: list[Found]) -> str:
+def _left(elapsed: float, done: float, of: int) -> str:
+    """How long it will take yet, in words, once a part of the first shape shows it."""
+    return f", about {max(1, round(elapsed / done * (of - done) / 60))} min left" if done >= _TELLING else ""
+
+
+def text(report: dict[str, Any], results: list[Found], *, is_own: bool = True) -> str:
     """The table of a search for people."""
     rows = [
         [
@@ -59,7 +79,7 @@ def text(report: dict[str, Any], results: list[Found]) -> str:
             f"{found.given_us:.1f}",
             f"{found.best_us:.1f}",
             f"{found.given_us / found.best_us:.2f} x" if found.is_worth_it else "as it was",
-            f"{found.best.tile_m} x {found.best.tile_n}",
+            f"{found.best.tile_m} x {found.best.tile_n}{', query in registers' * found.best.query_in_registers}",
             str(found.best.num_warps),
             str(found.best.num_stages),
             str(found.num_tried),
@@ -67,7 +87,21 @@ def text(report: dict[str, Any], results: list[Found]) -> str:
         ]
         for found in results
     ]
-    kept = (
-        f"{len(report['kept'])} of {len(results)} shapes are in {report['table']}, which the engine reads at its start"
-    )
-    return "\n".join([report["gpu"], "", table(HEADER, rows), "", kept])
+    changed = f"{len(report['kept'])} of {len(results)} shapes gained more than 3 %"
+    minutes = f"{report['seconds'] / 60:.0f} min"
+    if not is_own:
+        where = f"Their tiles are in {report['table']}; engines read it as {own_name()}."
+    elif report["kept"]:
+        where = (
+            f"Their tiles are in {report['table']}, which engines read at their start. To undo it, delete that file."
+        )
+    else:
+        where = "Engines go on with the tiles that they had."
+    return "\n".join([report["gpu"], "", table(HEADER, rows), "", f"{changed}, in {minutes}. {where}"])
+
+
+def own_name() -> str:
+    """Where engines look for a table, as a person finds it."""
+    from kvscope_kernels.tuning.tile_table import own_table
+
+    return str(own_table())

@@ -19,7 +19,6 @@ NEW: Final = (16, 256, 2000)
 LONGEST: Final = CACHED[-1] + NEW[-1] + BLOCK_SIZE
 """Tokens of a request that all of them need room for."""
 WARM_UPS: Final = 2
-"""A graph of decodes is captured when its size is wanted the second time."""
 REPEATS: Final = 5
 
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from kvscope_engine.model.fused.fused_attention import PositionEmbeddings, turn_of
 from kvscope_engine.model.fused.fused_layer import FusedLayer
+from kvscope_engine.model.fused.fused_mlp import FusedMLP
 from kvscope_engine.model.fused.fused_norm import FastRMSNorm
 from kvscope_engine.model.fused.grouped_linear import GroupedLinear
 from kvscope_engine.model.fused.int8_linear import Int8Linear
@@ -85,6 +86,8 @@ def compile_layers(module: nn.Module) -> int:
 
 def _form(layer: FusedLayer) -> LayerForm | None:
     attention, mlp = layer.attention, layer.mlp
+    if not isinstance(mlp, FusedMLP):
+        return None
     linears = (attention.qkv, attention.o, mlp.gate_up, mlp.down)
     products = [weight for linear in linears if (weight := _weight(linear)) is not None]
     kind, dtype = mlp.activation_kind, layer.attention_norm.dtype

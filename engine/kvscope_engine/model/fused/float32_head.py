@@ -15,6 +15,7 @@ from torch.nn import functional
 from kvscope_engine.model.fused.packed_linear import PackedLinear, can_pack
 from kvscope_engine.model.quantized.filed_weight import pass_filed
 from kvscope_kernels import ops_for
+from kvscope_kernels.linear.skinny_linear import FewRows
 
 LOW_PRECISION: Final = (torch.bfloat16, torch.float16)
 NEAR: Final = 8.0
@@ -35,7 +36,11 @@ class Float32Head(nn.Module):
         self.weight = weight
         self.bias = None if bias is None else nn.Parameter(bias.detach().float(), requires_grad=False)
         self._packed = PackedLinear(weight, None) if can_pack(weight.dtype, weight.device) else None
+        self.few: FewRows | None = None
+        """Whose product few rows are; see `skinny_linear.linear`."""
         self._ops = ops_for(weight.device.type)
+        self.tile_rows = 0
+        """On a CPU: how many rows each product has, so that a row's numbers hang on no other; 0: as many as come."""
         self._has_float32_product = weight.device.type != "cpu" and has_float32_product(weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -49,17 +54,25 @@ class Float32Head(nn.Module):
     def _on_gpu(self, rows: torch.Tensor) -> torch.Tensor:
         if not self._has_float32_product:
             return functional.linear(rows, self.weight).float()
-        return self._ops.linear(rows, self.weight, dtype=torch.float32)
+        return self._ops.linear(rows, self.weight, dtype=torch.float32, few=self.few)
 
     def _on_cpu(self, rows: torch.Tensor) -> torch.Tensor:
-        product = self._packed(rows) if self._packed is not None else functional.linear(rows, self.weight)
-        logits: torch.Tensor = product.float()
+        logits = self._product(rows).float()
         limits = logits.amax(-1, keepdim=True).sub_(NEAR)
         near = logits >= limits
         flat = [row for row, count in enumerate(near.sum(-1).tolist()) if self._refine(row, count, rows, near, logits)]
-        if flat:
-            self._compute_whole(flat, rows, logits)
+        at_once = 1 if self.tile_rows else max(len(flat), 1)
+        for start in range(0, len(flat), at_once):
+            self._compute_whole(flat[start : start + at_once], rows, logits)
         return logits
+
+    def _product(self, rows: torch.Tensor) -> torch.Tensor:
+        count = len(rows)
+        if self.tile_rows:
+            rows = functional.pad(rows, (0, 0, 0, -count % self.tile_rows))
+        tiles = torch.split(rows, self.tile_rows) if self.tile_rows else (rows,)
+        products = [self._packed(t) if self._packed is not None else functional.linear(t, self.weight) for t in tiles]
+        return products[0][:count] if len(products) == 1 else torch.cat(products)[:count]
 
     def _refine(self, row: int, count: int, rows: torch.Tensor, near: torch.Tensor, logits: torch.Tensor) -> bool:
         """Compute what is near the top of a row; or say that it is too much for that."""

@@ -23,6 +23,7 @@ from kvscope_engine.model.checks.trial import Trial, run_trial
 from kvscope_engine.model.cpu_offload.resident_layer import bring_layer_of
 from kvscope_engine.model.fused.compiled_layer import compile_layers
 from kvscope_engine.model.fused.fused_attention import attention_candidates
+from kvscope_engine.model.fused.fused_experts import TENSORS, FusedExperts, experts_candidate, is_faster_on
 from kvscope_engine.model.fused.fused_layer import FusedLayer, chain_layers, layer_candidate
 from kvscope_engine.model.fused.fused_mlp import mlp_candidate
 from kvscope_engine.model.fused.fused_norm import norm_candidates
@@ -53,6 +54,10 @@ class Fused:
     """Linear layers whose weights have 8 bits."""
     int4: int = 0
     """And 4."""
+    experts: int = 0
+    """Layers whose experts are one operation."""
+    packed_experts: int = 0
+    """And of 4 bits, as in their file."""
 
 
 def fuse_model(module: nn.Module, quantization: str = "none") -> Fused:
@@ -88,6 +93,7 @@ def _fuse(module: nn.Module, quantization: str) -> Fused:
         attentions = _each(module, lambda part: _fuse_attention(part, trial, packed))
         _each(module, _split_latents)
         mlps = _each(module, lambda part: _fuse_mlp(part, trial, packed))
+        experts = _each(module, lambda part: _fuse_experts(part, trial))
         norms = _each(module, lambda part: _fuse_norm(part, trial))
         layers = _each(module, lambda part: _fuse_layer(part, trial))
         chain_layers(module)
@@ -107,7 +113,9 @@ def _fuse(module: nn.Module, quantization: str) -> Fused:
         pack_fused(module)
         pack_linears(module, trial.calls)
     compile_layers(module)
-    return Fused(attentions, mlps, norms, layers, packed, float32_residual, bits[8], bits[4])
+    return Fused(
+        attentions, mlps, norms, layers, packed, float32_residual, bits[8], bits[4], experts, _num_packed(module)
+    )
 
 
 def _round_own(module: nn.Module, own: OwnForward, quantization: str) -> Fused:
@@ -160,6 +168,25 @@ def _fuse_mlp(part: nn.Module, trial: Trial, packed: bool) -> bool:
         return False
     replace_part(part, candidate, "gate_proj", "up_proj", "down_proj")
     return True
+
+
+def _fuse_experts(part: nn.Module, trial: Trial) -> bool:
+    held = next(part.parameters(recurse=False), None)
+    if held is None or part not in trial.calls or not is_faster_on(held.device):
+        return False
+    wide = experts_candidate(part)
+    packed = None if wide is None else wide.in_four_bits()
+    for candidate in (packed, wide):
+        if candidate is not None and trial.proves(part, candidate, has_known_bounds=True):
+            replace_part(part, candidate)
+            for name in TENSORS:
+                part._parameters.pop(name, None)
+            return True
+    return False
+
+
+def _num_packed(module: nn.Module) -> int:
+    return sum(isinstance(part, FusedExperts) and part.is_packed for part in module.modules())
 
 
 def _fuse_norm(part: nn.Module, trial: Trial) -> bool:

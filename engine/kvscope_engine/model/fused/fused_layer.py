@@ -7,12 +7,13 @@ the default model in bfloat16, the logits' error against float32 is then 0.017 o
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import nn
 
 from kvscope_engine.model.fused.fused_attention import FusedAttention, PositionEmbeddings
+from kvscope_engine.model.fused.fused_experts import FusedExperts
 from kvscope_engine.model.fused.fused_mlp import FusedMLP
 from kvscope_engine.model.fused.fused_norm import FastRMSNorm
 from kvscope_engine.model.running.attention import AttentionContext
@@ -30,11 +31,43 @@ class WholeLayer(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor | None] | None: ...
 
 
+class ExpertsBlock:
+    """A feed-forward block of experts, whose routing is transformers' own; called as a `FusedMLP` is."""
+
+    def __init__(self, block: nn.Module) -> None:
+        self._block = block
+        self.down = AsItIs()
+
+    def activate(self, x: torch.Tensor) -> torch.Tensor:
+        """(T, hidden) -> (T, hidden): all of it."""
+        found: Any = self._block(x[None])
+        result: torch.Tensor = found[0] if isinstance(found, torch.Tensor) else found[0][0]
+        return result
+
+
+class AsItIs:
+    """In place of a last product, where there is none left to do."""
+
+    adds_as_it_multiplies: Final = False
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x itself."""
+        return x
+
+    def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """The sum, of the type of `other`."""
+        return other + x
+
+
 class FusedLayer:
     """x + attention(norm(x)), then x + mlp(norm(x)); called as transformers calls its decoder layers."""
 
     def __init__(
-        self, attention_norm: FastRMSNorm, attention: FusedAttention, mlp_norm: FastRMSNorm, mlp: FusedMLP
+        self,
+        attention_norm: FastRMSNorm,
+        attention: FusedAttention,
+        mlp_norm: FastRMSNorm,
+        mlp: FusedMLP | ExpertsBlock,
     ) -> None:
         self.attention_norm = attention_norm
         self.attention = attention
@@ -89,7 +122,7 @@ def chain_layers(module: nn.Module) -> None:
 
 
 def layer_candidate(layer: nn.Module) -> FusedLayer | None:
-    """What `layer` may be, if its children are the four known here and were fused themselves."""
+    """What `layer` may be, if its children are the four known here and were fused themselves, or their experts were."""
     if {name for name, _ in layer.named_children()} != {
         "self_attn",
         "mlp",
@@ -104,5 +137,8 @@ def layer_candidate(layer: nn.Module) -> FusedLayer | None:
     match parts:
         case [FastRMSNorm() as first, FusedAttention() as attention, FastRMSNorm() as second, FusedMLP() as mlp]:
             return FusedLayer(first, attention, second, mlp)
-        case _:
-            return None
+        case [FastRMSNorm() as first, FusedAttention() as attention, FastRMSNorm() as second, None]:
+            block = layer.get_submodule("mlp")
+            if any(isinstance(part, FusedExperts) for part in block.modules()):
+                return FusedLayer(first, attention, second, ExpertsBlock(block))
+    return None

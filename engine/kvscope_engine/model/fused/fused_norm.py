@@ -7,12 +7,26 @@ normalization, 2019.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import nn
 
-from kvscope_engine.model.fused.packed_linear import FastLinear
 from kvscope_kernels import ops_for
+
+
+class AddingLinear(Protocol):
+    """See `packed_linear.FastLinear`."""
+
+    @property
+    def adds_as_it_multiplies(self) -> bool:
+        """Whether the sum costs nothing beside the product."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The product."""
+
+    def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """The product and `other`, of the type of that."""
 
 
 class FastRMSNorm:
@@ -31,7 +45,7 @@ class FastRMSNorm:
         """(..., size) -> the same shape."""
         return self._ops.rms_norm(x, self.weight, self.eps, self.dtype)
 
-    def of_sum(self, x: torch.Tensor, linear: FastLinear, given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def of_sum(self, x: torch.Tensor, linear: AddingLinear, given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x + linear(given), (T, size) of the type of x, and its norm."""
         if linear.adds_as_it_multiplies:
             total = linear.forward_add(given, x)

@@ -1,4 +1,4 @@
-"""Linear layers on weights of 4 or 8 bits in groups: those of the file where it holds such, else rounded here.
+"""Linear layers on weights of 4 or 8 bits, in groups or FP8: those of the file where it holds such, else rounded here.
 
 Owns the module and the making of it. As with `int8_linear`, nothing here is for `fuse` to prove.
 """
@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from kvscope_engine.model.fused.released_weight import ReleasedWeight
-from kvscope_kernels.grouped.product import grouped_product
+from kvscope_kernels.grouped.fp8 import Fp8Weight, fp8_product
+from kvscope_kernels.grouped.product import GroupedProduct, grouped_product
 from kvscope_kernels.grouped.weight import GroupedWeight
 from kvscope_kernels.native.weight_buffer import WeightBuffer
 
@@ -24,23 +25,26 @@ class GroupedLinear(nn.Module):
     def __init__(
         self,
         plain: Any,
-        weight: GroupedWeight,
+        weight: GroupedWeight | Fp8Weight,
         dtype: torch.dtype | None = None,
         buffer: WeightBuffer | None = None,
         *,
         rounds_activations: bool = False,
     ) -> None:
         """In place of the layer `plain`; `dtype` is that of the result, None: that of the input. `room` is where a
-        CPU's weights are kept, and there alone activations are rounded to 8 bits."""
+        CPU's weights are kept. Activations are rounded to 8 bits with FP8, else on a CPU alone."""
         super().__init__()
         self.out_features, self.in_features = plain.weight.shape
         self.weight = ReleasedWeight(plain.weight)
         self.bias = plain.bias
-        self.bits = weight.bits
+        self.bits = 8 if isinstance(weight, Fp8Weight) else weight.bits
         self._dtype = dtype
-        self.grouped = grouped_product(
-            weight, plain.bias, plain.weight.device, buffer, rounds_activations=rounds_activations
-        )
+        device = plain.weight.device
+        self.grouped: GroupedProduct
+        if isinstance(weight, Fp8Weight):
+            self.grouped = fp8_product(weight, plain.bias, device, rounds_activations=rounds_activations)
+        else:
+            self.grouped = grouped_product(weight, plain.bias, device, buffer, rounds_activations=rounds_activations)
         for number, tensor in enumerate(self.grouped.tensors):  # counted with the model's memory
             self.register_buffer(f"grouped_{number}", tensor, persistent=False)
 

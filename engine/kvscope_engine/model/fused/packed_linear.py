@@ -16,6 +16,7 @@ from torch.nn import functional
 from kvscope_engine.model.fused.released_weight import ReleasedWeight
 from kvscope_engine.model.quantized.filed_weight import pass_filed
 from kvscope_kernels import ops_for
+from kvscope_kernels.linear.skinny_linear import FewRows
 
 BATCH_HINT: Final = 8
 """Tokens a call that the packed layout is chosen for; measured flat from 1 to 32."""
@@ -57,11 +58,13 @@ class FusedLinear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(weight.detach(), requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self.few: FewRows | None = None
+        """Whose product few rows are; see `skinny_linear.linear`."""
         self._ops = ops_for(weight.device.type)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., in_features) -> (..., out_features)."""
-        return self._ops.linear(x, self.weight, self.bias)
+        return self._ops.linear(x, self.weight, self.bias, few=self.few)
 
     def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         """The same, plus `other` of the result's shape."""

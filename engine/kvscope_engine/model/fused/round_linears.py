@@ -18,6 +18,7 @@ from kvscope_engine.model.fused.grouped_linear import GroupedLinear
 from kvscope_engine.model.fused.int8_linear import Int8Linear, can_round
 from kvscope_engine.model.fused.packed_linear import FusedLinear, is_plain
 from kvscope_engine.model.quantized.filed_weight import filed_weight
+from kvscope_kernels.grouped.fp8 import Fp8Weight, rounded_fp8
 from kvscope_kernels.grouped.weight import GroupedWeight, rounded
 from kvscope_kernels.native.weight_buffer import WeightBuffer
 
@@ -34,8 +35,8 @@ def round_linears(module: nn.Module, called: Container[nn.Module], quantization:
 
     Joined ones, those among `called`, and the head, whose results become float32. With `int8` all have 8 bits; with
     `int4` all have 4 but the head, which has 8 where that can be; with `filed` each is what its file holds, where it
-    can be read. `a8` is that, else 8 bits. But for `filed`, a CPU rounds activations too. A layer that cannot be what
-    is asked stays as it is.
+    can be read. `a8` is that, else 8 bits. But for `filed`, a CPU rounds activations too. With `fp8` all have e4m3,
+    activations too, but the head, which stays. A layer that cannot be what is asked stays as it is.
     """
     model: Any = module
     head = model.get_output_embeddings()
@@ -63,17 +64,23 @@ def _made(
     weight = _weight(child, quantization, is_head=is_head)
     if weight is not None:
         return GroupedLinear(child, weight, dtype, buffer, rounds_activations=quantization != "filed")
-    rounds = device == "cpu" and quantization != "filed" and can_round()
+    rounds = device == "cpu" and quantization not in ("filed", "fp8") and can_round()
     return Int8Linear(child.weight, child.bias, dtype, buffer) if rounds else None
 
 
-def _weight(child: Any, quantization: str, *, is_head: bool) -> GroupedWeight | None:
-    """In groups, if that is how it is to be kept."""
-    allowed = {"int8": (8,), "int4": (4, 8) if is_head else (4,)}.get(quantization, (4, 8))
+def _weight(child: Any, quantization: str, *, is_head: bool) -> GroupedWeight | Fp8Weight | None:
+    """In groups or in FP8, if that is how it is to be kept."""
+    on_gpu = child.weight.device.type != "cpu"  # whose 8 bits are in groups as well; a CPU has a product of its own
     filed = filed_weight(child)
+    if quantization == "fp8":
+        return None if is_head else filed if isinstance(filed, Fp8Weight) else rounded_fp8(child.weight)
+    if isinstance(filed, Fp8Weight):
+        if quantization == "filed" and on_gpu:
+            return filed
+        filed = None
+    allowed = {"int8": (8,), "int4": (4, 8) if is_head else (4,)}.get(quantization, (4, 8))
     if filed is not None and filed.bits in allowed:
         return filed
     if quantization == "int4" and not is_head:
         return rounded(child.weight)
-    on_gpu = child.weight.device.type != "cpu"  # whose 8 bits are in groups as well; a CPU has a product of its own
     return rounded(child.weight, 8, _GROUP_OF_8_BITS) if on_gpu and quantization != "filed" else None

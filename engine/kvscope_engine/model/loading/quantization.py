@@ -27,7 +27,7 @@ def choose_quantization(
     recipe: Recipe | None = None,
     file: GgufFile | None = None,
 ) -> str:
-    """`none`, `int8`, `int4`, FILED or FILED_A8; `file` is the model's (`gguf_file`).
+    """`none`, `int8`, `int4`, `fp8`, FILED or FILED_A8; `file` is the model's (`gguf_file`).
 
     Raises BadInput for what this device, type or machine does not do.
 
@@ -44,9 +44,13 @@ def choose_quantization(
 
 def shown(quantization: str, device: torch.device, bits: int) -> str:
     """As a client reads it: `int4` or `int8`, with `-a8` where activations are rounded too; nothing for weights as they
-    come. `bits` are the file's, 0 where it has none."""
+    come. `bits` are the file's, 0 where it has none; read as it lies with 0, it is of FP8."""
     if quantization == "none":
         return ""
+    if quantization == "fp8":
+        return "fp8-a8"
+    if quantization == FILED and not bits:
+        return "fp8"
     weights = quantization if quantization.startswith("int") else f"int{bits or 8}"
     return weights if device.type != "cpu" or quantization == FILED else f"{weights}-a8"
 
@@ -64,7 +68,7 @@ def _reads_filed(
     if config.tensor_parallel_size > 1:  # of a share, no file's groups are known
         return False
     if device.type == "cuda":
-        return recipe is not None and recipe.bits == 4
+        return recipe is not None and (recipe.bits == 4 or recipe.is_fp8)
     return library() is not None and dtype != torch.float16 and filed_bits(recipe, file) > 0
 
 
@@ -73,6 +77,8 @@ def _check(wanted: str, device: torch.device, dtype: torch.dtype) -> None:
         if wanted == FILED_A8:
             raise BadInput(f"quantization={wanted!r} is not accepted on a GPU: 8-bit activations run only on a CPU")
         return
+    if wanted == "fp8":
+        raise BadInput(f"quantization={wanted!r} is not accepted on a CPU, which has no product of FP8: int8 or int4")
     if dtype == torch.float16:
         raise BadInput(f"quantization={wanted!r} is not accepted with float16 on a CPU: bfloat16 or float32")
     if wanted in ("int8", FILED_A8) and not can_round():

@@ -6,7 +6,13 @@ from typing import Final
 
 import torch
 
-_PHRASES: Final = ("can't allocate memory", "cannot allocate memory", "os error 12", "out of memory")
+_PHRASES: Final = (
+    "can't allocate memory",
+    "cannot allocate memory",
+    "os error 12",
+    "out of memory",
+    "status_alloc_failed",
+)
 
 
 def is_no_memory(error: BaseException) -> bool:

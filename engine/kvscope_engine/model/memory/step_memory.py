@@ -15,11 +15,11 @@ from kvscope_engine.model.checks.hook_check import LayerCall, check_hook
 from kvscope_engine.model.latent.latents import Latents
 from kvscope_engine.model.latent.runs import MOST_TOGETHER, expanded_bytes
 from kvscope_engine.model.memory.memory_plan import StepReserves
-from kvscope_engine.model.running.decode_graphs import captured_sizes
+from kvscope_engine.model.running.decode_graphs import captured_sizes, most_rows
 from kvscope_engine.model.running.pieces.mixed_graphs import mixed_sizes
 from kvscope_engine.model.running.step_tensors import inputs_bytes, table_width
-from kvscope_kernels.attention_scores.block_attention import MAX_PARTIAL_BYTES
-from kvscope_kernels.decode.bounds import MAX_CUT_QUERIES, most_cut_runs, part_bounds, partial_bytes
+from kvscope_kernels.attention_scores.block_scores import MAX_PARTIAL_BYTES
+from kvscope_kernels.decode.bounds import MAX_CUT_QUERIES, most_cut_runs, num_places, part_bounds, partial_bytes
 from kvscope_kernels.launch import decode_tiles, latent_tiles, prefill_tiles
 from kvscope_telemetry.engine_config import EngineConfig
 
@@ -30,6 +30,8 @@ CPU_BATCHED_TOKENS: Final = 512
 GPU_BATCHED_TOKENS: Final = 8192
 GRAPH_BYTES: Final = 256 << 20
 """Of all graphs together, beside the tensors that they read and write: their nodes, and what they keep between them."""
+DRAFTED_GRAPH_BYTES: Final = 192 << 20
+"""The same, of those of steps with drafts, of which there are three quarters as many."""
 PIECES_BYTES: Final = 256 << 20
 """The same, of all graphs of steps with prefills, of which each layer has one a size."""
 SAMPLING_INPUT_BYTES: Final = 1 << 20
@@ -63,6 +65,8 @@ class StepLimits:
     max_drafts: int = 0
     """Tokens guessed ahead for one request; a step's drafts make it sample no more rows than these and one, or
     `max_num_seqs`."""
+    has_experts: bool = False
+    """Whether kernels are launched whose tiles grow with a step's tokens."""
 
     @property
     def max_request_blocks(self) -> int:
@@ -114,13 +118,13 @@ def step_reserves(
         max_request_tokens=loaded.max_model_len,
         block_size=config.block_size,
         num_groups=num_groups,
-        max_drafts=config.speculative_config.num_speculative_tokens if config.speculative_config is not None else 0,
+        max_drafts=config.max_drafts,
     )
     heads = _heads(config, loaded)
     graphs = 0 if config.enforce_eager else GRAPH_BYTES + graph_tensor_bytes(limits, logits_width(loaded))
-    if not config.enforce_eager:
-        graphs += kept_bytes(config, limits, heads) * loaded.num_layers
-    partials = split_partials_bytes(limits, heads, processors) + shares_bytes(config, limits)
+    if config.max_drafts and not config.enforce_eager:
+        graphs += DRAFTED_GRAPH_BYTES
+    partials = split_partials_bytes(limits, heads, processors) + shares_bytes(config, limits, heads, processors)
     partials += latent_bytes(limits, heads)
     return StepReserves(
         attention_partials=partials + choice_bytes(config, limits, heads.num_kv_heads),
@@ -182,8 +186,9 @@ def step_buffer_bytes(limits: StepLimits, vocab_size: int) -> int:
 
 def graph_tensor_bytes(limits: StepLimits, vocab_size: int) -> int:
     """Bytes of the one tensor of logits that all graphs write, and of the block tables that all of them read."""
-    columns = vocab_size + limits.num_groups * table_width(limits.max_request_tokens, limits.block_size)
-    return FLOAT32_BYTES * captured_sizes(limits.max_num_seqs)[-1] * columns
+    columns = limits.num_groups * table_width(limits.max_request_tokens, limits.block_size)
+    logits = most_rows(limits.max_num_seqs, limits.max_drafts) * vocab_size
+    return FLOAT32_BYTES * (captured_sizes(limits.max_num_seqs)[-1] * columns + logits)
 
 
 def piecewise_bytes(limits: StepLimits, heads: HeadShape) -> int:
@@ -204,18 +209,18 @@ def split_partials_bytes(limits: StepLimits, heads: HeadShape, processors: Proce
     return decodes + max(_run_partials(count, limits, heads, processors) for count in queries)
 
 
-def shares_bytes(config: EngineConfig, limits: StepLimits) -> int:
-    """Bytes that measuring attention by blocks takes of a step: its parts, their softmax and mean, and the sums."""
+def shares_bytes(config: EngineConfig, limits: StepLimits, heads: HeadShape, processors: Processors) -> int:
+    """Bytes that measuring attention by blocks takes of a step: what a layer's parts leave of each block, which the
+    next one takes over, and where all layers and groups add up, in graphs and without, once more on the way down."""
     if not config.page_heat:
         return 0
-    return 3 * MAX_PARTIAL_BYTES + 2 * FLOAT32_BYTES * limits.max_num_seqs * limits.max_request_blocks
-
-
-def kept_bytes(config: EngineConfig, limits: StepLimits, heads: HeadShape) -> int:
-    """Bytes of a layer's queries in all graphs of decodes, which stay there where attention is measured."""
-    if not config.page_heat or config.sparse_decode is not None:
-        return 0
-    return sum(captured_sizes(limits.max_num_seqs)) * heads.num_heads * heads.head_dim * heads.element_bytes
+    width = table_width(limits.max_request_tokens, limits.block_size)
+    num_seqs, longest = limits.max_num_seqs, limits.max_request_tokens
+    places = num_places(num_seqs, longest, limits.block_size, heads.num_heads)
+    value_dim = heads.head_dim if heads.latents is None else heads.latents.latent_dim
+    of_parts = max(_decode_partials(size, longest, heads, processors) for size in range(1, num_seqs + 1)) // value_dim
+    rows = (places + num_seqs) * heads.num_heads + 3 * limits.num_groups * num_seqs * width
+    return FLOAT32_BYTES * rows + of_parts
 
 
 def choice_bytes(config: EngineConfig, limits: StepLimits, num_kv_heads: int) -> int:

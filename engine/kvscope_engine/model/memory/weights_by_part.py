@@ -14,6 +14,7 @@ _PARTS: Final = (
     (LORA, ("lora_stack",)),
     ("Norms", ("norm", "layernorm", "ln_")),
     ("Attention", ("attn", "attention")),
+    ("MLP", ("shared_expert", "shared_mlp")),
     ("Experts", ("expert", "moe")),
     ("MLP", ("mlp", "feed_forward", "ffn")),
     ("Embeddings", ("embed", "wte", "wpe")),

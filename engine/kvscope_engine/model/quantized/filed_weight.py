@@ -11,9 +11,10 @@ from typing import Any, Final
 
 from torch import nn
 
+from kvscope_kernels.grouped.fp8 import Fp8Weight, joined_fp8
 from kvscope_kernels.grouped.weight import GroupedWeight, joined
 
-FiledWeight = Callable[[], GroupedWeight]
+FiledWeight = Callable[[], GroupedWeight | Fp8Weight]
 """Reads a part of the outputs."""
 _PLACE: Final = "kvscope_filed"
 _FORMAT: Final = "kvscope_filed_format"
@@ -31,10 +32,15 @@ def pass_filed(modules: Sequence[nn.Module], to: nn.Module) -> None:
     keep_filed(to, [each for some in parts for each in some] if all(parts) else ())
 
 
-def filed_weight(module: nn.Module) -> GroupedWeight | None:
+def filed_weight(module: nn.Module) -> GroupedWeight | Fp8Weight | None:
     """Read now; None if the file holds plain numbers, or parts that differ in kind."""
     parts = _parts(module)
-    return joined([part() for part in parts]) if parts else None
+    weights = [part() for part in parts]
+    in_fp8 = [weight for weight in weights if isinstance(weight, Fp8Weight)]
+    in_groups = [weight for weight in weights if isinstance(weight, GroupedWeight)]
+    if in_fp8 and in_groups:
+        return None
+    return joined_fp8(in_fp8) if in_fp8 else joined(in_groups) if in_groups else None
 
 
 def name_format(model: nn.Module, name: str) -> None:

@@ -61,6 +61,11 @@ class Recipe:
         return self.method in IN_WORDS
 
     @property
+    def is_fp8(self) -> bool:
+        """Whether its layers are said to be FP8."""
+        return self.method in ("fp8", "fbgemm_fp8") or self.form in ("float-quantized", "FP8")
+
+    @property
     def format(self) -> str:
         """What it is called."""
         if self.is_in_words:

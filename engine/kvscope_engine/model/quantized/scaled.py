@@ -27,6 +27,7 @@ import torch
 from kvscope_engine.model.loading.stored_tensor import MadeTensor, StoredTensor
 from kvscope_engine.model.quantized.recipe import Recipe
 from kvscope_engine.model.quantized.words import parts_of_words
+from kvscope_kernels.grouped.fp8 import Fp8Weight
 from kvscope_kernels.grouped.weight import CHUNK, GroupedWeight, grouped
 from kvscope_telemetry.errors import BadInput
 
@@ -62,7 +63,7 @@ class ScaledWeight:
     parts: frozenset[str]
     """Names of the tensors that it is made of."""
     widened: Callable[[torch.dtype], torch.Tensor]
-    grouped: Callable[[], GroupedWeight] | None = None
+    grouped: Callable[[], GroupedWeight | Fp8Weight] | None = None
     """As products here read it, where they do."""
     is_in_order: bool = True
     """Whether the inputs of a group are one after the other."""
@@ -122,7 +123,15 @@ def _float8(stored: Stored, name: str, recipe: Recipe) -> ScaledWeight:
     def widened(dtype: torch.dtype) -> torch.Tensor:
         return _by_expert(_scaled, stored[name].read(), _powers_or_numbers(scale.read()), tiles, dtype)
 
-    return ScaledWeight(name, frozenset({name, scale.name}), widened)
+    def in_fp8() -> Fp8Weight:
+        rows, columns = stored[name].shape
+        group = -(-min(tiles[1], columns) // CHUNK) * CHUNK
+        grid = _powers_or_numbers(scale.read()).reshape(-1, -(-columns // tiles[1]))
+        return Fp8Weight(stored[name].read(), grid.repeat_interleave(tiles[0], 0)[:rows].contiguous(), group)
+
+    size = stored[name].shape
+    is_read = stored[name].dtype == "F8_E4M3" and len(size) == 2 and (tiles[1] % CHUNK == 0 or tiles[1] == size[1])
+    return ScaledWeight(name, frozenset({name, scale.name}), widened, in_fp8 if is_read else None)
 
 
 def _int8(stored: Stored, name: str) -> ScaledWeight:

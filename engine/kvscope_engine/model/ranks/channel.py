@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import threading
 from pathlib import Path
 from typing import Final
 
@@ -24,10 +25,11 @@ class ChannelClosed(KvscopeError):
 
 
 class Channel:
-    """One end. Sending and receiving may be on two threads, each on one."""
+    """One end. Any thread may send; one receives."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
+        self._sending = threading.Lock()
         self._socket.settimeout(SEND_S)
 
     def fileno(self) -> int:
@@ -37,7 +39,8 @@ class Channel:
     def send(self, message: bytes) -> None:
         """Raises ChannelClosed."""
         try:
-            self._socket.sendall(_LENGTH.pack(len(message)) + message)
+            with self._sending:
+                self._socket.sendall(_LENGTH.pack(len(message)) + message)
         except OSError as error:
             raise ChannelClosed(f"it takes no messages ({error})") from error
 

@@ -6,12 +6,14 @@ when rank 0 says so, or is gone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -26,11 +28,14 @@ from kvscope_engine.model.memory.step_memory import max_batched_tokens
 from kvscope_engine.model.ranks.channel import Channel, ChannelClosed, connect
 from kvscope_engine.model.ranks.group import GroupBroken, RankGroup
 from kvscope_engine.model.ranks.messages import (
+    Beat,
     Begin,
     Failed,
     Fill,
     Here,
     Load,
+    Move,
+    Moved,
     RankJoined,
     Ready,
     Step,
@@ -38,19 +43,24 @@ from kvscope_engine.model.ranks.messages import (
     deltas_of,
     encode,
     inputs_of,
+    places_of,
 )
 from kvscope_engine.model.ranks.processes import FOLDER_KEY, forget, torchrun_store
 from kvscope_engine.model.ranks.rank import Rank
 from kvscope_engine.model.ranks.reduce import keep_residual_in_float32, reduce_behind_layers
 from kvscope_engine.model.running.cpu_threads import CpuThreads
 from kvscope_engine.model.running.memory import pool_size
+from kvscope_engine.model.running.product_choice import choose_products
 from kvscope_engine.model.running.runner import ModelRunner
 from kvscope_engine.model.running.storage_for_model import groups_of_model, storage_for_model
+from kvscope_engine.model.tiers.block_mover import BlockMover
+from kvscope_engine.model.tiers.build import make_tier_mover
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import KvscopeError
 
 LAST_WORD_S: Final = 5.0
 """For a rank whose rank 0 is gone to notice by itself."""
+BEAT_S: Final = 0.5
 
 
 def follow(folder: Path, rank: Rank) -> int:
@@ -90,6 +100,7 @@ def _serve(channel: Channel, folder: Path, rank: Rank) -> None:
     loaded = load_model(config, lambda progress: None, rank)
     fused = make_ready_to_run(loaded.module, loaded.quantization)
     lora = lora_slots(config, loaded, load.lora_layers)
+    choose_products(loaded.module, lambda tried: None)
     with in_full(lora):
         num_blocks = pool_size(config, loaded).num_blocks
     channel.send(encode(Ready(num_blocks=num_blocks, float32_residual=fused.float32_residual)))
@@ -118,33 +129,78 @@ def _run(
         storage,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
-        enforce_eager=True,
+        enforce_eager=not begin.captures,
+        together=True,
         sparse_decode=config.sparse_decode,
         lora_slots=lora,
     )
     runner.warm_up(lambda progress: None)
     keep_residual_in_float32(loaded.module, begin.float32_residual)
+    mover = make_tier_mover(_at_rank(config, rank), storage, "")
     group = RankGroup(folder, rank, loaded.device)
     reduce_behind_layers(loaded.module, group.all_reduce)
     num_bytes = weights_bytes(loaded.module)
     channel.send(encode(RankJoined(weights_bytes=num_bytes, kv_bytes=storage.num_bytes, device=_name(loaded.device))))
-    while isinstance(told := decode_to_rank(_next(channel)), Step | Fill):
+    threading.Thread(target=_beat, args=(channel, group), name="kvscope-beat", daemon=True).start()
+    if begin.captures:
+        runner.capture_together(group)
+    while isinstance(told := decode_to_rank(_next(channel)), Step | Fill | Move):
         if isinstance(told, Step):
             threads.look()
-            runner.follow(*inputs_of(told))
-        elif lora is not None:
+            inputs, copies, slots = inputs_of(told)
+            sampled = None
+            if inputs.awaited is not None:
+                sampled = group.broadcast(torch.zeros(told.num_sampled, dtype=torch.int64, device=loaded.device))
+            runner.follow(inputs, copies, slots, sampled, told.graph_size)
+            group.num_points += 1
+        elif isinstance(told, Fill) and lora is not None:
             lora.fill(told.stack, told.slot, deltas_of(told, loaded.dtype))
+        elif isinstance(told, Move) and mover is not None:
+            _move(mover, told, channel)
+    if mover is not None:
+        mover.close()
     group.close()
+
+
+def _move(mover: BlockMover, told: Move, channel: Channel) -> None:
+    """What rank 0 waits for is answered."""
+    sources, targets = places_of(told)
+    if told.how == "flush":
+        mover.flush()
+    elif told.how == "save":
+        mover.save(sources, targets)
+    elif told.how == "load":
+        mover.load(sources, targets)
+    elif told.how == "drain":
+        channel.send(encode(Moved(whole=bytes((mover.drain(),)))))
+    elif told.how == "rise":
+        channel.send(encode(Moved(whole=bytes(mover.rise(sources, targets)))))
+    else:
+        channel.send(encode(Moved(whole=bytes(mover.offload(sources, targets, (None,) * len(sources))))))
+
+
+def _beat(channel: Channel, group: RankGroup) -> None:
+    """Say that this process lives, and how far it is, whatever its other threads do."""
+    with contextlib.suppress(ChannelClosed):
+        while True:
+            channel.send(encode(Beat(num_points=group.num_points)))
+            time.sleep(BEAT_S)
+
+
+def _at_rank(config: EngineConfig, rank: Rank) -> EngineConfig:
+    """With a file of its own for the disk tier."""
+    path = config.disk_kv_path
+    return config if path is None else replace(config, disk_kv_path=f"{path}.rank{rank.index}")
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
 
 
 def _next(channel: Channel) -> bytes:
     """The next message, however long there is none; an end that is gone is one too."""
     select.select([channel], [], [])
     return channel.receive()
-
-
-def _name(device: torch.device) -> str:
-    return torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
 
 
 def _say_why(channel: Channel, error: Exception) -> None:

@@ -7,7 +7,7 @@ and one ledger, and only the bytes behind an id differ. Nothing is ever unpickle
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 
 from kvscope_engine.model.lora.peft_folder import Delta
 from kvscope_engine.model.running.step_inputs import StepInputs
+
+How: TypeAlias = Literal["save", "load", "offload", "rise", "flush", "drain"]
+"""Methods of a `BlockMover`."""
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -35,6 +38,8 @@ class Begin(_Message, frozen=True, kw_only=True):
 
     num_blocks: int
     float32_residual: bool
+    captures: bool = False
+    """Whether all capture CUDA graphs once they have joined."""
 
 
 class Step(_Message, frozen=True, kw_only=True):
@@ -49,6 +54,12 @@ class Step(_Message, frozen=True, kw_only=True):
     num_single_token: int
     num_groups: int = 1
     copies: bytes = b""
+    awaited: bytes = b""
+    """Rows whose token the step before sampled on rank 0, and its rows of those; tokens are broadcast."""
+    num_sampled: int = 0
+    """Of the step before, where there are such rows."""
+    graph_size: int = 0
+    """Of the CUDA graph that all ranks replay; 0: none."""
     lora_slots: bytes = b""
     """The slot of each row's adapter, -1 for none; empty: no row has one."""
 
@@ -69,6 +80,14 @@ class Fill(_Message, frozen=True, kw_only=True):
     stack: str
     slot: int
     deltas: tuple[DeltaBytes | None, ...]
+
+
+class Move(_Message, frozen=True, kw_only=True):
+    """Blocks go from one tier to another, as a `BlockMover` of rank 0 was told."""
+
+    how: How
+    sources: bytes = b""
+    targets: bytes = b""
 
 
 class Stop(_Message, frozen=True, kw_only=True):
@@ -97,6 +116,19 @@ class RankJoined(_Message, frozen=True, kw_only=True):
     device: str
 
 
+class Beat(_Message, frozen=True, kw_only=True):
+    """It lives; said by a thread of its own, whatever the rank computes."""
+
+    num_points: int
+    """Points that it has come to where ranks wait for each other; see `RankGroup`."""
+
+
+class Moved(_Message, frozen=True, kw_only=True):
+    """What became of an `offload`, a `rise` or a `drain`: one byte a block, or for all, 1 where it is there."""
+
+    whole: bytes
+
+
 class Failed(_Message, frozen=True, kw_only=True):
     """Its last word. A consequence is another rank's fault."""
 
@@ -104,15 +136,21 @@ class Failed(_Message, frozen=True, kw_only=True):
     is_consequence: bool = False
 
 
-ToRank: TypeAlias = Load | Begin | Step | Fill | Stop
-FromRank: TypeAlias = Here | Ready | RankJoined | Failed
+ToRank: TypeAlias = Load | Begin | Step | Fill | Move | Stop
+FromRank: TypeAlias = Here | Ready | RankJoined | Beat | Moved | Failed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode
 decode_from_rank = msgspec.msgpack.Decoder(FromRank).decode
 
 
-def step_of(inputs: StepInputs, copies: Sequence[tuple[int, int]], lora_slots: NDArray[np.int64] | None = None) -> Step:
+def step_of(
+    inputs: StepInputs,
+    copies: Sequence[tuple[int, int]],
+    lora_slots: NDArray[np.int64] | None = None,
+    num_sampled: int = 0,
+    graph_size: int = 0,
+) -> Step:
     """A step as a message."""
     return Step(
         input_ids=inputs.input_ids.tobytes(),
@@ -124,6 +162,9 @@ def step_of(inputs: StepInputs, copies: Sequence[tuple[int, int]], lora_slots: N
         num_single_token=inputs.num_single_token,
         num_groups=len(inputs.slot_mapping),
         copies=np.array(copies, np.int64).tobytes() if copies else b"",
+        awaited=inputs.awaited.tobytes() if inputs.awaited is not None else b"",
+        num_sampled=num_sampled,
+        graph_size=graph_size,
         lora_slots=lora_slots.tobytes() if lora_slots is not None else b"",
     )
 
@@ -140,9 +181,20 @@ def inputs_of(step: Step) -> tuple[StepInputs, list[tuple[int, int]], NDArray[np
         query_start=_array(step.query_start, np.int32),
         num_single_token=step.num_single_token,
         sample_rows=np.empty(0, np.int64),
+        awaited=_array(step.awaited, np.int64).reshape(2, -1) if step.awaited else None,
     )
     copies = [(int(source), int(target)) for source, target in _array(step.copies, np.int64).reshape(-1, 2)]
     return inputs, copies, _array(step.lora_slots, np.int64) if step.lora_slots else None
+
+
+def move_of(how: How, sources: Sequence[int] = (), targets: Sequence[int] = ()) -> Move:
+    """Blocks to be moved, as a message."""
+    return Move(how=how, sources=np.array(sources, np.int64).tobytes(), targets=np.array(targets, np.int64).tobytes())
+
+
+def places_of(move: Move) -> tuple[list[int], list[int]]:
+    """And back: from where and to where."""
+    return _array(move.sources, np.int64).tolist(), _array(move.targets, np.int64).tolist()
 
 
 def fill_of(stack: str, slot: int, deltas: Sequence[Delta | None]) -> Fill:

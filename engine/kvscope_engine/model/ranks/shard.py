@@ -66,6 +66,7 @@ def shard_model(module: nn.Module, rank: Rank, name: str) -> Mapping[str, Cut]:
     mlps = {key: part for key, part in parts.items() if _has(part, _MLP)}
     num_layers = int(module.config.num_hidden_layers)  # type: ignore[union-attr, arg-type]
     strange = [part for part in attentions.values() if _own_tensors(part)]
+    strange += [part for part in parts.values() if _has_experts(part)]
     if strange or not len(attentions) == len(mlps) == num_layers:
         raise _not_this_kind(rank, name)
     cuts: dict[str, Cut] = {}
@@ -129,6 +130,11 @@ def _linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
 
 def _has(part: nn.Module, names: tuple[str, ...]) -> bool:
     return all(type(getattr(part, name, None)) is nn.Linear for name in names)
+
+
+def _has_experts(part: nn.Module) -> bool:
+    """Weights of several experts in one tensor."""
+    return any(parameter.dim() == 3 for parameter in part.parameters(recurse=False))
 
 
 def _own_tensors(part: nn.Module) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_engine.model.checks.hook_check import LayerCall, check_hook
 from kvscope_engine.model.cpu_offload.streaming import streamed_weights
+from kvscope_engine.model.fused.fused_experts import FusedExperts
 from kvscope_engine.model.memory.weights_by_part import LORA, weights_by_part
 from kvscope_engine.model.roofline.step_costs import LayerKind, ModelWork
 from kvscope_engine.model.running.kv_storage import block_bytes
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from kvscope_engine.model.loading.loader import LoadedModel
     from kvscope_engine.model.sparse.page_choice import PageChoice
 
-_EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
+EXPERT_COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_TAKEN: Final = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k", "moe_top_k")
+"""Words of a configuration for how many there are, and how many of them a token takes."""
 
 
 def model_work(loaded: LoadedModel, kv_dtype: torch.dtype, choice: PageChoice | None = None) -> ModelWork:
@@ -35,7 +38,9 @@ def model_work(loaded: LoadedModel, kv_dtype: torch.dtype, choice: PageChoice | 
     experts, share = _experts(config, parts)
     table = info.vocab_size * hidden
     linear = info.num_parameters - table * (1 if is_tied else 2)
-    resting = round(experts / loaded.dtype.itemsize * (1 - share))
+    fused = [part for part in loaded.module.modules() if isinstance(part, FusedExperts)]
+    numbers = sum(part.num_weights for part in fused) or experts / loaded.dtype.itemsize
+    resting = round(numbers * (1 - share))
     return ModelWork(
         kinds=Counter(_kind(index, call, kv_dtype, choice) for index, call in enumerate(calls)),
         weights_bytes=sum(parts.values()) + elsewhere - parts.get("Embeddings", 0) - head - experts,
@@ -70,8 +75,13 @@ def _numbers(call: LayerCall, config: Any, hidden: int) -> int:
 
 def _experts(config: Any, parts: dict[str, int]) -> tuple[int, float]:
     """Bytes of all experts, and the share of them that one token takes."""
-    num = next((value for name in _EXPERTS if (value := getattr(config, name, None))), 0)
-    taken = getattr(config, "num_experts_per_tok", None)
+    num, taken = (_whole_number(config, names) for names in (EXPERT_COUNTS, _TAKEN))
     if not num or not taken or "Experts" not in parts:
         return 0, 1.0
     return parts["Experts"], min(taken / num, 1.0)
+
+
+def _whole_number(config: Any, names: tuple[str, ...]) -> int:
+    """What the first of the names that is there says; 0: none is, or it says no number."""
+    value = next((value for name in names if (value := getattr(config, name, None))), 0)
+    return value if isinstance(value, int) else 0

@@ -38,6 +38,10 @@ def _held(loaded: LoadedModel, fused: Fused) -> str:
         activations = ", 8-bit activations"
     if fused.int4 or fused.int8:
         bits = 4 if fused.int4 else 8
+        if loaded.quantization == "fp8":
+            return "8 bits (fp8, as asked for), 8-bit activations"
         is_own = loaded.quantization in (FILED, FILED_A8)
         return (own_bits(bits, filed) if is_own else f"{bits} bits (int{bits}, as asked for)") + activations
+    if fused.packed_experts:
+        return f"{dtype_name(loaded.dtype)}, experts in {own_bits(4, filed)}"
     return f"{dtype_name(loaded.dtype)}{f', widened from the file ({filed})' if filed else ''}"

@@ -116,15 +116,6 @@ class OneRequest(NamedTuple):
     num_tokens: int
 
 
-class KeptDecode(NamedTuple):
-    """A layer's decodes as a graph leaves them: who measures needs no more than this once the graph was replayed."""
-
-    query: torch.Tensor
-    """(num_single_token, Hq, D), in memory that no other layer of the graph takes over as long as it is held."""
-    kv: LayerKV
-    options: AttentionOptions
-
-
 @dataclass(slots=True)
 class PagedContext(AttentionContext):
     """Attention of a step over the block pool."""
@@ -147,8 +138,6 @@ class PagedContext(AttentionContext):
     """How decodes choose among their blocks in layers that have bounds; None: they attend to all."""
     skips: BlockSkips | None = None
     """Where it is counted in this step what they passed over."""
-    kept: list[KeptDecode] | None = None
-    """Where the decodes of each layer are kept, to be measured later."""
     run_groups: tuple[RunGroup, ...] | None = None
     """How runs over latents are put together, the same for all layers."""
     states: StateStep | None = None
@@ -251,8 +240,6 @@ class PagedContext(AttentionContext):
         latents = options.latents
         if latents is not None:
             query = latents.absorb(query)
-        if self.kept is not None:
-            self.kept.append(KeptDecode(query, kv, options))
         chosen = self._choose(batch, query, kv, options)
         if chosen is not None:
             return self._decode_chosen(chosen, batch, query, kv, options, out)
@@ -289,9 +276,11 @@ class PagedContext(AttentionContext):
         rows, tables = query.reshape(len(chosen.seq_lens), -1, query.shape[-1]), batch.block_tables[kv.group]
         kv = heads_apart(kv)
         args = _args(rows, kv, chosen, options, None if out is None else out.view(rows.shape), chosen.block_tables)
-        if self.shares is not None:
-            self.shares.add_chosen(args, chosen, tables)
-        return self.ops.decode(args).view(query.shape)
+        shares = None if self.shares is None else torch.zeros(chosen.block_tables.shape, device=query.device)
+        result = self.ops.decode(args, None, shares).view(query.shape)
+        if self.shares is not None and shares is not None:
+            self.shares.add_chosen(shares, chosen, tables)
+        return result
 
     def _prefill(
         self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions, out: torch.Tensor | None
@@ -306,12 +295,6 @@ class PagedContext(AttentionContext):
             args = _args(query, kv, batch, options, out, tables)
             return attend_runs(self.ops, options.latents, args, self.run_groups, self.plans)
         return self.ops.prefill(_args(query, kv, batch, options, out, tables), runs)
-
-
-def add_shares(shares: AttentionScores, layer: KeptDecode, batch: DecodeBatch) -> None:
-    """Measure a layer's decodes."""
-    tables = batch.block_tables[layer.kv.group]
-    shares.add(_args(layer.query, layer.kv, batch, layer.options, None, tables), layer.kv.group)
 
 
 def register_attention() -> None:

@@ -11,23 +11,28 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kvscope_engine.model.running.read_back import Rows, RowsBack
 from kvscope_engine.model.sparse.page_choice import Chosen
-from kvscope_kernels import Ops
-from kvscope_kernels.attention_args import AttentionArgs
 
 
 class AttentionScores:
-    """Of the decodes of one step; every layer adds to it."""
+    """Of the decodes of one step, or of one graph; every layer's decode attention adds to it."""
 
-    def __init__(self, ops: Ops) -> None:
-        self._ops = ops
+    def __init__(self, totals: torch.Tensor | None = None) -> None:
+        """`totals` (groups, rows, blocks) float32: where a graph's layers add, zeros before them; without, made as they
+        are asked for."""
+        self._given = totals
         self._totals: dict[int, torch.Tensor] = {}
         self._num_layers: Counter[int] = Counter()
 
     def total(self, block_tables: torch.Tensor, group: int = 0) -> torch.Tensor:
         """Where layers of a KV group add their shares: (num_single_token, blocks) float32; see `DecodeBatch`."""
         if group not in self._totals:
-            self._totals[group] = torch.zeros(block_tables.shape, device=block_tables.device)
+            self._totals[group] = (
+                torch.zeros(block_tables.shape, device=block_tables.device)
+                if self._given is None
+                else self._given[group, : len(block_tables)]
+            )
         return self._totals[group]
 
     def count_layer(self, group: int = 0) -> None:
@@ -39,30 +44,28 @@ class AttentionScores:
         self.count_layer(group)
         return self.total(block_tables, group)
 
-    def add(self, args: AttentionArgs, group: int = 0) -> None:
-        """The shares alone of a layer's decodes, queries (num_single_token, Hq, D)."""
-        self._ops.block_attention(args, self.of_layer(args.block_tables, group))
-
-    def add_chosen(self, args: AttentionArgs, chosen: Chosen, block_tables: torch.Tensor) -> None:
-        """The same of a layer whose KV heads chose: queries (num_single_token * Hkv, group, D) over `heads_apart`, as
-        decode attention takes them. Nothing falls on what a head passed over."""
+    def add_chosen(self, shares: torch.Tensor, chosen: Chosen, block_tables: torch.Tensor) -> None:
+        """Those of a layer whose KV heads chose, (num_single_token * Hkv, blocks that one chose), as decode attention
+        over `heads_apart` told them. Nothing falls on what a head passed over."""
         total = self.of_layer(block_tables)
-        shares = torch.zeros(chosen.block_tables.shape, device=args.query.device)
-        self._ops.block_attention(args, shares)
         columns = chosen.columns.flatten(1).clamp(max=total.shape[1] - 1)  # with nothing to add behind the last block
         total.scatter_add_(1, columns, shares.view(columns.shape).div_(chosen.columns.shape[1]))
 
-    def rows(self) -> NDArray[np.float32] | None:
-        """(groups, num_single_token, blocks): each row sums to 1. Waits for the step; None where no layer asked."""
-        if not self._totals:
+    def start(self, back: RowsBack, num_rows: int | None = None, width: int | None = None) -> Rows | None:
+        """(groups, num_single_token, blocks): each row sums to 1; all 0 where there was no room to measure the request.
+        The first rows and columns start to come down; None where no layer asked."""
+        groups = sorted(self._totals)
+        if not groups:
             return None
-        return np.stack([on_host(self._totals[g]) / np.float32(self._num_layers[g]) for g in sorted(self._totals)])
+        of_groups = [self._totals[group][:num_rows, :width] for group in groups]
+        landing = back.start(of_groups[0][None] if len(groups) == 1 else torch.stack(of_groups))
+        num_layers = np.array([self._num_layers[group] for group in groups], np.float32)[:, None, None]
 
+        def rows() -> NDArray[np.float32]:
+            landed: NDArray[np.float32] = landing() / num_layers
+            return landed
 
-def on_host(tensor: torch.Tensor) -> NDArray[np.float32]:
-    """A copy; waits for the device."""
-    array: NDArray[np.float32] = tensor.cpu().numpy()
-    return array
+        return rows
 
 
 class MeasuredSteps:

@@ -1,5 +1,5 @@
 """Remembers the sizes of CUDA graphs that could not be captured: each failure affects its own size alone, is reported
-once, and is seldom retried.
+once, and is tried again after pauses that grow.
 
 Knows no graphs.
 """
@@ -8,40 +8,77 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Final
 
 import torch
 
-RETRY_S: Final = 300.0
-"""Until a capture is tried again for which there was no memory: somebody else's may be free by then, and each try holds
-all requests up for three steps or so. What failed for another reason is never tried again."""
+from kvscope_engine.model.loading.shortage import is_no_memory
+
+FIRST_PAUSE_S: Final = 2.0
+LONGEST_PAUSE_S: Final = 30.0
+"""Between two tries of one size: each holds a request up for three steps or so that comes meanwhile."""
+MAX_TRIES: Final = 4
+"""Of a capture that CUDA refuses for another reason than memory. What is no error of CUDA's is never tried again."""
 
 
 class CaptureFailures:
-    """`tell` is told of each size that gets no graph, on one line, once."""
+    """`tell` is told of each size that gets no graph, on one line, once, and when it has one after all."""
 
     def __init__(self, tell: Callable[[str], object]) -> None:
         self._tell = tell
         self._not_before_s: dict[Hashable, float] = {}
+        self._tries: dict[Hashable, int] = {}
+        self._told: set[Hashable] = set()
+
+    def has(self, key: Hashable) -> bool:
+        """Whether it failed, or was given back, and was not captured since."""
+        return key in self._not_before_s
 
     def may_try(self, key: Hashable) -> bool:
         """Whether a capture is worth its time now."""
         return time.monotonic() >= self._not_before_s.get(key, 0.0)
 
+    def due(self) -> Iterator[Hashable]:
+        """Sizes that failed and may be tried again now."""
+        return (key for key in list(self._not_before_s) if self.may_try(key))
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether anything is to be tried again."""
+        return any(not_before_s < math.inf for not_before_s in self._not_before_s.values())
+
     def refuse(self, key: Hashable, error: Exception) -> None:
         """A capture raised `error`, which the note on another one says too."""
-        has_no_memory = isinstance(error, torch.OutOfMemoryError)
-        self._not_before_s[key] = time.monotonic() + RETRY_S if has_no_memory else math.inf
+        self._tries[key] = self._tries.get(key, 0) + 1
+        self._not_before_s[key] = time.monotonic() + self._pause_s(key, error)
 
     def note(self, key: Hashable, size: str, error: Exception) -> None:
         """A capture raised `error`; what it took is given back. `size`: of the steps that have no graph, in words."""
-        is_new = key not in self._not_before_s
         self.refuse(key, error)
         torch.cuda.empty_cache()
-        if is_new:
-            later = "; it will be retried later" if isinstance(error, torch.OutOfMemoryError) else ""
+        if key not in self._told:
+            self._told.add(key)
+            later = "" if math.isinf(self._not_before_s[key]) else "; it will be retried later"
             self._tell(f"no CUDA graph for {size}, which run slower: {failure_words(error)}{later}")
+
+    def put_off(self, key: Hashable) -> None:
+        """Its graph was given back, for memory that a step needed: it may be captured again after a pause."""
+        self._not_before_s[key] = time.monotonic() + FIRST_PAUSE_S
+
+    def captured(self, key: Hashable, size: str) -> None:
+        """A capture succeeded."""
+        self._tries.pop(key, None)
+        self._not_before_s.pop(key, None)
+        if key in self._told:
+            self._told.discard(key)
+            self._tell(f"{size} have a CUDA graph again")
+
+    def _pause_s(self, key: Hashable, error: Exception) -> float:
+        tries = self._tries[key]
+        if not is_no_memory(error) and (not isinstance(error, RuntimeError) or tries >= MAX_TRIES):
+            return math.inf
+        return float(min(FIRST_PAUSE_S * 2 ** min(tries - 1, 9), LONGEST_PAUSE_S))
 
 
 def failure_words(error: Exception) -> str:

@@ -1,48 +1,75 @@
-"""CUDA graphs of decode steps: one a padded batch size, of whatever lengths, replayed from when it is captured.
+"""CUDA graphs of decode steps, with drafts or without: one a padded size, of whatever lengths.
 
 Owns the graphs, the block tables that all of them read, one tensor a KV group, and the one of logits that all of them
 write. States of recurrent layers are read by slots of the step; those of sequences that are added are nobody's. A
 batch is padded to the next size with sequences of length 0 that write to slot -1. Launches are shaped by what the
-pool can hold and cut by the lengths that are there, so that short requests do not pay for a long context. The largest
-is captured before the first request, which proves that it can be done and gives all others their memory; another when
-its size is wanted the second time, so that nobody waits at the start for sizes that never come. What fits no graph,
-and every step with prefills in it, runs eagerly: such a step is as long as its prefill, and the decodes beside it are
-back in a graph with the next one. A capture that fails costs its own size alone: batches of it take the next larger
-graph that there is (`capture_failures`). Where decodes choose their blocks, what ranks them is as wide as the longest
-request may be: there is a graph for each of some lengths too, so that it is at most four times as wide as the longest
-one is. Where attention is measured, queries of all layers stay where their graph left them: a measured step is a
-replay, and behind it one pass over the keys of each layer, as wide as the step is.
+pool can hold and cut by the lengths that are there, so that short requests do not pay for a long context. All sizes
+are captured before the first request, the largest first, which proves that it can be done and gives all others their
+memory. What fits no graph, and every step with prefills in it, runs eagerly: such a step is as long as its prefill, and
+the decodes beside it are back in a graph with the next one. A capture that fails costs its own size alone: batches of
+it take the next larger graph that there is (`capture_failures`).
+
+Steps with drafts have graphs of their own, by the tokens that they compute: a request has one to all that may be
+guessed and one, which is read on the device, as attention to short runs of queries does. By rows a request, padded to
+all that may be guessed, a step in which few have drafts would compute several times what it needs; by tokens its sizes
+are few, and its logits those of the largest batch, since a step samples no more rows than that. The larger sizes are
+there twice, for as many requests as tokens and for few, whose attention is split among programs (`most_cut_runs`).
+
+Where decodes choose their blocks, what ranks them is as wide as the longest request may be: there is a graph for each
+of some lengths too, so that it is at most four times as wide as the longest one is. The longest is captured at the
+start, and serves until a shorter one that was wanted is captured, while nobody waits. Where attention is measured, all
+layers of a graph add up where it fell, which the host reads of the steps that are measured.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
-from kvscope_engine.model.running.attention import DecodeBatch, KeptDecode, add_shares
 from kvscope_engine.model.running.attention_scores import AttentionScores
 from kvscope_engine.model.running.capture_failures import CaptureFailures, failure_words
+from kvscope_engine.model.running.read_back import Rows, RowsBack
 from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.running.step_inputs import StepInputs
-from kvscope_engine.model.running.step_tensors import StepTensors, put_decodes, table_width
+from kvscope_engine.model.running.step_tensors import StepTensors, put_decodes, put_drafted, table_width
 
 SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Of batches: products have tiles of 64 or 128 rows, in which rows that are added to a large batch cost nothing."""
 
+DRAFTED_SIZES: Final = (4, 8, 16, 32, 64, 128, 256)
+"""Of tokens, where drafts are among them. Captured at the start, all of them: hence fewer."""
+
+FEW_REQUESTS: Final = 32
+"""With drafts: about so many requests of 8 KV heads fill a device without being split."""
+
 _SHORTEST: Final = 4096
 _GROWTH: Final = 4
 
-Forward = Callable[[StepTensors, list[KeptDecode] | None], torch.Tensor]
-"""Logits (batch, vocabulary) of a step of decodes; each layer's are put into the list, if there is one."""
+Forward = Callable[[StepTensors, AttentionScores | None], torch.Tensor]
+"""Logits (batch, vocabulary) of a step of decodes; each layer adds where its attention fell, if that is asked for."""
 
 
 def captured_sizes(max_num_seqs: int) -> tuple[int, ...]:
     """Batch sizes that get a graph, up to what can run together."""
     largest = min(max_num_seqs, SIZES[-1])
     return (*(size for size in SIZES if size < largest), largest)
+
+
+def drafted_sizes(max_num_seqs: int, max_drafts: int) -> tuple[int, ...]:
+    """Token counts of steps with drafts that get a graph, up to what a step may sample; none where nothing is
+    guessed."""
+    if not max_drafts:
+        return ()
+    largest = min(max(max_num_seqs, 1 + max_drafts), SIZES[-1])
+    return (*(size for size in DRAFTED_SIZES if size < largest), largest)
+
+
+def most_rows(max_num_seqs: int, max_drafts: int) -> int:
+    """Rows of logits that graphs write at most."""
+    return max(captured_sizes(max_num_seqs)[-1], *drafted_sizes(max_num_seqs, max_drafts), 0)
 
 
 def padded_size(sizes: tuple[int, ...], count: int) -> int | None:
@@ -60,6 +87,26 @@ def captured_lengths(max_tokens: int) -> tuple[int, ...]:
     return tuple(sorted(lengths))
 
 
+class _Key(NamedTuple):
+    """Which graph: `size` requests of up to `length` tokens each; with drafts `size` tokens of `num_drafted` requests,
+    which is 0 without."""
+
+    size: int
+    length: int
+    num_drafted: int = 0
+
+    @property
+    def num_requests(self) -> int:
+        """That it has room for."""
+        return self.num_drafted or self.size
+
+    @property
+    def words(self) -> str:
+        """Of the steps that it is for."""
+        drafted = f"steps with drafts of {self.size} tokens and {self.num_drafted} requests"
+        return drafted if self.num_drafted else f"batches of {self.size}"
+
+
 class DecodeGraphs:
     """Replays decode steps: `size_of`, `put` as the first of a step's buffer, `replay` once that was sent."""
 
@@ -73,14 +120,18 @@ class DecodeGraphs:
         max_tokens: int,
         block_size: int,
         num_groups: int = 1,
-        keeps_queries: bool = False,
+        measures: bool = False,
         is_by_length: bool = False,
         pad_state: int | None = None,
+        max_drafts: int = 0,
         failures: CaptureFailures | None = None,
     ) -> None:
-        """`keeps_queries`: for `measure`. `is_by_length`: a graph for each of `captured_lengths`, not one for all.
-        `pad_state`: of a model that keeps states, the slot of sequences that are added."""
+        """`measures`: for `shares_of`. `is_by_length`: a graph for each of `captured_lengths`, not one for all.
+        `pad_state`: of a model that keeps states, the slot of sequences that are added. `max_drafts`: of a request."""
         self.sizes = captured_sizes(max_num_seqs)
+        self.drafted_sizes = drafted_sizes(max_num_seqs, max_drafts)
+        self._most_rows = most_rows(max_num_seqs, max_drafts)
+        self._max_drafts = max_drafts
         self._lengths = captured_lengths(max_tokens) if is_by_length else (max_tokens,)
         self._forward = forward
         self._buffer = buffer
@@ -92,59 +143,95 @@ class DecodeGraphs:
         self._sent_tables: list[torch.Tensor] = []
         self._logits: torch.Tensor | None = None
         self._block_size = block_size
-        self._keeps_queries = keeps_queries
+        self._totals: torch.Tensor | None = None
+        if measures:
+            self._totals = torch.zeros(num_groups, *self._tables[0].shape, device=device)
         self._pad_state = pad_state
-        self._kept: dict[tuple[int, int], list[KeptDecode]] = {}
-        self._graphs: dict[tuple[int, int], Any] = {}
-        self._addresses: dict[int, tuple[int, ...]] = {}
-        self._wanted: set[tuple[int, int]] = set()
-        self._failures = failures or CaptureFailures(lambda note: None)
-        self._length = max_tokens  # of the step that was put last
+        self._shares: dict[_Key, AttentionScores] = {}
+        self._graphs: dict[_Key, Any] = {}
+        self._addresses: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._wanted: set[_Key] = set()
+        self.failures = failures or CaptureFailures(lambda note: None)
+        self._put_key = _Key(0, max_tokens)  # of the step that was put last
         self._pool: Any = None
 
     @property
     def largest(self) -> int:
-        """To be captured before all others."""
+        """Captured before all others."""
         return self.sizes[-1]
 
-    def capture_largest(self) -> str:
-        """Before all others: the largest that can be captured. Why none can; empty: one was."""
-        errors: dict[int, RuntimeError] = {}
-        for size in reversed(self.sizes):
-            try:
-                self.capture(size)
-            except RuntimeError as error:
-                errors[size] = error
-                torch.cuda.empty_cache()
-                continue
-            for larger, why in errors.items():
-                self._note_failure(larger, self._lengths[-1], why)
-            return ""
-        return failure_words(errors[self.largest])
+    def capture_all(self) -> str:
+        """Before the first request: all sizes. Those that fail are told of. Why none can; empty: one was."""
+        keys = [_Key(size, self._lengths[-1]) for size in reversed(self.sizes)]
+        errors = {key: error for key in keys if (error := self._try(key)) is not None}
+        if len(errors) == len(keys):
+            return failure_words(errors[keys[0]])
+        for key, error in errors.items():
+            self._note_failure(key, error)
+        return ""
+
+    def capture_drafted(self) -> None:
+        """Before the first request, all sizes of steps with drafts. One that fails is left out, and told of; of a model
+        that cannot be captured so once is enough."""
+        keys = self._drafted_keys()
+        errors = {key: error for key in keys if (error := self._try(key)) is not None}
+        for key, error in errors.items():
+            if len(errors) < len(keys) or key is keys[0]:
+                self._note_failure(key, error)
+            else:
+                self.failures.refuse(key, error)
+
+    def _drafted_keys(self) -> list[_Key]:
+        """The largest first, which gives the others their memory."""
+        rooms = ((size, room) for size in self.drafted_sizes for room in {min(size, FEW_REQUESTS), size})
+        keys = {_Key(size, self._lengths[-1], min(room, self.largest)) for size, room in rooms}
+        return sorted(keys, reverse=True)
+
+    def _drafted_key(self, inputs: StepInputs) -> _Key | None:
+        """The smallest that is captured and has room for the step."""
+        num_tokens, num_requests = inputs.num_tokens, len(inputs.seq_lens)
+        fitting = (key for key in self._graphs if key.size >= num_tokens and key.num_drafted >= num_requests)
+        return min(fitting, default=None)
+
+    def _try(self, key: _Key) -> RuntimeError | None:
+        try:
+            self._capture(key)
+        except RuntimeError as error:  # torch.OutOfMemoryError among them
+            torch.cuda.empty_cache()
+            return error
+        self.failures.captured(key, key.words)
+        return None
 
     def capture(self, size: int, length: int | None = None) -> None:
         """For requests of up to `length` tokens, or of any number. Waits for all that the device was given, and uses
         the buffer. Raises what CUDA or the model raise."""
-        length = length or self._lengths[-1]
+        self._capture(_Key(size, length or self._lengths[-1]))
+
+    def _capture(self, key: _Key) -> None:
         self._buffer.begin()
-        tensors = self._put(None, size, length)
+        tensors = self._put(None, key)
         self._buffer.send()
         self._forward_into_logits(tensors)  # outside the graph, where libraries may allocate what they keep
         torch.cuda.synchronize()
-        graph, kept = torch.cuda.CUDAGraph(), list[KeptDecode]()
+        graph = torch.cuda.CUDAGraph()
         # Threads that copy beside the steps may go on meanwhile. `graph` does not leave its stream where its end fails.
         capturing = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
         with torch.cuda.stream(torch.cuda.current_stream(self._device)), capturing:
-            self._forward_into_logits(tensors, kept if self._keeps_queries else None)
+            shares = self._forward_into_logits(tensors)
         self._pool = self._pool or graph.pool()
-        self._kept[size, length] = kept
-        self._graphs[size, length] = graph
+        if shares is not None:
+            self._shares[key] = shares
+        self._graphs[key] = graph
 
     def size_of(self, inputs: StepInputs) -> int | None:
-        """The smallest graph for a step of decodes alone, captured here if need be; None: there is none yet.
+        """The smallest graph that there is for a step of decodes alone, or with drafts; None: there is none. One that
+        was lost is captured here, once its pause is over: who is never idle would have none again.
 
         Before anything of the step is in the buffer.
         """
+        if inputs.is_drafted:
+            drafted = self._drafted_key(inputs)
+            return None if drafted is None else drafted.size
         if inputs.num_single_token != inputs.num_tokens or len(inputs.sample_rows) != inputs.num_tokens:
             return None
         if inputs.state_slots is not None and (inputs.seq_lens == 1).any():  # who has no state to go on from
@@ -152,62 +239,106 @@ class DecodeGraphs:
         size = padded_size(self.sizes, inputs.num_tokens)
         if size is None:
             return None
-        key = size, self._length_of(inputs)
-        if key in self._graphs:
-            return size
-        if key not in self._wanted:
-            self._wanted.add(key)
-            return None
-        if self._failures.may_try(key):
-            try:
-                self.capture(*key)
-                return size
-            except RuntimeError as error:  # torch.OutOfMemoryError among them
-                self._note_failure(*key, error)
-        return next((larger for larger in self.sizes if larger > size and (larger, key[1]) in self._graphs), None)
+        key = _Key(size, self._length_of(inputs))
+        if key not in self._graphs:
+            if not self.failures.has(key):
+                self._wanted.add(key)
+            elif self.failures.may_try(key) and (error := self._try(key)) is not None:
+                self._note_failure(key, error)
+        found = self._decode_key(key)
+        return None if found is None else found.size
+
+    def _decode_key(self, wanted: _Key) -> _Key | None:
+        """The smallest that is captured and holds as much."""
+        fitting = (
+            key
+            for key in self._graphs
+            if not key.num_drafted and key.size >= wanted.size and key.length >= wanted.length
+        )
+        return min(fitting, default=None)
+
+    @property
+    def num_requests(self) -> int:
+        """That the graph of the step that was put has room for."""
+        return self._put_key.num_requests
 
     def put(self, inputs: StepInputs, size: int) -> StepTensors:
         """A step into the buffer, where its graph reads it: the first thing that is put there."""
-        return self._put(inputs, size, self._length_of(inputs))
+        drafted = self._drafted_key(inputs) if inputs.is_drafted else None
+        decodes = _Key(size, self._length_of(inputs))
+        return self._put(inputs, drafted or self._decode_key(decodes) or decodes)
 
     def replay(self, size: int, num_rows: int) -> torch.Tensor:
-        """Logits (num_rows, vocabulary), valid until the next replay."""
+        """The step that was put. Logits (num_rows, vocabulary), valid until the next replay."""
         assert self._logits is not None, "nothing was captured"
         for table, sent in zip(self._tables, self._sent_tables, strict=False):
             count, width = sent.shape  # sent as narrow as they are, read at one place
             table[:count, :width].copy_(sent)
-        self._graphs[size, self._length].replay()
+        self._graphs[self._put_key._replace(size=size)].replay()
         return self._logits[:num_rows]
 
-    def measure(self, size: int, inputs: StepInputs, tensors: StepTensors, shares: AttentionScores) -> None:
-        """Of the step that was just replayed, where its attention fell; by the lengths that it has."""
-        assert tensors.decode is not None, "decodes were put"
-        count, longest = len(inputs.seq_lens), int(inputs.seq_lens.max())
-        width = table_width(longest, self._block_size)
-        tables = tuple(table[:count, :width] for table in self._tables)
-        batch = DecodeBatch(tables, tensors.decode.seq_lens[:count], longest)
-        for query, kv, options in self._kept[size, self._length]:
-            add_shares(shares, KeptDecode(query[:count], kv, options), batch)
+    def shares_of(self, size: int, inputs: StepInputs, back: RowsBack) -> Rows | None:
+        """Of the step that was just replayed, where its attention fell: it starts to come down."""
+        width = table_width(int(inputs.seq_lens.max()), self._block_size)
+        return self._shares[self._put_key._replace(size=size)].start(back, len(inputs.seq_lens), width)
 
-    def _note_failure(self, size: int, length: int, error: RuntimeError) -> None:
-        self._failures.note((size, length), f"batches of {size}", error)
+    def try_again(self) -> bool:
+        """One size that failed or was given back a while ago, or was wanted: to be called where nobody waits. Whether
+        there was one."""
+        key: Any
+        for key in (*self.failures.due(), *self._wanted):
+            self._wanted.discard(key)
+            if (error := self._try(key)) is not None:
+                self._note_failure(key, error)
+            return True
+        return False
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether anything is left for `try_again`."""
+        return bool(self._wanted) or self.failures.is_waiting
+
+    def release(self) -> bool:
+        """Give all graphs and their memory back; they share it, so that one alone frees nothing. Whether any were."""
+        for key in self._graphs:
+            self.failures.put_off(key)
+        had_any = bool(self._graphs)
+        self._graphs.clear()
+        self._shares.clear()
+        self._pool = None
+        return had_any
+
+    def _note_failure(self, key: _Key, error: RuntimeError) -> None:
+        self.failures.note(key, key.words, error)
 
     def _length_of(self, inputs: StepInputs) -> int:
         length = padded_size(self._lengths, int(inputs.seq_lens.max()))
         return self._lengths[-1] if length is None else length
 
-    def _put(self, inputs: StepInputs | None, size: int, length: int) -> StepTensors:
-        self._length = length
-        tensors, self._sent_tables = put_decodes(inputs, size, length, self._tables, self._buffer, self._pad_state)
-        assert tensors.decode is not None, "decodes were put"
-        read = [tensors.decode.seq_lens, *([] if tensors.state_slots is None else [tensors.state_slots])]
+    def _put(self, inputs: StepInputs | None, key: _Key) -> StepTensors:
+        self._put_key = key
+        size, length, buffer = key.size, key.length, self._buffer
+        if key.num_drafted:
+            most = key.num_drafted, 1 + self._max_drafts
+            tensors, self._sent_tables = put_drafted(inputs, size, *most, length, self._tables, buffer)
+        else:
+            tensors, self._sent_tables = put_decodes(inputs, size, length, self._tables, buffer, self._pad_state)
+        batch = tensors.decode or tensors.prefill
+        assert batch is not None, "a step has requests"
+        read = [batch.seq_lens, *([] if tensors.state_slots is None else [tensors.state_slots])]
         address = tuple(int(tensor.storage_offset()) * tensor.element_size() for tensor in read)
-        assert self._addresses.setdefault(size, address) == address, "a graph reads fixed addresses"
+        place = size, key.num_drafted
+        assert self._addresses.setdefault(place, address) == address, "a graph reads fixed addresses"
         return tensors
 
-    def _forward_into_logits(self, tensors: StepTensors, kept: list[KeptDecode] | None = None) -> None:
-        """All graphs write the first rows of one tensor; what else they allocate they share."""
-        logits = self._forward(tensors, kept)
+    def _forward_into_logits(self, tensors: StepTensors) -> AttentionScores | None:
+        """All graphs write the first rows of the same tensors; what else they allocate they share."""
+        shares = None
+        if self._totals is not None and tensors.decode is not None:
+            shares = AttentionScores(self._totals)
+            self._totals[:, : tensors.num_single_token].zero_()
+        logits = self._forward(tensors, shares)
         if self._logits is None:
-            self._logits = torch.empty_like(logits)
+            self._logits = logits.new_empty(self._most_rows, logits.shape[1])
         self._logits[: len(logits)].copy_(logits)
+        return shares

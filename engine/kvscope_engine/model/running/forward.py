@@ -22,6 +22,11 @@ class Forward:
         self._output_type: Any = None
         self._keeps_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
 
+    def parts(self) -> Iterator[nn.Module]:
+        """All modules that it is made of."""
+        modules: Iterator[nn.Module] = self._module.modules()
+        return modules
+
     def logits(
         self, ids: torch.Tensor, positions: torch.Tensor, paged: AttentionContext, rows: torch.Tensor | None = None
     ) -> torch.Tensor:

@@ -2,8 +2,9 @@
 
 Owns the buffers and the order between them. The same shapes reserved in the same order lie at the same addresses,
 which is what CUDA graphs are captured with. There is one on the device, which a step reads before the next one's copy,
-and two on the host: one is written while the other's copy may wait behind a step that runs. On a CPU there is nothing
-to move: arrays are the tensors.
+and three on the host: one is written while the copies of the others may wait behind a step that runs, that of the next
+one's inputs and that of how its tokens are sampled (`InFlight.sample`). On a CPU there is nothing to move: arrays are
+the tensors.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 ALIGNMENT: Final = 64
 """Bytes: every array starts at a multiple, so that kernels find the same alignment in every step."""
+NUM_SIDES: Final = 3
 _DTYPES: Final = {
     np.dtype(np.int32): torch.int32,
     np.dtype(np.int64): torch.int64,
@@ -34,7 +36,7 @@ class StepBuffer:
         self._overflow: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.num_bytes = 0 if self._is_host else num_bytes
         if not self._is_host:
-            self._sides = [_HostSide(num_bytes) for _ in range(2)]
+            self._sides = [_HostSide(num_bytes) for _ in range(NUM_SIDES)]
             self._on_device = torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
     @property
@@ -43,10 +45,10 @@ class StepBuffer:
         return not self._is_host
 
     def begin(self) -> None:
-        """A new step; waits, if need be, until the copy of the step before the last has read the host's buffer."""
+        """Another copy; waits, if need be, until that before the last two has read the host's buffer."""
         self._end = 0
         if not self._is_host:
-            self._sides.reverse()
+            self._sides.insert(0, self._sides.pop())
             self._sides[0].sent.wait()
             self._overflow.clear()
 

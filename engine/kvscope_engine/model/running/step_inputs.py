@@ -49,6 +49,11 @@ class StepInputs:
         """Tokens computed."""
         return len(self.input_ids)
 
+    @property
+    def is_drafted(self) -> bool:
+        """Whether these are decodes with drafts among them and nothing else: a token is sampled after each."""
+        return self.num_single_token < self.num_tokens == len(self.sample_rows)
+
 
 class TableRows:
     """Block ids of the requests that ran lately, one row a request in each KV group."""

@@ -100,6 +100,37 @@ def put_decodes(
     return StepTensors(*flat, size, DecodeBatch(read, seq_lens, length), None, None, state_slots), tables
 
 
+def put_drafted(
+    inputs: StepInputs | None,
+    size: int,
+    num_requests: int,
+    max_query_len: int,
+    length: int,
+    block_tables: Sequence[torch.Tensor],
+    buffer: StepBuffer,
+) -> tuple[StepTensors, list[torch.Tensor]]:
+    """A step of decodes and drafts, padded to `size` tokens of `num_requests` sequences, each with up to
+    `max_query_len` of them and `length` in all: what one graph reads. The second is as in `put_decodes`.
+
+    All are runs of queries, whose lengths are read on the device. Sequences that are added have no tokens, and tokens
+    that are added no sequence: they write nowhere, and what attention leaves in their rows nobody reads.
+    """
+    count = 0 if inputs is None else len(inputs.seq_lens)
+    assert count <= num_requests, "there are tables for so many"
+    flat = put_padded(inputs, size, buffer, len(block_tables))
+    starts, query_start = buffer.reserve((num_requests + 1,), np.int32)
+    lengths, seq_lens = buffer.reserve((num_requests,), np.int32)
+    starts[count:] = 0 if inputs is None else inputs.num_tokens
+    lengths[count:] = 0
+    tables = []
+    if inputs is not None:
+        starts[:count], lengths[:count] = inputs.query_start[:-1], inputs.seq_lens
+        tables = [buffer.put(of_group) for of_group in inputs.block_tables]
+    read = tuple(table[:num_requests] for table in block_tables)
+    runs = PrefillBatch(read, seq_lens, length, query_start, max_query_len)
+    return StepTensors(*flat, 0, None, runs, None), tables
+
+
 def put_padded(
     inputs: StepInputs | None, size: int, buffer: StepBuffer, num_groups: int
 ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:

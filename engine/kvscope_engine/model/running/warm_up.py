@@ -59,10 +59,16 @@ def warm_up(
         logits = run(tensors)
     if logits is not None:
         _sample(logits, sampler, buffer)
-    failure = _capture(graphs, len(steps), total, progress) if graphs is not None else ""
+    failure = ""
+    if graphs is not None:
+        progress(Progress(stage=STAGE, detail="CUDA graphs of decodes", done=len(steps), total=total))
+        failure = graphs.capture_all()
     if mixed is not None and not failure:
         progress(Progress(stage=STAGE, detail="CUDA graphs of steps with prefills", done=total - 1, total=total))
         mixed.capture_all()
+    if graphs is not None and graphs.drafted_sizes and not failure:
+        progress(Progress(stage=STAGE, detail="CUDA graphs of steps with drafts", done=total - 1, total=total))
+        graphs.capture_drafted()
     return failure
 
 
@@ -75,10 +81,26 @@ def idle_steps(limits: StepLimits) -> Iterator[Callable[[StepBuffer], StepTensor
             yield _prefill_step(num_queries, 0, length=length, num_groups=limits.num_groups)
     longest, num_seqs = limits.max_num_batched_tokens, limits.max_num_seqs
     yield _prefill_step(most, 0, longest=longest, num_seqs=num_seqs, num_groups=limits.num_groups)
+    if limits.has_experts:
+        for num_tokens in dict.fromkeys(
+            (*_doubled(most, limits.max_num_batched_tokens), limits.max_num_batched_tokens)
+        ):
+            yield _prefill_step(num_tokens, 0, num_groups=limits.num_groups)
     yield _prefill_step(min(2, most), 1, num_groups=limits.num_groups)
     for length in dict.fromkeys((1, limits.max_request_tokens)):  # in one part, and in several to be merged
         for num_rows in dict.fromkeys((1, min(2, limits.max_num_seqs))):
             yield _decode_step(num_rows, length, limits.block_size, limits.num_groups)
+
+
+def idle_decodes(limits: StepLimits, buffer: StepBuffer) -> StepTensors:
+    """The smallest of these steps in which no request is alone, as it is put."""
+    return _decode_step(min(2, limits.max_num_seqs), 1, limits.block_size, limits.num_groups)(buffer)
+
+
+def _doubled(number: int, most: int) -> Iterator[int]:
+    """`number` twice, four times and so on, below `most`."""
+    while (number := 2 * number) < most:
+        yield number
 
 
 def _decode_step(num_rows: int, length: int, block_size: int, num_groups: int) -> Callable[[StepBuffer], StepTensors]:
@@ -163,9 +185,3 @@ class _AnyToken:
 
     def accept(self, token_id: int) -> None:
         """Nothing follows from it."""
-
-
-def _capture(graphs: DecodeGraphs, done: int, total: int, progress: Callable[[Progress], None]) -> str:
-    """The largest alone: others follow in service, as they are wanted."""
-    progress(Progress(stage=STAGE, detail=f"CUDA graph of {graphs.sizes[-1]} requests", done=done, total=total))
-    return graphs.capture_largest()

@@ -83,7 +83,8 @@ def sampling_inputs(
 ) -> SamplingInputs:
     """Everything put into `buffer`, which the caller sends. `num_output_tokens`: output tokens of each by then.
 
-    A request whose next token depends on what its last one was (`Request.follows_its_tokens`) must know that one.
+    A request whose next token depends on what its last one was (`Request.follows_its_tokens`) must know that one, or
+    have ended; one that awaits its form is not kept to it.
     """
     early = _early_ends(requests, num_output_tokens, eos_token_ids, vocab_size)
     drawn = [row for row, request in enumerate(requests) if request.sampling.temperature >= MIN_TEMPERATURE]
@@ -123,7 +124,7 @@ def _logprob_inputs(requests: Sequence[Request], buffer: StepBuffer) -> LogprobI
 def _form_inputs(
     requests: Sequence[Request], num_output_tokens: Sequence[int], vocab_size: int, buffer: StepBuffer
 ) -> FormInputs | None:
-    rows = [row for row, request in enumerate(requests) if request.matcher is not None]
+    rows = [row for row, r in enumerate(requests) if r.matcher is not None and r.matcher.is_ready]
     if not rows:
         return None
     words, allowed = buffer.reserve((len(rows), -(-vocab_size // WORD_BITS)), np.int32)

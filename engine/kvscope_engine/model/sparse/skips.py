@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvscope_engine.model.running import attention_scores
+from kvscope_engine.model.running.read_back import Rows, RowsBack
 from kvscope_engine.model.sparse.page_choice import Chosen
 
 SKIP_STEPS: Final = 32
@@ -37,11 +37,17 @@ class BlockSkips:
         columns = chosen.columns.flatten(1)
         self._taken.scatter_add_(1, columns, torch.ones(columns.shape, device=columns.device))
 
-    def rows(self) -> NDArray[np.float32] | None:
+    def start(self, back: RowsBack) -> Rows | None:
         """(num_single_token, blocks): of the layers and KV heads that choose, the share that passed a block over.
 
-        Waits for the step; None where no layer chose. What is behind a request's own blocks says nothing.
+        They start to come down; None where no layer chose. What is behind a request's own blocks says nothing.
         """
         if self._taken is None:
             return None
-        return 1 - attention_scores.on_host(self._taken[:, :-1]) / np.float32(self._num_choices)
+        landing, num_choices = back.start(self._taken[:, :-1]), np.float32(self._num_choices)
+
+        def rows() -> NDArray[np.float32]:
+            passed: NDArray[np.float32] = 1 - landing() / num_choices
+            return passed
+
+        return rows

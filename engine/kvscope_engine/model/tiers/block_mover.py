@@ -7,7 +7,10 @@ disk tier reads or writes it. Which place holds what it must not know.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
+from kvscope_engine.model.ranks.messages import How
+from kvscope_engine.model.ranks.rank import Rank
 from kvscope_engine.model.tiers.copies import Copies
 from kvscope_engine.model.tiers.disk_tier import DiskTier
 from kvscope_engine.model.tiers.host_slab import HostSlab, torch_pinned_bytes
@@ -15,10 +18,37 @@ from kvscope_engine.model.tiers.stats import TierStats
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
 
 
-class BlockMover:
-    """Owns what it is made of. `salt` is that of a kept file's prefixes, None without one."""
+class OtherMovers(Protocol):
+    """Those of the other ranks, which have their parts of the same blocks; see `ranks.leader`."""
 
-    def __init__(self, copies: Copies, slab: HostSlab, disk: DiskTier | None, salt: bytes | None, note: str) -> None:
+    rank: Rank
+
+    def move(
+        self,
+        how: How,
+        sources: Sequence[int] = (),
+        targets: Sequence[int] = (),
+    ) -> None:
+        """They do the same."""
+
+    def moved(self, whole: Sequence[bool]) -> list[bool]:
+        """What the last `offload`, `rise` or `drain` came to on all of them, when it came to `whole` here."""
+
+
+class BlockMover:
+    """Owns what it is made of. `salt` is that of a kept file's prefixes, None without one; `others` are told of each
+    move before it is done here, so that they do theirs meanwhile."""
+
+    def __init__(
+        self,
+        copies: Copies,
+        slab: HostSlab,
+        disk: DiskTier | None,
+        salt: bytes | None,
+        note: str,
+        others: OtherMovers | None = None,
+    ) -> None:
+        self._others = others
         self._copies = copies
         self._slab = slab
         self._disk = disk
@@ -63,40 +93,57 @@ class BlockMover:
     def save(self, blocks: Sequence[int], places: Sequence[int]) -> None:
         """Blocks of the pool to places in host memory."""
         self._check_open()
+        if self._others is not None and blocks:
+            self._others.move("save", blocks, places)
         self._copies.save(blocks, places)
 
     def load(self, places: Sequence[int], blocks: Sequence[int]) -> None:
         """Places in host memory to blocks of the pool."""
         self._check_open()
+        if self._others is not None and blocks:
+            self._others.move("load", places, blocks)
         self._copies.load(places, blocks)
 
     def offload(
         self, places: Sequence[int], disk_places: Sequence[int], prefixes: Sequence[Prefix | None]
     ) -> list[bool]:
-        """Places in host memory to places on disk; which of them are there now."""
+        """Places in host memory to places on disk; which of them are there now, on all ranks."""
         self._check_open()
         if self._disk is None:
             return [False] * len(places)
+        if self._others is not None:
+            self._others.move("offload", places, disk_places)
         self._copies.settle(places)
-        return self._disk.offload([self._rows[place] for place in places], disk_places, prefixes)
+        there = self._disk.offload([self._rows[place] for place in places], disk_places, prefixes)
+        return there if self._others is None else self._others.moved(there)
 
     def rise(self, disk_places: Sequence[int], places: Sequence[int]) -> list[bool]:
         """Places on disk to places in host memory; which came back whole. The others are lost."""
         self._check_open()
         if self._disk is None:
             return [False] * len(places)
+        if self._others is not None:
+            self._others.move("rise", disk_places, places)
         self._copies.settle(places)
-        return self._disk.rise(disk_places, [self._rows[place] for place in places])
+        whole = self._disk.rise(disk_places, [self._rows[place] for place in places])
+        return whole if self._others is None else self._others.moved(whole)
 
     def flush(self) -> None:
         """Everything was copied, in the order of the device: what runs next may write to the blocks."""
         self._check_open()
+        if self._others is not None:
+            self._others.move("flush")
         self._copies.flush()
 
     def drain(self) -> bool:
         """Wait until all that was offloaded is on the drive; whether it is. For measurements: nothing needs it."""
         self._check_open()
-        return self._disk is None or self._disk.drain()
+        if self._disk is None:
+            return True
+        if self._others is not None:
+            self._others.move("drain")
+        is_drained = self._disk.drain()
+        return is_drained if self._others is None else all(self._others.moved((is_drained,)))
 
     def swap_seconds(self, num_blocks: int) -> float:
         """Measured: the time that `num_blocks` blocks take to host memory and back."""
@@ -111,8 +158,9 @@ class BlockMover:
 
     @property
     def stats(self) -> TierStats:
-        """What was done since the start."""
-        saving, loading, disk, size = self._copies.saving, self._copies.loading, self._disk, self._block_bytes
+        """What was done since the start; bytes are of all ranks together, seconds this one's."""
+        saving, loading, disk, count = self._copies.saving, self._copies.loading, self._disk, self._num_ranks
+        size = self._block_bytes * count
         return TierStats(
             saved_bytes=saving.num_blocks * size,
             saved_seconds=saving.seconds,
@@ -123,10 +171,10 @@ class BlockMover:
             risen_bytes=disk.num_read * size if disk is not None else 0,
             risen_seconds=disk.read_seconds if disk is not None else 0.0,
             num_lost=disk.num_lost if disk is not None else 0,
-            host_asked_bytes=self._slab.num_bytes,
-            host_real_bytes=self._slab.real_bytes,
+            host_asked_bytes=self._slab.num_bytes * count,
+            host_real_bytes=self._slab.real_bytes * count,
             host_is_pinned=self._slab.is_pinned,
-            torch_pinned_bytes=torch_pinned_bytes(self._slab.num_bytes),
+            torch_pinned_bytes=torch_pinned_bytes(self._slab.num_bytes) * count,
             disk_is_direct=disk is not None and disk.is_direct,
         )
 
@@ -140,6 +188,10 @@ class BlockMover:
         del self._rows
         self._slab.close()
         return note
+
+    @property
+    def _num_ranks(self) -> int:
+        return 1 if self._others is None else self._others.rank.count
 
     def _check_open(self) -> None:
         assert not self._closed, "the tiers are closed"

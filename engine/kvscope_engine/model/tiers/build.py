@@ -12,7 +12,7 @@ import torch
 
 from kvscope_engine.model.running.kv_storage import MIB, KVStorage
 from kvscope_engine.model.tiers.block_layout import BlockLayout, layout_text
-from kvscope_engine.model.tiers.block_mover import BlockMover
+from kvscope_engine.model.tiers.block_mover import BlockMover, OtherMovers
 from kvscope_engine.model.tiers.copies import Copies, PlainCopies
 from kvscope_engine.model.tiers.disk_open import open_disk_file
 from kvscope_engine.model.tiers.disk_records import record_bytes
@@ -36,10 +36,15 @@ PRACTICE_BYTES: Final = 4 * MIB
 
 
 def make_tier_mover(
-    config: EngineConfig, storage: KVStorage, fingerprint: str, *, state_bytes: int = 0
+    config: EngineConfig,
+    storage: KVStorage,
+    fingerprint: str,
+    *,
+    state_bytes: int = 0,
+    others: OtherMovers | None = None,
 ) -> BlockMover | None:
     """What moves blocks of `storage`; None without a host tier. `fingerprint` tells models and dtypes apart;
-    `state_bytes` of the host tier are taken by states of recurrent layers.
+    `state_bytes` of the host tier are taken by states of recurrent layers; `others` move theirs alike.
 
     Raises BadInput when a tier is larger than there is room, too small for a block, or its file cannot be had.
     """
@@ -60,7 +65,7 @@ def make_tier_mover(
         disk, kept = _disk(config, words.block_bytes, f"{fingerprint};{layout_text(storage)}")
         undo.pop_all()
     note = "; ".join(filter(None, (slab.note, kept.note if kept is not None else "")))
-    return BlockMover(copies, slab, disk, kept.salt if kept is not None else None, note)
+    return BlockMover(copies, slab, disk, kept.salt if kept is not None else None, note, others)
 
 
 def _mover_of_nothing(storage: KVStorage, note: str) -> BlockMover:

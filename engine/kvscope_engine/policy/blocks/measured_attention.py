@@ -11,28 +11,31 @@ from kvscope_telemetry.ledger import attention_units
 
 
 def store_attention(pool: BlockPool, plan: StepPlan, shares: NDArray[np.float32], step: int) -> None:
-    """`shares` (groups, num_single_token, blocks) of the plan's decodes. Of blocks let go of since nothing is told."""
-    ids, values = _by_block(pool, plan, shares)
+    """`shares` (groups, num_single_token, blocks) of the plan's decodes. Of blocks let go of since nothing is told, nor
+    of decodes on whose blocks nothing fell: there was no room to measure them."""
+    ids, values = _by_block(pool, plan, shares, np.asarray(shares.any(2)))
     if len(ids):
         pool.measure(ids, attention_units(values), step)
 
 
 def store_skips(pool: BlockPool, plan: StepPlan, skips: NDArray[np.float32]) -> None:
     """`skips` (num_single_token, blocks), alike; those who choose among blocks have one group."""
-    ids, values = _by_block(pool, plan, skips[None])
+    ids, values = _by_block(pool, plan, skips[None], np.ones((1, len(skips)), np.bool_))
     if len(ids):
         pool.skip(ids, attention_units(values))
 
 
 def _by_block(
-    pool: BlockPool, plan: StepPlan, rows: NDArray[np.float32]
+    pool: BlockPool, plan: StepPlan, rows: NDArray[np.float32], is_told: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Every block of the plan's decodes, and what its row says of it."""
+    """Every block of the plan's decodes that are told of, and what its row says of it."""
     decodes = plan.scheduled[: plan.num_single_token]
     ids: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
     values: list[NDArray[np.float32]] = [np.empty(0, np.float32)]
     for group, of_group in enumerate(rows):
-        for item, row in zip(decodes, of_group, strict=True):
+        for item, row, is_told_of in zip(decodes, of_group, is_told[group], strict=True):
+            if not is_told_of:
+                continue
             first, stop = item.request.num_let_go[group], item.start // pool.block_size + 1
             table = item.request.block_tables[group][first:stop]
             ids.append(np.array(table, np.int64))

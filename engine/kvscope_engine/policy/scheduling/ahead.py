@@ -1,7 +1,8 @@
 """Scheduling a step while the one before it runs: where its requests will be by then, and when that cannot be known.
 
-A request with a token in flight is scheduled for one more without anybody knowing what that token is. Only counts
-differ from what the requests know, so this is all that the scheduler asks here. Owns nothing of a request: the step
+A request with a token in flight is scheduled for one more without anybody knowing what that token is, whatever its
+next one depends on: a form and penalties are looked at when that is sampled. Only counts differ from what the requests
+know, so this is all that the scheduler asks here. Owns nothing of a request: the step
 in flight is still to be committed, and `Request.num_computed_tokens` and its tokens stay as they are until then.
 """
 
@@ -16,7 +17,6 @@ RESERVED: Final = "an allocator that reserves"
 STATES: Final = "recurrent layers, whose states a step that is tried again would change twice"
 DRAFTED: Final = "drafts of what follows the tokens"
 FORKED: Final = "completions that share their prompt"
-FOLLOWED: Final = "a form or penalties"
 SHARED: Final = "a prompt in progress that others may share"
 TURN: Final = "a turn for a client or a batch that runs nothing"
 SHORT: Final = "no free block for each request"
@@ -43,11 +43,6 @@ class Ahead:
         """Whether its token in flight is its last, whatever it is: nothing may be scheduled past it."""
         item = self._items.get(request.number)
         return item is not None and item.samples and len(request.output_token_ids) + 1 >= request.max_tokens
-
-
-def follows_in_flight(plan: StepPlan) -> bool:
-    """Whether a request that goes on after this step depends on a token that the step samples."""
-    return any(item.samples and item.request.follows_its_tokens for item in plan.scheduled)
 
 
 def computes_prompts(plan: StepPlan) -> bool:

@@ -50,7 +50,7 @@ from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.drafting.drafter import Drafter
 from kvscope_engine.policy.fit import BlockNeeds
 from kvscope_engine.policy.kv_groups import group_digest
-from kvscope_engine.policy.plan import StepPlan
+from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
 from kvscope_engine.policy.ranked_queue import RankedQueue
 from kvscope_engine.policy.request import Request
@@ -216,14 +216,12 @@ class Scheduler:
             return ahead_of.RESERVED
         if self.states is not None:
             return ahead_of.STATES
-        forks = bool(self._held) and any(self._held.any_of(item.request) for item in running.scheduled)
-        if forks or self.tables.any_shares_tail:
+        if self.tables.any_shares_tail or (self._held and any(map(self._held.are_freed_by, running.scheduled))):
             return ahead_of.FORKED
-        if ahead_of.follows_in_flight(running):
-            return ahead_of.FOLLOWED
         if self.drafting is not None and self.drafting.is_wanted_after(running):
             return ahead_of.DRAFTED
-        if self._waiting and self._pool.index is not None and ahead_of.computes_prompts(running):
+        may_admit = self._waiting and len(self._running) < self.max_num_seqs
+        if may_admit and self._pool.index is not None and ahead_of.computes_prompts(running):
             return ahead_of.SHARED
         if self._way():
             return ahead_of.TURN
@@ -635,9 +633,10 @@ class HeldForks:
     def __contains__(self, child: Request) -> bool:
         return child in self._children.get(child.parent, ())
 
-    def any_of(self, parent: Request) -> bool:
-        """Whether anybody waits for `parent`."""
-        return parent.number in self._children
+    def are_freed_by(self, item: Scheduled) -> bool:
+        """Whether any wait for this request's prompt, the last of which is computed here."""
+        request = item.request
+        return request.number in self._children and item.start + item.num_tokens >= request.num_prompt_tokens
 
     def add_request(self, child: Request) -> None:
         """`child.parent` says whom it waits for."""

@@ -10,7 +10,7 @@ from kvscope_kernels.benchmark.timing import Call
 
 OURS: Final = "kvscope"
 REFERENCE: Final = "torch reference"
-COPY: Final = "copy"
+READ: Final = "read"
 _TOLERANCE: Final = 0.05
 """Of the largest number: far above what types round, far below what another answer would be."""
 
@@ -61,8 +61,8 @@ class Row:
     time_us: float
     num_bytes: int
     gb_per_s: float
-    share_of_copy: float
-    """Of the bytes a second, read and written, that a plain copy moved in the same rounds."""
+    share_of_read: float
+    """Of the bytes a second that a plain read moved in the same rounds."""
     tflop_per_s: float | None
     ours_over_it: float
     """Above 1: ours is faster."""
@@ -74,17 +74,17 @@ class Result:
 
     rows: list[Row]
     absent: Mapping[str, str]
-    copy_gb_per_s: float
+    read_gb_per_s: float
 
 
 def measured(
     contest: Contest,
     make_sampler: Callable[[Contender], Sampler],
-    copying: tuple[Sampler, int],
+    reading: tuple[Sampler, int],
     rounds: int,
     settle: Callable[[], object] = lambda: None,
 ) -> Result:
-    """Time all that do the same as ours; `copying` is how a copy is timed and the bytes that it moves; `settle` waits
+    """Time all that do the same as ours; `reading` is how a read is timed and the bytes that it takes; `settle` waits
     for the device, and raises what went wrong there.
 
     Raises what ours raises, and BrokenDevice where somebody left the device unusable. Others that fail, or compute
@@ -97,10 +97,10 @@ def measured(
             settle()
         except Exception as error:  # other people's libraries: whatever they raise is why they are absent
             absent[name] = _survived(contest, name, error, settle)
-    times = _medians({**samplers, COPY: copying[0]}, rounds)
-    copied = copying[1] / times.pop(COPY)
-    rows = [_row(contest, name, seconds, times[OURS], copied) for name, seconds in times.items()]
-    return Result(rows, absent, copied / 1e9)
+    times = _medians({**samplers, READ: reading[0]}, rounds)
+    read = reading[1] / times.pop(READ)
+    rows = [_row(contest, name, seconds, times[OURS], read) for name, seconds in times.items()]
+    return Result(rows, absent, read / 1e9)
 
 
 def first_line(error: Exception) -> str:
@@ -162,7 +162,7 @@ def _median(found: Iterable[float]) -> float:
     return ordered[len(ordered) // 2]
 
 
-def _row(contest: Contest, name: str, seconds: float, ours: float, copied: float) -> Row:
+def _row(contest: Contest, name: str, seconds: float, ours: float, read: float) -> Row:
     rate = contest.num_bytes / seconds
     return Row(
         kernel=contest.kernel,
@@ -171,7 +171,7 @@ def _row(contest: Contest, name: str, seconds: float, ours: float, copied: float
         time_us=seconds * 1e6,
         num_bytes=contest.num_bytes,
         gb_per_s=rate / 1e9,
-        share_of_copy=rate / copied,
+        share_of_read=rate / read,
         tflop_per_s=contest.flops / seconds / 1e12 if contest.flops else None,
         ours_over_it=seconds / ours,
     )

@@ -14,6 +14,7 @@ from kvscope_kernels.benchmark.side_by_side.peers import PEERS
 from kvscope_kernels.benchmark.timing import Call
 from kvscope_kernels.benchmark.workload import AttentionWorkload, Pool, make_pool
 from kvscope_kernels.copy_rows import row_tensors
+from kvscope_kernels.decode.plan import DecodePlans
 from kvscope_kernels.dispatch import Ops, torch_ops
 
 _CPU_CYCLE_BYTES: Final = 128 << 20
@@ -141,16 +142,15 @@ def draws(ops: Ops, device: str, dtype: torch.dtype, vocabulary: int = 128256) -
 def heat(
     ops: Ops, device: str, dtype: torch.dtype, works: Sequence[AttentionWorkload] | None = None
 ) -> Iterator[Contest]:
-    """The share of attention that fell on each block: another pass over the keys."""
+    """Decode that tells beside its result which share of attention fell on each block."""
     for work in (replace(each, dtype=dtype) for each in works or (CPU_DECODE[2:3] if device == "cpu" else DECODE[3:4])):
         pools = _pools(work, device)
         contenders = {
             OURS: Contender([_shares_call(ops, pool) for pool in pools]),
             REFERENCE: Contender([_shares_call(torch_ops(), pool) for pool in pools], in_graph=False),
         }
-        moved = work.kv_bytes // 2
-        contest = Contest(kernel="block attention", case=work.name, num_bytes=moved, contenders=contenders)
-        yield _without_twins(contest, ops, "block_attention")
+        contest = Contest(kernel="decode with heat", case=work.name, num_bytes=work.kv_bytes, contenders=contenders)
+        yield _without_twins(contest, ops, "decode")
 
 
 KERNELS: Final[dict[str, Make]] = {
@@ -211,7 +211,7 @@ def _pools(work: AttentionWorkload, device: str) -> list[Pool]:
 
 def _shares_call(ops: Ops, pool: Pool) -> Call:
     shares = torch.zeros(len(pool.seq_lens), pool.block_tables.shape[1], device=pool.query.device)
-    return partial(ops.block_attention, pool.attention_args(), shares)
+    return _silent(partial(ops.decode, pool.attention_args(), DecodePlans(), shares))
 
 
 def _repeats(device: str, count: int) -> int:

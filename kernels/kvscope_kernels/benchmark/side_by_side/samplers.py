@@ -2,15 +2,17 @@
 
 import time
 from functools import partial
+from typing import Final
 
 import torch
 
 from kvscope_kernels.benchmark.side_by_side.contest import Contender, Sampler
+from kvscope_kernels.benchmark.stream_read import stream_read, sums_for
 from kvscope_kernels.benchmark.timing import capture, replay_s
 
 _LEAST_S = 2e-3
 """A sample takes this long at least, so that the clock's own steps are nothing beside it."""
-_COPY_BYTES = {"cpu": 64 << 20, "cuda": 512 << 20}
+_READ_BYTES: Final = {"cpu": 64 << 20, "cuda": 512 << 20}
 
 
 def sampler_on(device: str, contender: Contender) -> Sampler:
@@ -22,11 +24,11 @@ def sampler_on(device: str, contender: Contender) -> Sampler:
     return partial(_host_seconds, contender, device, max(1, round(_LEAST_S / max(seconds, 1e-9))))
 
 
-def copying_on(device: str) -> tuple[Sampler, int]:
-    """A plain copy by torch: how it is timed, and the bytes read and written."""
-    source = torch.ones(_COPY_BYTES[device], dtype=torch.uint8, device=device)
-    target = torch.zeros_like(source)
-    return sampler_on(device, Contender([partial(target.copy_, source)])), 2 * source.nbytes
+def reading_on(device: str) -> tuple[Sampler, int]:
+    """A plain read, by our own kernel or by torch's sum on a CPU: how it is timed, and its bytes."""
+    words = torch.ones(_READ_BYTES[device] // 4, dtype=torch.int32, device=device)
+    read = words.view(torch.float32).sum if device == "cpu" else partial(stream_read, words, sums_for(words))
+    return sampler_on(device, Contender([read])), words.nbytes
 
 
 def _replayed_s(graph: torch.cuda.CUDAGraph, contender: Contender) -> float:

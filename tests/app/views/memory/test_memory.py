@@ -137,10 +137,13 @@ def test_weights_on_the_host_are_told_and_take_nothing_of_the_device():
 
 
 def test_each_rank_has_its_row():
-    ranks = [RankMemory(rank=rank, device="H100", weights_bytes=3 * MIB, kv_bytes=(4 - rank) * MIB) for rank in (0, 1)]
+    ranks = [
+        RankMemory(rank=rank, device="H100", weights_bytes=3 * MIB, kv_bytes=(4 - rank) * MIB, uuid=f"u{rank}")
+        for rank in (0, 1)
+    ]
     rows = allocator_rows(MemoryBreakdown(epoch=1, time_ns=0, ranks=tuple(ranks)))
     assert [(name, value) for name, value, _ in rows] == [("Rank 0", "7.00 MiB"), ("Rank 1", "6.00 MiB")]
-    assert "H100" in rows[0][2]
+    assert "H100 (u0)" in rows[0][2]
 
 
 def test_a_pool_that_is_not_resident_leaves_less_than_nothing(mirror):

@@ -20,6 +20,7 @@ from kvscope_engine.model.memory.weights_by_part import weights_by_part
 from kvscope_engine.model.quantized.filed_weight import keep_filed
 from kvscope_kernels.grouped import product
 from kvscope_kernels.grouped import weight as grouped_weight
+from kvscope_kernels.grouped.fp8 import rounded_fp8
 
 Load = Callable[..., LoadedModel]
 CPU = torch.device("cpu")
@@ -99,6 +100,24 @@ def test_a_files_own_bits_leave_activations_and_other_layers_as_they_are(
     assert not any(isinstance(part, FusedLinear) for part in module.modules()) or not can_pack(dtype, CPU)
     error = float((logits_of(module) - expected).norm() / expected.norm())
     assert error <= (1e-5 if dtype == torch.float32 else 2e-2)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3"])
+def test_fp8_rounds_activations_and_leaves_the_head(model_type: str, tiny_loaded: Load) -> None:
+    """By the reference, since no CPU serves it; weights that lie on such numbers are kept."""
+    module: Any = tiny_loaded(model_type).module
+    head = module.get_output_embeddings()
+    for part in module.modules():
+        if type(part) is torch.nn.Linear and part is not head:
+            part.weight.copy_(rounded_fp8(part.weight).widened())
+    expected, before = logits_of(module), weights_bytes(module)
+    found = make_ready_to_run(module, "fp8")
+    layers = [part for part in module.modules() if isinstance(part, GroupedLinear)]
+    assert len(layers) == found.int8 == 8
+    assert module.get_output_embeddings() not in layers
+    error = float((logits_of(module) - expected).norm() / expected.norm())
+    assert 1e-4 < error <= 0.1
+    assert sum(part.num_bytes for part in weights_by_part(module)) == weights_bytes(module) < before
 
 
 def test_4_bits_without_a_compiler(tiny_loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,8 @@ def test_automatic_of_quantized_checkpoints() -> None:
     assert chosen(EngineConfig(), GPU, torch.float16, GPTQ) == FILED
     assert chosen(EngineConfig(), GPU, recipe=Recipe("gptq", 8, 128, 1)) == "none"
     assert chosen(EngineConfig(), recipe=Recipe("gptq", 8, 128, 1)) == FILED
+    assert chosen(EngineConfig(), GPU, recipe=Recipe("fp8", 0, tile=(128, 128))) == FILED
+    assert chosen(EngineConfig(), recipe=Recipe("fp8", 0)) == "none"
     assert chosen(EngineConfig(tensor_parallel_size=2), recipe=GPTQ) == "none"
     assert chosen(EngineConfig(tensor_parallel_size=2), GPU, recipe=GPTQ) == "none"
 
@@ -73,6 +75,7 @@ def test_what_clients_are_told() -> None:
     assert (of_4, of_8, filed_bits(None, file_of(14)), filed_bits(None, None)) == (4, 8, 0, 0)
     assert [shown(each, CPU, of_4) for each in ("none", FILED, "a8")] == ["", "int4", "int4-a8"]
     assert [shown(each, CPU, 0) for each in ("int8", "int4", "a8")] == ["int8-a8", "int4-a8", "int8-a8"]
+    assert [shown(each, GPU, 0) for each in ("fp8", FILED)] == ["fp8-a8", "fp8"]
     assert [shown(each, GPU, of_4) for each in ("int8", "int4", FILED)] == ["int8", "int4", "int4"]
 
 
@@ -83,6 +86,9 @@ def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         chosen(wanted, CPU, torch.float16)
     with pytest.raises(BadInput, match="'int4' is not accepted with float16"):
         chosen(EngineConfig(quantization="int4"), CPU, torch.float16)
+    with pytest.raises(BadInput, match="'fp8' is not accepted on a CPU"):
+        chosen(EngineConfig(quantization="fp8"))
+    assert chosen(EngineConfig(quantization="fp8"), GPU) == "fp8"
     with pytest.raises(BadInput, match="'a8' is not accepted on a GPU"):
         chosen(EngineConfig(quantization="a8"), GPU)
     assert chosen(EngineConfig(quantization="a8")) == "a8"

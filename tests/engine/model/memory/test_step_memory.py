@@ -15,6 +15,7 @@ from kvscope_engine.model.memory.step_memory import (
     Processors,
     StepLimits,
     graph_tensor_bytes,
+    shares_bytes,
     split_partials_bytes,
     step_buffer_bytes,
     step_reserves,
@@ -42,8 +43,11 @@ def limits(max_num_seqs: int, max_request_tokens: int, max_num_batched_tokens: i
     )
 
 
-def partials_of_a_launch(monkeypatch: pytest.MonkeyPatch, num_seqs: int, length: int, num_queries: int = 1) -> int:
-    """Bytes that a launcher makes for partial results, decode's or that of short runs; its kernels are stood in for."""
+def partials_of_a_launch(
+    monkeypatch: pytest.MonkeyPatch, num_seqs: int, length: int, num_queries: int = 1, *, is_measured: bool = False
+) -> int:
+    """Bytes that a launcher makes for partial results, decode's or that of short runs; its kernels are stood in for.
+    Or for the sums of blocks, of a decode that is measured."""
     module = paged_decode_attention if num_queries == 1 else paged_prefill_attention
     plans = plan.DecodePlans()
 
@@ -66,10 +70,13 @@ def partials_of_a_launch(monkeypatch: pytest.MonkeyPatch, num_seqs: int, length:
         max_seq_len=length,
     )
     if num_queries == 1:
-        paged_decode_attention.paged_decode_attention(args, plans)
+        shares = torch.zeros(num_seqs, -(-length // 16)) if is_measured else None
+        paged_decode_attention.paged_decode_attention(args, plans, shares)
     else:
         starts = torch.arange(num_seqs + 1, dtype=torch.int32) * num_queries
         paged_prefill_attention.paged_prefill_attention(args, QueryRuns(starts, num_queries, plans=plans))
+    if is_measured:
+        return sum(room.of_pieces.nbytes + room.lse.nbytes for room in plans._sums.values())
     return sum(room.partial.nbytes + room.lse.nbytes for room in plans._rooms.values())
 
 
@@ -91,6 +98,23 @@ def test_partials_are_those_of_the_largest_launch(
     assert max(launches) + max(runs) == most
     assert max(launches) < 8 << 20
     assert max(runs) < 32 << 20
+
+
+@pytest.mark.parametrize(("max_num_seqs", "max_request_tokens"), [(1, 100), (8, 4096), (70, 1 << 17), (256, 1 << 17)])
+def test_sums_of_blocks_are_counted_where_attention_is_measured(
+    monkeypatch: pytest.MonkeyPatch, max_num_seqs: int, max_request_tokens: int
+) -> None:
+    """With rows for every layer to add to, in graphs and without, and those on their way down."""
+    most = limits(max_num_seqs, max_request_tokens)
+    counted = shares_bytes(EngineConfig(model="any", page_heat=1), most, HEADS, PROCESSORS)
+    launches = [
+        partials_of_a_launch(monkeypatch, size, max_request_tokens, is_measured=True)
+        for size in captured_sizes(max_num_seqs)
+    ]
+    rows = 3 * 4 * max_num_seqs * -(-max_request_tokens // 256) * 16
+    assert 0 <= counted - max(launches) - rows <= counted // 10
+    assert counted - rows < 52 << 20
+    assert shares_bytes(EngineConfig(model="any"), most, HEADS, PROCESSORS) == 0
 
 
 def test_tensors_of_graphs_are_those_of_the_largest_batch() -> None:

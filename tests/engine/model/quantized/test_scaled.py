@@ -18,7 +18,9 @@ from safetensors.torch import load_file, save_file
 from kvscope_engine.model.fused.grouped_linear import GroupedLinear
 from kvscope_engine.model.loading.loader import load_model
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
+from kvscope_engine.model.quantized.filed_weight import filed_weight
 from kvscope_engine.planning.skeleton import read_skeleton
+from kvscope_kernels.grouped.fp8 import Fp8Weight
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
 
@@ -228,6 +230,27 @@ def test_weights_are_what_the_form_means(case: str, tiny_checkpoint: Callable[..
         torch.testing.assert_close(found[name], weight.float(), rtol=1e-6, atol=1e-7)
     assert any("come as" in note and "widened to float32" in note for note in loaded.notes)
     assert read_skeleton(str(folder)).num_parameters == sum(each.numel() for each in loaded.module.parameters())
+
+
+@pytest.mark.parametrize("case", ["fp8 of a number", "fbgemm", "fp8 of rows", "mxfp8"])
+def test_fp8_is_kept_as_it_lies(case: str, tiny_checkpoint: Callable[..., Path]) -> None:
+    """Joined layers, too. Served on a GPU alone; the reference multiplies here."""
+    folder = tiny_checkpoint("llama")
+    meant = quantize(folder, case)
+    loaded = load(folder, "int4")
+    assert sum(each.weight.numel() for each in keepers(loaded.module)) == sum(each.numel() for each in meant.values())
+    for layer in keepers(loaded.module):
+        held = filed_weight(layer)
+        assert isinstance(held, Fp8Weight)
+        torch.testing.assert_close(held.widened(), layer.weight, rtol=1e-6, atol=1e-7)
+    fused = make_ready_to_run(loaded.module, "fp8")
+    layers = [part for part in loaded.module.modules() if isinstance(part, GroupedLinear)]
+    assert len(layers) == fused.int8 == 8
+
+
+def keepers(module: Any) -> list[Any]:
+    """Linear layers with a weight of the file at hand."""
+    return [part for part in module.modules() if type(part) is torch.nn.Linear and filed_weight(part) is not None]
 
 
 @pytest.mark.parametrize("case", KEPT)

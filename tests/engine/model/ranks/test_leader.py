@@ -176,10 +176,9 @@ def test_what_cannot_be_shared_out_is_refused_before_anything_is_loaded(
 @pytest.mark.parametrize(
     "options",
     [
-        {"host_kv_memory_bytes": 1 << 20},
+        {"keep_disk_kv": True, "disk_kv_path": "/tmp/file", "disk_kv_memory_bytes": 1, "host_kv_memory_bytes": 1},
         {"quantization": "int8"},
         {"page_heat": 8},
-        {"async_scheduling": True},
         {"allocator": "virtual", "enable_prefix_caching": False},
         {"tensor_parallel_size": 0},
         {"tensor_parallel_size": 65},

@@ -99,3 +99,19 @@ def test_of_a_real_model_its_linear_layers_are_counted(tiny_loaded: Callable[...
     assert work.head_bytes == config.vocab_size * config.hidden_size * loaded.dtype.itemsize
     assert sum(work.kinds.values()) == config.num_hidden_layers
     assert work.weights_bytes == pytest.approx(weights * loaded.dtype.itemsize, rel=0.05)
+
+
+@pytest.mark.parametrize("has_shared", [False, True])
+def test_of_a_real_model_a_token_reads_the_experts_that_it_takes(
+    tiny_loaded: Callable[..., LoadedModel], has_shared: bool
+) -> None:
+    """And those that all share, as the rest of the layer."""
+    sizes = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+    shared = {"shared_expert_intermediate_size": 32} if has_shared else {}
+    loaded = tiny_loaded("qwen2_moe" if has_shared else "qwen3_moe", **sizes, **shared)
+    routed = sum(parameter.nbytes for name, parameter in loaded.module.named_parameters() if ".experts." in name)
+    work = model_work(loaded, loaded.dtype)
+    assert work.expert_bytes == routed > 0
+    assert work.weights_read(1, 0) - work.weights_bytes == routed // 4
+    others = sum(parameter.nbytes for parameter in loaded.module.model.layers.parameters()) - routed  # type: ignore[union-attr, operator]
+    assert work.weights_bytes == pytest.approx(others, rel=0.01)

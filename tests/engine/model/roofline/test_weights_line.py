@@ -36,10 +36,14 @@ def test_the_words_follow_what_became_of_the_layers(tiny_loaded: Load) -> None:
     rounded = "8-bit activations, 98 MB read a step"
     assert line_of("int8", int8=9) == f"weights: 8 bits (int8, as asked for), {rounded}"
     assert line_of("int4", int8=1, int4=8) == f"weights: 4 bits (int4, as asked for), {rounded}"
+    assert line_of("fp8", int8=8) == f"weights: 8 bits (fp8, as asked for), {rounded}"
     assert line_of(FILED, int8=1, int4=8) == "weights: the file's own 4 bits (Q4_1), 98 MB read a step"
     assert line_of("a8", int8=1, int4=8) == f"weights: the file's own 4 bits (Q4_1), {rounded}"
     name_format(loaded.module, "Q8_0")
     assert line_of(FILED, int8=9) == "weights: the file's own 8 bits (Q8_0), 98 MB read a step"
+    name_format(loaded.module, "MXFP4")
+    experts = replace(PLAIN, experts=2, packed_experts=2)
+    assert weights_line(loaded, experts, None) == "weights: float32, experts in the file's own 4 bits (MXFP4)"
     name_format(loaded.module, "")
     assert weights_line(loaded, PLAIN, None) == "weights: float32"
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from kvscope_engine.model.running import capture_failures
 from kvscope_engine.model.running.decode_graphs import DecodeGraphs, captured_lengths, captured_sizes
 from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.running.step_inputs import StepInputs
@@ -85,41 +86,68 @@ def test_sizes_reach_what_can_be_and_no_further() -> None:
     assert len(captured_sizes(1000)) == 13
 
 
-def test_a_size_is_captured_when_it_is_wanted_again(recorded: Recorded) -> None:
+def test_all_sizes_are_captured_at_the_start_and_none_in_a_step(recorded: Recorded) -> None:
     """Whatever the lengths: a graph is of all of them."""
     graphs = recorded.graphs
-    graphs.capture(graphs.largest)
-    assert recorded.captured == [20]
-    assert graphs.size_of(decodes(6, 700, 30)) is None, "it may not come again"
+    assert graphs.capture_all() == ""
+    assert recorded.captured == [20, 16, 8, 4, 2, 1]
+    assert graphs.size_of(decodes(6, 700, 30)) == 4
     assert graphs.size_of(decodes(6, 700, 1 << 17)) == 4
-    assert recorded.captured == [20, 4]
-    assert graphs.size_of(decodes(1, 2, 3, 4)) == 4
     assert graphs.size_of(decodes(*[5] * 20)) == 20
-    assert recorded.captured == [20, 4], "once"
-    assert graphs.size_of(decodes(*[5] * 21)) is None
-    assert graphs.size_of(decodes(*[5] * 21)) is None
-    assert recorded.captured == [20, 4], "nor larger than can run together"
+    assert graphs.size_of(decodes(*[5] * 21)) is None, "nor larger than can run together"
+    assert not graphs.is_waiting
+    assert not graphs.try_again()
+    assert recorded.captured == [20, 16, 8, 4, 2, 1]
 
 
 def test_where_launches_grow_with_lengths_there_are_graphs_of_several(recorded: Recorded) -> None:
-    """A step takes the shortest that holds its longest request."""
+    """A step takes the shortest that holds its longest request; which others it would take are captured between."""
     assert captured_lengths(1 << 17) == (4096, 16384, 65536, 1 << 17)
     assert captured_lengths(4096) == (4096,)
     assert captured_lengths(100) == (100,)
     graphs = recorded.graphs
     graphs._lengths = captured_lengths(1 << 17)
-    graphs.capture(graphs.largest)
-    for longest, expected in ((30, 4096), (4097, 16384), (70000, 1 << 17)):
+    graphs.capture_all()
+    recorded.lengths.clear()
+    for longest, expected in ((30, 4096), (4097, 16384)):
         step = decodes(6, longest)
-        assert graphs.size_of(step) is None
         assert graphs.size_of(step) == 2
+        tensors = graphs.put(step, 2)
+        assert tensors.decode is not None
+        assert tensors.decode.max_seq_len == 1 << 17, "the longest serves until then"
+        graphs.replay(2, 2)
+        assert graphs.is_waiting
+        assert graphs.try_again()
         assert recorded.lengths[-1] == expected
+        assert graphs.size_of(step) == 2
         tensors = graphs.put(step, 2)
         assert tensors.decode is not None
         assert tensors.decode.max_seq_len == expected
         graphs.replay(2, 2)
+    assert graphs.size_of(decodes(6, 70000)) == 2
     assert graphs.size_of(decodes(5, 4000)) == 2
-    assert recorded.lengths == [1 << 17, 4096, 16384, 1 << 17]
+    assert not graphs.is_waiting
+    assert recorded.lengths == [4096, 16384]
+
+
+def test_a_graph_that_was_given_back_is_captured_again_while_nobody_waits_or_in_a_later_step(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(capture_failures.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    graphs, step = recorded.graphs, decodes(6, 700, 30)
+    graphs.capture_all()
+    recorded.captured.clear()
+    assert graphs.release()
+    assert graphs.size_of(step) is None
+    assert not graphs.try_again(), "there is no memory yet"
+    now_s[0] += capture_failures.FIRST_PAUSE_S
+    assert graphs.size_of(step) == 4, "of an engine that is never idle"
+    assert recorded.captured == [4]
+    while graphs.is_waiting:
+        assert graphs.try_again()
+    assert sorted(recorded.captured) == list(graphs.sizes)
 
 
 def test_all_graphs_write_one_tensor_of_logits(recorded: Recorded) -> None:

@@ -11,6 +11,7 @@ import torch
 from kvscope_engine.model.running.attention import AttentionOptions, DecodeBatch, PagedContext
 from kvscope_engine.model.running.attention_scores import AttentionScores
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape
+from kvscope_engine.model.running.read_back import RowsBack
 from kvscope_engine.model.sparse.page_choice import PageChoice, by_head
 from kvscope_engine.model.sparse.skips import BlockSkips
 from kvscope_kernels import ops_for
@@ -86,6 +87,12 @@ class Decodes:
         return sorted(ranked[: choice.num_attended(count)])
 
 
+def rows_of(measured: AttentionScores | BlockSkips, back: RowsBack) -> Any:
+    found = measured.start(back)
+    assert found is not None
+    return found()
+
+
 def choice_of(fraction: float, ops: Any, min_blocks: int = 3) -> PageChoice:
     choice = PageChoice(fraction, BLOCK_SIZE, ops)
     choice.min_blocks = min_blocks
@@ -159,11 +166,11 @@ def test_the_fraction_is_rounded_up(fraction: float, num_blocks: int, expected: 
 def test_skips_are_the_share_of_heads_and_layers_that_passed_over() -> None:
     ops, decodes, skips = torch_ops(), Decodes([40, 9]), BlockSkips()
     choice = choice_of(0.3, ops)
-    assert skips.rows() is None
+    assert skips.start(RowsBack(torch.device("cpu"), 0)) is None
     for _ in range(2):
         decodes.attend(choice, ops, skips)
     decodes.attend(choice_of(1.0, ops), ops, skips)
-    shares = skips.rows()
+    shares = rows_of(skips, RowsBack(torch.device("cpu"), 0))
     assert shares is not None
     for head_share, column in zip(shares[0], range(10), strict=False):
         num_heads = sum(column in decodes.best(choice, 0, head) for head in range(KV_HEADS))
@@ -196,13 +203,11 @@ def test_what_is_read_is_the_blocks_chosen_and_the_bounds_of_all() -> None:
 @pytest.mark.parametrize("name", OPS)
 def test_no_attention_falls_on_what_all_heads_passed_over(name: str) -> None:
     ops, decodes = OPS[name](), Decodes(LENGTHS)
-    skips, shares, full = BlockSkips(), AttentionScores(ops), AttentionScores(ops)
+    skips, shares, full = BlockSkips(), AttentionScores(), AttentionScores()
     decodes.attend(choice_of(0.3, ops), ops, skips, shares)
     decodes.attend(None, ops, None, full)
-    of_chosen, passed_over, before = shares.rows(), skips.rows(), full.rows()
-    assert of_chosen is not None
-    assert passed_over is not None
-    assert before is not None
+    back = RowsBack(torch.device("cpu"), 0)
+    of_chosen, passed_over, before = (rows_of(each, back) for each in (shares, skips, full))
     of_chosen, before = of_chosen[0], before[0]
     assert of_chosen.sum(1) == pytest.approx([0.0, *[1.0] * (len(LENGTHS) - 1)], abs=1e-5)
     by_all = (passed_over == 1.0) & (before > 0.0)

@@ -76,7 +76,8 @@ def test_completions_of_one_prompt_wait_until_each_has_its_own_end(drive: Make) 
 
 
 @pytest.mark.parametrize("option", ["matcher", "presence_penalty", "frequency_penalty", "repetition_penalty"])
-def test_who_follows_its_own_tokens_waits_for_them(drive: Make, option: str) -> None:
+def test_who_follows_its_own_tokens_is_scheduled_without_them(drive: Make, option: str) -> None:
+    """Its tokens are sampled once the step before is committed, which is the runner's affair."""
     one = drive()
     request = one.request([1] * 5, 9)
     if option == "matcher":
@@ -84,17 +85,16 @@ def test_who_follows_its_own_tokens_waits_for_them(drive: Make, option: str) -> 
     else:
         request.sampling = type(request.sampling)(**{option: 0.5})
     one.scheduler.add_request(request)
-    one.submit([2] * 5, 9)
-    plan, _ = one.step(ahead=True)
-    assert (one.num_ahead, one.scheduler.why_not_beside(plan)) == (0, "a form or penalties")
-    one.scheduler.abort(request, 0)
-    one.step(ahead=True)
-    assert one.num_ahead == 1
+    other = one.submit([2] * 5, 9)
+    for count in range(1, 4):
+        one.step(ahead=True)
+        assert one.num_ahead == count
+        assert [item.request for item in one.flight[0].scheduled] == [request, other]
 
 
 def test_a_prompt_that_another_may_share_is_computed_first(drive: Make) -> None:
     """So that as much is found in the prefix cache as by steps that take turns."""
-    one = drive(max_num_seqs=1)
+    one = drive(max_num_seqs=2, max_num_batched_tokens=12)
     one.submit([1] * 12, 3)
     later = one.submit([1] * 12, 3)
     plan, _ = one.step(ahead=True)
@@ -103,6 +103,28 @@ def test_a_prompt_that_another_may_share_is_computed_first(drive: Make) -> None:
         one.step(ahead=True)
     assert later.num_cached_tokens == 8
     assert one.num_ahead > 0
+
+
+def test_a_prompt_holds_nothing_up_where_nobody_can_be_let_in(drive: Make) -> None:
+    one = drive(max_num_seqs=1, max_num_batched_tokens=5)
+    one.submit([1] * 12, 3)
+    later = one.submit([1] * 12, 3)
+    for _ in range(3):
+        plan, _ = one.step(ahead=True)
+        assert one.scheduler.why_not_beside(plan) == ""
+    while one.scheduler.requests:
+        one.step(ahead=True)
+    assert later.num_cached_tokens == 8
+
+
+def test_a_prompt_in_pieces_waits_for_forks_at_its_end_alone(drive: Make) -> None:
+    one = drive(max_num_batched_tokens=5)
+    one.siblings([1] * 12, 9, 2)
+    reasons = []
+    for _ in range(3):
+        plan, _ = one.step(ahead=True)
+        reasons.append(one.scheduler.why_not_beside(plan))
+    assert reasons == ["", "", "completions that share their prompt"]
 
 
 def test_nobody_is_preempted_for_a_step_ahead(drive: Make) -> None:

@@ -22,22 +22,25 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvscope_engine.model.fused import fused_mlp
+from kvscope_engine.model.fused import fused_experts, fused_mlp
 from kvscope_engine.model.fused.float32_head import use_float32_logits
 from kvscope_engine.model.fused.fuse import replace_part
 from kvscope_engine.model.fused.fused_attention import attention_candidates
+from kvscope_engine.model.fused.fused_experts import experts_candidate
 from kvscope_engine.model.fused.fused_layer import chain_layers, layer_candidate
 from kvscope_engine.model.fused.fused_mlp import mlp_candidate
 from kvscope_engine.model.fused.fused_norm import norm_candidates
 from kvscope_engine.model.latent.hold import hold_latents
 from kvscope_engine.model.latent.latents import held_latents
-from kvscope_engine.model.running import attention_scores, runner, step_buffer
+from kvscope_engine.model.ranks.reduce import AllReduce, reduce_behind_layers
+from kvscope_engine.model.running import runner, step_buffer
 from kvscope_engine.model.running.attention import ATTENTION_NAME, AttentionOptions, register_attention
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape
 from kvscope_engine.model.running.recurrent import recurrent_layers
-from kvscope_engine.model.running.runner import ModelRunner
+from kvscope_engine.model.running.runner import ModelRunner, OtherRanks
 from kvscope_engine.model.running.state_storage import StatePart, StateStorage
 from kvscope_kernels import Ops
+from kvscope_kernels.experts.weights import Gate
 from kvscope_kernels.gated_activation import SILU
 
 GPU: Final = torch.device("cuda:0")
@@ -245,11 +248,6 @@ def _stand_in_for_cuda(monkeypatch: pytest.MonkeyPatch, gpu: FakeGPU) -> None:
     def pinned(num_bytes: int) -> tuple[torch.Tensor, Any]:
         return torch.empty(num_bytes, dtype=torch.uint8), np.zeros(num_bytes, np.uint8)
 
-    def on_host(tensor: torch.Tensor) -> Any:
-        seen.read_backs += 1
-        seen.wait(seen.now)
-        return np.zeros(tensor.shape, np.float32)
-
     properties = SimpleNamespace(multi_processor_count=NUM_MULTIPROCESSORS, name="fake", total_memory=80 << 30)
     for name, stand_in in {
         "CUDAGraph": FakeGraph,
@@ -259,14 +257,13 @@ def _stand_in_for_cuda(monkeypatch: pytest.MonkeyPatch, gpu: FakeGPU) -> None:
         "empty_cache": lambda: None,
         "get_device_properties": lambda *_: properties,
         "get_device_capability": lambda *_: divmod(CAPABILITY, 10),
-        "Stream": lambda *_: None,
+        "Stream": lambda *_: SimpleNamespace(wait_event=lambda _: None),
         "graph_pool_handle": lambda: (0, 2),
         "stream": lambda *_: nullcontext(),
         "current_stream": lambda *_: None,
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     monkeypatch.setattr(step_buffer, "pinned_bytes", pinned)
-    monkeypatch.setattr(attention_scores, "on_host", on_host)
 
 
 def make_runner(
@@ -280,12 +277,19 @@ def make_runner(
     piecewise_graphs: bool = False,
     page_heat: int = 0,
     sparse_decode: float | None = None,
+    max_drafts: int = 0,
     ops: Ops | None = None,
     architecture: str = "llama",
+    fuses_experts: bool = True,
     num_layers: int = 2,
+    together: bool = False,
+    others: OtherRanks | None = None,
+    all_reduce: AllReduce | None = None,
+    joined: Callable[[torch.nn.Module], object] = lambda module: None,
     **config_changes: Any,
 ) -> ModelRunner:
-    """A small model's, its parts joined. What reads data at load, to prove that parts are equal, is left out."""
+    """A small model's, its parts joined, which `joined` is given then. What reads data at load, to prove that parts are
+    equal, is left out."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     sizes = {
@@ -307,6 +311,7 @@ def make_runner(
     monkeypatch.setattr(runner, "make_ready_to_run", join_unproven)
     monkeypatch.setattr(runner, "weights_bytes", lambda _: 0)
     monkeypatch.setattr(fused_mlp, "activation_kind_of", lambda *_: SILU)
+    monkeypatch.setattr(fused_experts, "gate_of", lambda *_: Gate(SILU) if fuses_experts else None)
     hold_latents(module, ATTENTION_NAME)
     held = [latents for part in module.modules() if (latents := held_latents(part)) is not None]
     states = _states(module, 2 * max_num_seqs + 1)
@@ -324,7 +329,7 @@ def make_runner(
         dtype=torch.bfloat16,
         quantization="none",
     )
-    return ModelRunner(
+    made = ModelRunner(
         loaded,
         storage,
         max_num_seqs=max_num_seqs,
@@ -333,9 +338,16 @@ def make_runner(
         piecewise_graphs=piecewise_graphs,
         page_heat=page_heat,
         sparse_decode=sparse_decode,
+        together=together,
+        others=others,
         ops=ops,
         states=states,
+        max_drafts=max_drafts,
     )
+    if all_reduce is not None:
+        reduce_behind_layers(module, all_reduce)
+    joined(module)
+    return made
 
 
 def _states(module: torch.nn.Module, num_slots: int) -> StateStorage | None:
@@ -366,6 +378,8 @@ def join_unproven(module: torch.nn.Module, quantization: str) -> None:
             replace_part(part, next(attention_candidates(part, options, False)))
         elif mlp := mlp_candidate(part, False):
             replace_part(part, mlp)
+        elif experts := experts_candidate(part):
+            replace_part(part, experts)
     for part in list(module.modules()):
         if "Gated" not in type(part).__name__ and (norms := norm_candidates(part)):
             replace_part(part, norms[0])

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kvscope_engine.model.running import capture_failures
+from kvscope_engine.model.running.decode_graphs import captured_sizes
 from kvscope_engine.model.running.pieces.mixed_graphs import SIZES
 from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.request import Request
@@ -16,6 +17,8 @@ from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 from kvscope_telemetry.messages.telemetry import Progress
 
 NUM_LAYERS = 2
+MAX_NUM_SEQS = 8
+"""Of the runners that are made here, where nothing else is asked for."""
 
 
 def make_request(number: int, num_prompt: int, num_output: int = 0) -> Request:
@@ -40,9 +43,9 @@ def mixed(num_decodes: int, *chunks: int, samples: bool = True) -> StepPlan:
 
 
 def captures(*errors: Exception | None) -> list[Exception | None]:
-    """Of a start, as the rehearsal wants them: that of decodes, then these, each of one graph more than layers."""
+    """Of a start, as the rehearsal wants them: those of decodes, then these, each of one graph more than layers."""
     pieces = [[error] if error is not None else [None] * (NUM_LAYERS + 1) for error in errors]
-    return [None, *chain.from_iterable(pieces)][::-1]
+    return [*[None] * len(captured_sizes(MAX_NUM_SEQS)), *chain.from_iterable(pieces)][::-1]
 
 
 def num_tokens(plan: StepPlan) -> int:
@@ -118,7 +121,7 @@ def test_every_size_is_captured_at_the_start_and_none_in_a_step(fake_gpu: Any) -
     runner = fake_gpu.make_runner(piecewise_graphs=True)
     told: list[Progress] = []
     runner.warm_up(told.append)
-    assert [each.detail for each in told[-2:]] == ["CUDA graph of 8 requests", "CUDA graphs of steps with prefills"]
+    assert [each.detail for each in told[-2:]] == ["CUDA graphs of decodes", "CUDA graphs of steps with prefills"]
     assert [each.total - each.done for each in told[-2:]] == [2, 1]
     assert runner.notes == []
     fake_gpu.capture_error.append(AssertionError("a step captures"))
@@ -194,7 +197,7 @@ def test_a_model_that_cannot_be_cut_is_told_of_once(fake_gpu: Any) -> None:
 
 
 def test_what_had_no_memory_is_tried_again_where_nobody_waits(fake_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A size at a time, five minutes later, and said once."""
+    """A size at a time, after a pause, and said once each way."""
     now_s = 1000.0
     monkeypatch.setattr(capture_failures.time, "monotonic", lambda: now_s)
     runner = fake_gpu.make_runner(piecewise_graphs=True)
@@ -206,14 +209,18 @@ def test_what_had_no_memory_is_tried_again_where_nobody_waits(fake_gpu: Any, mon
     for _ in range(3):
         runner.while_idle()
         assert runner.run(mixed(0, 300)).graph_tokens == 0, "too early"
-    now_s += capture_failures.RETRY_S + 1
+    now_s += capture_failures.FIRST_PAUSE_S
     assert runner.run(mixed(0, 300)).graph_tokens == 0, "not in a step"
     fake_gpu.capture_error.append(no_memory)
     runner.while_idle()
     assert runner.run(mixed(0, 200)).graph_tokens == 0, "there was no memory for the smaller one yet"
     runner.while_idle()
     assert [runner.run(mixed(0, count)).graph_tokens for count in (200, 300)] == [512, 512]
-    assert runner.notes == notes
+    now_s += capture_failures.LONGEST_PAUSE_S
+    runner.while_idle()
+    assert [runner.run(mixed(0, count)).graph_tokens for count in (200, 300)] == [256, 512]
+    again = [f"steps with prefills of {size} tokens have a CUDA graph again" for size in (512, 256)]
+    assert runner.notes == notes + again
 
 
 def test_an_idle_engine_without_such_graphs_does_nothing(fake_gpu: Any) -> None:

@@ -36,6 +36,10 @@ def mixed_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
     return (*(size for size in SIZES if size < largest), largest)
 
 
+def _words(size: int) -> str:
+    return f"steps with prefills of {size} tokens"
+
+
 @dataclass(frozen=True, slots=True)
 class _Captured:
     pieces: Pieces
@@ -64,7 +68,7 @@ class MixedGraphs:
         self._buffer = buffer
         self._crossings = Crossings(self.sizes[-1])
         self._captured: dict[int, _Captured] = {}
-        self._failures = failures or CaptureFailures(lambda note: None)
+        self.failures = failures or CaptureFailures(lambda note: None)
         self._pool: Any = None
         self._stream: Any = None
         self._step: tuple[StepTensors, int] | None = None
@@ -80,20 +84,37 @@ class MixedGraphs:
         errors = {size: error for size in reversed(self.sizes) if (error := self._try(size)) is not None}
         if len(errors) == len(self.sizes):  # of a model that cannot be cut there, say: once is enough
             for size in self.sizes[:-1]:
-                self._failures.refuse(size, errors[size])
-            self._failures.note(self.sizes[-1], "steps with prefills", errors[self.sizes[-1]])
+                self.failures.refuse(size, errors[size])
+            self.failures.note(self.sizes[-1], "steps with prefills", errors[self.sizes[-1]])
             return
         for size, error in errors.items():
             self._note_failure(size, error)
 
-    def try_again(self) -> None:
-        """One size that had no memory a while ago: to be called where nobody waits."""
+    def try_again(self) -> bool:
+        """One size that failed, or was given back, a while ago: to be called where nobody waits. Whether one was."""
         for size in self.sizes:
-            if size not in self._captured and self._failures.may_try(size):
+            if size not in self._captured and self.failures.may_try(size):
                 error = self._try(size)
                 if error is not None:
                     self._note_failure(size, error)
-                return
+                else:
+                    self.failures.captured(size, _words(size))
+                return True
+        return False
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether anything is left for `try_again`."""
+        return self.failures.is_waiting
+
+    def release(self) -> bool:
+        """Give all graphs and their memory back, which they share. Whether there were any."""
+        for size in self._captured:
+            self.failures.put_off(size)
+        had_any = bool(self._captured)
+        self._captured.clear()
+        self._pool = self._stream = None
+        return had_any
 
     def _try(self, size: int) -> Exception | None:
         try:
@@ -104,7 +125,7 @@ class MixedGraphs:
         return None
 
     def _note_failure(self, size: int, error: Exception) -> None:
-        self._failures.note(size, f"steps with prefills of {size} tokens", error)
+        self.failures.note(size, _words(size), error)
 
     def capture(self, size: int) -> None:
         """Raises what CUDA or the model raise. Waits for all that the device was given, and uses the buffer."""

@@ -32,8 +32,9 @@ def measured(planned: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedM
                 max_num_seqs=8,
                 max_tokens=256,
                 block_size=4,
-                keeps_queries=True,
+                measures=True,
             )
+            runner._graphs.capture_all()
         plain = runner.run
 
         def running(plan: Any) -> Any:

@@ -1,0 +1,37 @@
+"""`kvscope replay`: a recording is run again by the engine, which this starts and waits for."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from kvscope_app.command_line import add_engine_options, engine_arguments
+from kvscope_telemetry.errors import KvscopeError
+
+
+def add_replay_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    """The parser of this command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "replay",
+        help="run a recording again and say where the two runs part",
+        description="Runs the requests of a recording again and compares keys, values, logits and tokens bit by bit. "
+        "The recording is of an engine with --deterministic --fingerprints --record FILE.mcap --record-text; options "
+        "say what is to be otherwise. Exit code 0: they are equal; 1: they part; 2: it cannot be run again.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("file", metavar="FILE", type=Path, help="the recording")
+    add_engine_options(parser)
+    parser.set_defaults(run=replay)
+    return parser
+
+
+def replay(args: argparse.Namespace) -> int:
+    """The engine's exit code."""
+    from kvscope_app.own_engine.line_child import engine_command
+
+    command = engine_command("replay", str(args.file), *engine_arguments(args))
+    if command is None:
+        raise KvscopeError("the engine, which runs a recording again, is not installed: pip install 'kvscope[engine]'")
+    return subprocess.run(command, check=False).returncode

@@ -1,0 +1,44 @@
+"""`kvscope-engine replay`: a recording of a deterministic engine is run again and compared, bit by bit."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from kvscope_engine.cli.arguments.options import add_engine_options, engine_config
+from kvscope_engine.cli.engine_class import engine_class
+from kvscope_engine.cli.notes import print_notes
+from kvscope_engine.replay import Replayer, config_of_run, read_run
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    """The parser of this command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "replay",
+        help="run a recording again and say where the two runs part",
+        description="Runs the requests of a recording again and compares keys, values, logits and tokens bit by bit. "
+        "The recording is of an engine with --deterministic --fingerprints --record FILE.mcap --record-text. Exit "
+        "code 0: they are equal; 1: they part; 2: it cannot be run again.",
+    )
+    parser.add_argument("file", metavar="FILE", type=Path, help="the recording")
+    add_engine_options(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 where both runs are equal, 1 where they part."""
+    recorded = read_run(args.file)
+    config = config_of_run(recorded.hello, engine_config(args))
+    engine_type = engine_class()
+    from kvscope_engine.model.fetching.progress import TerminalProgress
+
+    bar, replayer = TerminalProgress(), Replayer(recorded)
+    with engine_type(config, progress=bar, publish=replayer.take) as engine:
+        bar.close()
+        found = replayer.replay(engine)
+    print_notes(engine.notes)
+    for line in found.lines:
+        print(line)
+    return 1 if found.first else 0

@@ -1,0 +1,92 @@
+"""Operations whose result the host waits for, which no CUDA graph holds: watched for, by the module that does them.
+
+Owns their list. A capture that meets one fails, and may leave the device in a state in which the next ones fail too.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_READING: Final = frozenset(
+    {
+        "aten::_local_scalar_dense",
+        "aten::_unique2",
+        "aten::bincount",
+        "aten::equal",
+        "aten::is_nonzero",
+        "aten::masked_select",
+        "aten::nonzero",
+        "aten::unique_consecutive",
+        "aten::unique_dim",
+        "transformers::grouped_mm_fallback",
+    }
+)
+"""Of shapes or numbers that are known on the device alone."""
+_COPYING: Final = frozenset({"aten::_to_copy", "aten::copy_"})
+_INDEXING: Final = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"})
+_GROUPED: Final = "aten::_grouped_mm"
+_GROUPED_GENERATIONS: Final = (9, 10)
+"""Major compute capabilities on which torch has a kernel for it, in bfloat16; on others it multiplies group by group,
+whose ends it reads on the host."""
+
+
+class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is entered: what of `module` reads `device` on the host."""
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._names = {part: name for name, part in module.named_modules()}
+        self._device = device
+        self._inside: list[nn.Module] = []
+        self._handles: list[Any] = []
+        self._first: tuple[str, nn.Module] | None = None
+
+    @property
+    def words(self) -> str:
+        """What was met first, and where; empty: nothing."""
+        if self._first is None:
+            return ""
+        operation, part = self._first
+        return f"{type(part).__name__} ({self._names.get(part) or 'model'}) waits for the GPU ({operation})"
+
+    def __enter__(self) -> HostReads:
+        enter, leave = register_module_forward_pre_hook, register_module_forward_hook
+        self._handles = [enter(self._begin), leave(self._end, always_call=True)]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        super().__exit__(*failure)  # type: ignore[no-untyped-call]
+        for handle in self._handles:
+            handle.remove()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._first is None and self._inside and self._reads(func, args, kwargs or {}):
+            self._first = func.overloadpacket._qualified_op_name, self._inside[-1]
+        return func(*args, **(kwargs or {}))
+
+    def _begin(self, part: nn.Module, _: Any) -> None:
+        self._inside.append(part)
+
+    def _end(self, *_: Any) -> None:
+        self._inside.pop()
+
+    def _reads(self, func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+        name: str = func.overloadpacket._qualified_op_name
+        given = args[1] if name == "aten::copy_" else args[0] if args else None
+        if not isinstance(given, torch.Tensor) or given.device.type != self._device.type:
+            return False
+        if name in _COPYING:
+            target = args[0].device if name == "aten::copy_" else kwargs.get("device") or given.device
+            return torch.device(target).type != given.device.type
+        if name in _INDEXING:
+            return any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in args[1])
+        if name == _GROUPED and given.is_cuda:
+            major, _ = torch.cuda.get_device_capability(given.device)
+            return major not in _GROUPED_GENERATIONS or given.dtype != torch.bfloat16
+        return name in _READING

@@ -1,0 +1,326 @@
+"""Running a recording of a deterministic engine again, and finding where the two runs part.
+
+Owns what a recording must hold, how an engine is set up as its own was, and the comparison. Whatever is compared is
+found by the text that it follows from, so neither run's schedule matters: blocks that one found in its cache, or
+computed twice, are compared all the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+
+from kvscope_telemetry.engine_config import EngineConfig
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
+from kvscope_telemetry.messages.telemetry import Fingerprints, Hello, TelemetryMessage
+from kvscope_telemetry.options import options_of
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.texts.block_texts import AskedRequest, RecordedText
+
+if TYPE_CHECKING:
+    from kvscope_engine.engine import Engine
+
+HOW: Final = "start the engine with --deterministic --fingerprints --record FILE.mcap --record-text"
+_SAME: Final = ("architecture", "num_layers", "vocab_size", "dtype", "quantization")
+"""Of a model, what must be as it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """What of a recording is run again."""
+
+    hello: Hello
+    requests: tuple[RecordedText, ...]
+    """Those that ended, in the order of their numbers."""
+    fingerprints: tuple[Fingerprints, ...]
+
+
+def read_run(path: Path) -> RecordedRun:
+    """Raises BadInput, in one line, for a recording that cannot be run again, and says what it lacks."""
+    recording = Recording.open(path)
+    hello, name = recording.info.hello, str(path)
+    if not hello.capabilities.deterministic:
+        raise BadInput(f"recording {name!r} cannot be run again: its engine was not deterministic; {HOW}")
+    if len(recording.info.epochs) > 1:
+        raise BadInput(
+            f"recording {name!r} cannot be run again: it holds {len(recording.info.epochs)} starts of an engine"
+        )
+    requests = {text.number: text for text in recording.texts() if text.request is not None}
+    if not requests:
+        lacks = "no request ended in it" if recording.has_texts else "it holds no texts"
+        raise BadInput(f"recording {name!r} cannot be run again: {lacks}; {HOW}")
+    return RecordedRun(hello, tuple(requests[number] for number in sorted(requests)), tuple(recording.fingerprints()))
+
+
+def config_of_run(hello: Hello, given: EngineConfig) -> EngineConfig:
+    """An engine as the recorded one was, but for what `given` says otherwise than by default."""
+    cache, plain = hello.cache, EngineConfig()
+    recorded: dict[str, object] = {
+        "model": hello.model.name,
+        "device": "cpu",
+        "dtype": hello.model.dtype,
+        "max_model_len": hello.model.max_model_len,
+        "num_threads": hello.device.num_threads,
+        "block_size": cache.block_size,
+        "num_gpu_blocks_override": cache.num_blocks,
+        "max_num_seqs": cache.max_num_seqs,
+        "max_num_batched_tokens": cache.max_num_batched_tokens,
+        "deterministic": True,
+        "fingerprints": True,
+    }
+    chosen = {name: getattr(given, name) for name in options_of(EngineConfig)}
+    left = {name: value for name, value in recorded.items() if chosen[name] == getattr(plain, name)}
+    return EngineConfig(**chosen | left)
+
+
+def check_same_engine(recorded: Hello, now: Hello) -> None:
+    """Raise BadInput where it is another kind of model, or adds with another number of threads."""
+    pairs = [(name, getattr(recorded.model, name), getattr(now.model, name)) for name in _SAME]
+    pairs.append(("num_threads", recorded.device.num_threads, now.device.num_threads))
+    pairs.append(("block_size", recorded.cache.block_size, now.cache.block_size))
+    for name, before, after in pairs:
+        if before != after:
+            raise BadInput(
+                f"model {now.model.name!r} cannot run the recording again: {name} is {after!r}, and was {before!r}"
+            )
+
+
+class Moment(NamedTuple):
+    """Where in a run something was computed; the least is the first, its lowest layer first."""
+
+    step: int
+    layer: int
+    number: int
+    place: int
+    """Which of the request's blocks; of logits, how many tokens it had said before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What two runs have in common."""
+
+    num_requests: int
+    num_layers: int
+    num_blocks: int
+    """That both computed, and that are equal; the next two are the same of sampled tokens' logits."""
+    num_equal_blocks: int
+    num_logits: int
+    num_equal_logits: int
+    num_same_tokens: int
+    """Requests that said the same."""
+    first: str
+    """Where they part first, in words; empty: nowhere."""
+
+    @property
+    def lines(self) -> list[str]:
+        """For a person."""
+        counts = f"{self.num_requests} requests, {self.num_blocks} blocks, {self.num_layers} layers"
+        if not self.first and not self.num_logits:
+            return [f"equal tokens: {self.num_requests} requests; keys and values were not recorded (--fingerprints)"]
+        if not self.first:
+            return [f"bit-equal: {counts}, {self.num_logits} tokens"]
+        return [
+            f"the runs part {self.first}",
+            f"equal are {self.num_equal_blocks} of {self.num_blocks} blocks, the logits of {self.num_equal_logits} of"
+            f" {self.num_logits} tokens, and all tokens of {self.num_same_tokens} of {self.num_requests} requests",
+        ]
+
+
+@dataclass(slots=True)
+class RunDigests:
+    """What a run computed, by the text that it follows from."""
+
+    blocks: defaultdict[bytes, list[tuple[Moment, bytes]]] = field(default_factory=lambda: defaultdict(list))
+    """Digests of all layers of a block, each time it was computed; `Moment.layer` is 0."""
+    logits: defaultdict[bytes, list[tuple[Moment, int]]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, message: Fingerprints, texts: dict[int, PrefixKeys], block_size: int) -> None:
+        """What a step told; of requests that are not among `texts` nothing is known."""
+        number, place = np.frombuffer(message.number, "<u4").tolist(), np.frombuffer(message.place, "<u4").tolist()
+        width = 8 * message.num_layers
+        for row, (request, block) in enumerate(zip(number, place, strict=True)):
+            if (key := _key(texts, request, (block + 1) * block_size)) is not None:
+                digests = message.digests[row * width : (row + 1) * width]
+                self.blocks[key].append((Moment(message.step, 0, request, block), digests))
+        sampled = np.frombuffer(message.sampled_number, "<u4").tolist()
+        places = np.frombuffer(message.sampled_place, "<u4").tolist()
+        sums = np.frombuffer(message.logit_sums, "<u8").tolist()
+        for request, said, total in zip(sampled, places, sums, strict=True):
+            text = texts.get(request)
+            if text is not None and (key := text.key(text.num_prompt_tokens + said)) is not None:
+                self.logits[key].append((Moment(message.step, message.num_layers, request, said), total))
+
+
+class PrefixKeys:
+    """Names of the beginnings of a request's text."""
+
+    def __init__(self, token_ids: Sequence[int], num_prompt_tokens: int) -> None:
+        self.num_prompt_tokens = num_prompt_tokens
+        digest = hashlib.blake2b(digest_size=16)
+        self._keys = []
+        for token in np.array(token_ids, "<i8"):
+            digest.update(token.tobytes())
+            self._keys.append(digest.digest())
+
+    def key(self, num_tokens: int) -> bytes | None:
+        """Of its first so many tokens; None where it has not as many."""
+        return self._keys[num_tokens - 1] if 0 < num_tokens <= len(self._keys) else None
+
+
+def _key(texts: dict[int, PrefixKeys], number: int, num_tokens: int) -> bytes | None:
+    text = texts.get(number)
+    return None if text is None else text.key(num_tokens)
+
+
+class Replayer:
+    """Runs what was recorded on an engine whose telemetry is given to `take`."""
+
+    def __init__(self, run: RecordedRun) -> None:
+        self._run = run
+        self._told: list[Fingerprints] = []
+
+    def take(self, message: TelemetryMessage) -> None:
+        """What the engine publishes."""
+        if isinstance(message, Fingerprints):
+            self._told.append(message)
+
+    def replay(self, engine: Engine) -> Comparison:
+        """All requests, as many at a time as the engine takes. Raises BadInput for one that it refuses."""
+        check_same_engine(self._run.hello, engine.hello)
+        numbers = {text.number: engine.submit(_submit(text)).numbers[0] for text in self._run.requests}
+        said: defaultdict[str, list[int]] = defaultdict(list)
+        while engine.has_unfinished:
+            for message in engine.step():
+                if isinstance(message, Tokens):
+                    said[message.request_id] += message.token_ids
+                elif isinstance(message, Finished) and message.error:
+                    raise BadInput(f"request {message.request_id} could not be run again: {message.error}")
+        return self._compare(numbers, {text.number: said[_name(text)] for text in self._run.requests})
+
+    def _compare(self, numbers: dict[int, int], said: dict[int, list[int]]) -> Comparison:
+        run, size = self._run, self._run.hello.cache.block_size
+        before = _digests(run.fingerprints, {text.number: list(text.token_ids) for text in run.requests}, run, size)
+        again = {numbers[text.number]: [*_prompt(text), *said[text.number]] for text in run.requests}
+        prompts = {numbers[text.number]: _asked(text).num_prompt_tokens for text in run.requests}
+        now = RunDigests()
+        texts = {number: PrefixKeys(tokens, prompts[number]) for number, tokens in again.items()}
+        for message in self._told:
+            now.add(message, texts, size)
+        blocks, equal_blocks, parted = _compare_blocks(before, now)
+        logits, equal_logits, parted_logits = _compare_logits(before, now)
+        others = [text for text in run.requests if list(text.token_ids) != again[numbers[text.number]]]
+        num_layers = max((message.num_layers for message in run.fingerprints), default=0)
+        moments = sorted((*parted, *parted_logits))
+        first = _words(moments[0], run, num_layers, size) if moments else _token_words(others, said)
+        num_requests = len(run.requests)
+        return Comparison(
+            *(num_requests, num_layers, blocks, equal_blocks, logits, equal_logits, num_requests - len(others), first)
+        )
+
+
+def _digests(
+    told: Iterable[Fingerprints], tokens: dict[int, list[int]], run: RecordedRun, block_size: int
+) -> RunDigests:
+    prompts = {text.number: _asked(text).num_prompt_tokens for text in run.requests}
+    texts = {number: PrefixKeys(ids, prompts[number]) for number, ids in tokens.items()}
+    found = RunDigests()
+    for message in told:
+        found.add(message, texts, block_size)
+    return found
+
+
+def _compare_blocks(before: RunDigests, now: RunDigests) -> tuple[int, int, list[Moment]]:
+    """How many blocks both have, how many of them are equal, and where others part."""
+    count, parted = 0, list[Moment]()
+    for key, computed in before.blocks.items():
+        again = [digests for _, digests in now.blocks.get(key, ())]
+        if not again:
+            continue
+        count += 1
+        different = [(moment, _first_layer(digests, other)) for moment, digests in computed for other in again]
+        layers = [moment._replace(layer=layer) for moment, layer in different if layer is not None]
+        parted += layers and [min(layers)]
+    return count, count - len(parted), parted
+
+
+def _compare_logits(before: RunDigests, now: RunDigests) -> tuple[int, int, list[Moment]]:
+    count, parted = 0, list[Moment]()
+    for key, computed in before.logits.items():
+        again = [total for _, total in now.logits.get(key, ())]
+        if not again:
+            continue
+        count += 1
+        different = [moment for moment, total in computed if any(total != other for other in again)]
+        parted += different and [min(different)]
+    return count, count - len(parted), parted
+
+
+def _first_layer(digests: bytes, other: bytes) -> int | None:
+    """The lowest that differs; None: none does. A digest of 0 says nothing."""
+    both = np.frombuffer(digests, "<u8"), np.frombuffer(other, "<u8")
+    where = np.flatnonzero((both[0] != both[1]) & (both[0] != 0) & (both[1] != 0))
+    return int(where[0]) if len(where) else None
+
+
+def _words(moment: Moment, run: RecordedRun, num_layers: int, block_size: int) -> str:
+    text = next(text for text in run.requests if text.number == moment.number)
+    of_request = f"of request {_asked(text).request_id!r}"
+    if moment.layer == num_layers:
+        position = _asked(text).num_prompt_tokens + moment.place
+        return f"at step {moment.step} behind the last layer: other logits for token {position} {of_request}"
+    start = moment.place * block_size
+    return (
+        f"at step {moment.step} in layer {moment.layer} of {num_layers}: other keys or values in block {moment.place}"
+        f" {of_request} (tokens {start} to {start + block_size - 1})"
+    )
+
+
+def _token_words(others: list[RecordedText], said: dict[int, list[int]]) -> str:
+    """Where nothing else tells; empty: no token is another."""
+    if not others:
+        return ""
+    text = others[0]
+    before, now = list(text.token_ids[_asked(text).num_prompt_tokens :]), said[text.number]
+    same = next(
+        (i for i, pair in enumerate(zip(before, now, strict=False)) if pair[0] != pair[1]), min(len(before), len(now))
+    )
+    return f"in token {_asked(text).num_prompt_tokens + same} of request {_asked(text).request_id!r}"
+
+
+def _submit(text: RecordedText) -> Submit:
+    """The same request, up to as many tokens as it said: what ended it there, a stop string or a person, need not."""
+    asked = _asked(text)
+    most = max(1, len(text.token_ids) - asked.num_prompt_tokens)
+    sampling = replace(
+        asked.sampling, max_tokens=most, min_tokens=min(asked.sampling.min_tokens, most), stop=(), logprobs=None
+    )
+    return Submit(
+        request_id=_name(text),
+        prompt_token_ids=_prompt(text),
+        raw=True,
+        sampling=sampling,
+        priority=asked.priority,
+        cache_salt=asked.cache_salt,
+    )
+
+
+def _name(text: RecordedText) -> str:
+    """Ids of a client may come again once a request ended, and completions of one prompt have one."""
+    return str(text.number)
+
+
+def _prompt(text: RecordedText) -> tuple[int, ...]:
+    return text.token_ids[: _asked(text).num_prompt_tokens]
+
+
+def _asked(text: RecordedText) -> AskedRequest:
+    assert text.request is not None, "only whole requests are run again"
+    return text.request

@@ -1,0 +1,108 @@
+"""Pairs of a token and an expert, put in order by expert and cut into tiles, without a look from the host.
+
+A tile holds pairs of one expert. How many tiles there are is known on the device alone: the host launches as many as
+there can be (`most_tiles`), and those beyond have expert -1.
+"""
+
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kvscope_kernels.triton_language import jit_varying, next_power_of_2, require_triton, tl
+
+_CHUNK: Final = 1024
+"""Pairs that a program looks through at a time."""
+
+
+class ExpertTiles(NamedTuple):
+    """What each tile holds.
+
+    experts  (tiles,) int32, -1 of those that hold nothing
+    pairs    (tiles * TILE_M,) int32, in ascending order for each expert; as many as there are pairs: nobody's place
+    """
+
+    experts: Tensor
+    pairs: Tensor
+
+
+def most_tiles(num_pairs: int, num_experts: int, tile_m: int) -> int:
+    """Tiles of `tile_m` pairs that there can be, however the pairs fall on experts."""
+    active = min(num_pairs, num_experts)
+    return min(num_pairs, (num_pairs + active * (tile_m - 1)) // tile_m)
+
+
+def align_experts(ids: Tensor, num_experts: int, tile_m: int) -> ExpertTiles:
+    """Tiles of pairs by expert, in one launch: a program an expert counts all of them, so that it knows where its own
+    begin, and puts these in order.
+
+    ids  (pairs,) int32 or int64, contiguous; those outside of [0, num_experts) are in no tile
+    """
+    require_triton()
+    num_tiles = most_tiles(len(ids), num_experts, tile_m)
+    experts = torch.empty(num_tiles, dtype=torch.int32, device=ids.device)
+    pairs = torch.empty(num_tiles * tile_m, dtype=torch.int32, device=ids.device)
+    sizes = len(ids), num_tiles, num_experts
+    _align_experts_kernel[(num_experts,)](ids, experts, pairs, *sizes, **align_constants(num_experts, tile_m))
+    return ExpertTiles(experts, pairs)
+
+
+def align_constants(num_experts: int, tile_m: int) -> dict[str, int]:
+    """The kernel's constants."""
+    return {"TILE_M": tile_m, "TILE_E": next_power_of_2(num_experts), "CHUNK": _CHUNK}
+
+
+@jit_varying(numbers=("num_pairs", "num_tiles"))
+def _align_experts_kernel(
+    ids: tl.tensor,
+    experts: tl.tensor,
+    pairs: tl.tensor,
+    num_pairs: tl.tensor,
+    num_tiles: tl.tensor,
+    num_experts: tl.tensor,
+    TILE_M: tl.constexpr,
+    TILE_E: tl.constexpr,
+    CHUNK: tl.constexpr,
+) -> None:
+    """One program: the tiles of one expert; that of the last one also those that hold nothing."""
+    expert = tl.program_id(0)
+    places = tl.arange(0, CHUNK)
+    each = tl.arange(0, TILE_E)
+    counts = tl.zeros([TILE_E], tl.int32)
+    for start in range(0, num_pairs, CHUNK):
+        id = tl.load(ids + start + places, mask=start + places < num_pairs, other=-1).to(tl.int32)
+        is_known = (id >= 0) & (id < num_experts)
+        counts += tl.histogram(tl.where(is_known, id, 0), TILE_E, mask=is_known)
+    tiles = (counts + TILE_M - 1) // TILE_M
+    first = tl.sum(tl.where(each < expert, tiles, 0))
+    num_own = tl.sum(tl.where(each == expert, tiles, 0))
+    own = pairs + first * TILE_M
+    found = num_pairs * 0
+    for start in range(0, num_pairs, CHUNK):
+        id = tl.load(ids + start + places, mask=start + places < num_pairs, other=-1).to(tl.int32)
+        is_own = id == expert
+        order = tl.cumsum(is_own.to(tl.int32), 0)
+        tl.store(own + found + order - 1, start + places, mask=is_own)
+        found += tl.sum(is_own.to(tl.int32))
+    left = found + tl.arange(0, TILE_M)
+    tl.store(own + left, tl.zeros([TILE_M], tl.int32) + num_pairs, mask=left < num_own * TILE_M)
+    for start in range(0, num_own, CHUNK):
+        tl.store(experts + first + start + places, tl.zeros([CHUNK], tl.int32) + expert, mask=start + places < num_own)
+    if expert == num_experts - 1:
+        for start in range(first + num_own, num_tiles, CHUNK):
+            tl.store(experts + start + places, tl.zeros([CHUNK], tl.int32) - 1, mask=start + places < num_tiles)
+
+
+def align_experts_torch(ids: Tensor, num_experts: int, tile_m: int) -> ExpertTiles:
+    """Reference of `align_experts`."""
+    num_tiles = most_tiles(len(ids), num_experts, tile_m)
+    experts = torch.full((num_tiles,), -1, dtype=torch.int32, device=ids.device)
+    pairs = torch.full((num_tiles, tile_m), len(ids), dtype=torch.int32, device=ids.device)
+    tile = 0
+    for expert in range(num_experts):
+        own = (ids == expert).nonzero()[:, 0].to(torch.int32)
+        for start in range(0, len(own), tile_m):
+            some = own[start : start + tile_m]
+            experts[tile], pairs[tile, : len(some)] = expert, some
+            tile += 1
+    return ExpertTiles(experts, pairs.flatten())

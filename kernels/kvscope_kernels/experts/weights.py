@@ -1,0 +1,156 @@
+"""What the experts of one layer are: their weights, and what stands between the two products."""
+
+import math
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu
+
+from kvscope_kernels.checks import FLOAT_DTYPES, require
+from kvscope_kernels.gated_activation import GELU_TANH, SILU
+
+RELU_SQUARED: Final = 2
+"""Beside the kinds of `gated_activation`; without a gate."""
+FP4: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""The numbers that 3 bits stand for, in order."""
+GROUP: Final = 32
+"""Inputs that share a power of two."""
+_BYTES: Final = GROUP // 2
+_MOST: Final = 128
+"""Of a power as it is stored: what the kernel multiplies by is then a number of float32."""
+
+
+class Gate(NamedTuple):
+    """act(min(gate, limit)) * (up cut to [-limit, limit] + shift); of `RELU_SQUARED` max(up, 0)^2 alone.
+
+    gpt-oss has kind SILU with alpha 1.702, limit 7 and shift 1 (its model card, 2025).
+    """
+
+    kind: int = SILU
+    alpha: float = 1.0
+    """SILU is gate * sigmoid(alpha * gate)."""
+    limit: float = math.inf
+    shift: float = 0.0
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether there is a gate beside what it lets through."""
+        return self.kind != RELU_SQUARED
+
+    def of(self, both: Tensor) -> Tensor:
+        """(..., 2 * size), the gate first, to (..., size); without a gate (..., size) to the same."""
+        if not self.is_gated:
+            return both.relu().square()
+        gate, up = both.chunk(2, dim=-1)
+        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        if self.kind == GELU_TANH:
+            return gelu(gate, approximate="tanh") * (up + self.shift)
+        return gate * torch.sigmoid(self.alpha * gate) * (up + self.shift)
+
+
+class FourBits(NamedTuple):
+    """Weights in MXFP4: weight[e, n, k] = number(code) * 2^(powers[e, n, k // 32] - 127).
+
+    codes   (experts, outputs, inputs / 2) uint8; of each 32 inputs, byte i holds input i in its low half, i + 16 in its
+            high one. A code is a sign and the place of a number in `FP4`
+    powers  (experts, outputs, inputs / 32) uint8, 1 to 128
+
+    Source: Open Compute Project, Microscaling formats, 1.0, 2023.
+    """
+
+    codes: Tensor
+    powers: Tensor
+
+    def widened(self, expert: int, dtype: torch.dtype) -> Tensor:
+        """(outputs, inputs) of one expert."""
+        codes = self.codes[expert].view(self.codes.shape[1], -1, _BYTES)
+        codes = torch.cat((codes & 15, codes >> 4), 2)
+        numbers = torch.tensor(FP4, device=codes.device)[(codes & 7).long()] * torch.where(codes > 7, -1.0, 1.0)
+        return torch.ldexp(numbers, self.powers[expert].int()[..., None] - 127).flatten(1).to(dtype)
+
+
+def four_bits(weight: Tensor) -> FourBits | None:
+    """(experts, outputs, inputs) as they are, if each number is one that MXFP4 has, as of a file in that format."""
+    num_experts, outputs, inputs = weight.shape
+    if inputs % GROUP:
+        return None
+    codes = weight.new_empty(num_experts, outputs, inputs // 2, dtype=torch.uint8)
+    powers = weight.new_empty(num_experts, outputs, inputs // GROUP, dtype=torch.uint8)
+    for expert, wide in enumerate(weight):
+        found = _codes(wide.float().reshape(outputs, -1, GROUP))
+        if found is None:
+            return None
+        codes[expert], powers[expert] = found
+    return FourBits(codes, powers)
+
+
+def _codes(groups: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Of (outputs, groups, 32): largest numbers become 4 or 6, and what is a number of the format stays one."""
+    powers = torch.frexp(groups.abs().amax(2)).exponent - 3 + 127
+    powers = powers.masked_fill(groups.abs().amax(2) == 0, 127)
+    numbers = torch.ldexp(groups, 127 - powers[..., None])
+    table = torch.tensor(FP4, device=groups.device)
+    places = torch.bucketize(numbers.abs(), table).clamp(max=len(FP4) - 1)
+    if not torch.equal(table[places], numbers.abs()) or int(powers.min()) < 1 or int(powers.max()) > _MOST:
+        return None
+    codes = (places + 8 * (numbers < 0)).to(torch.uint8)
+    return (codes[..., :_BYTES] | codes[..., _BYTES:] << 4).flatten(1), powers.to(torch.uint8)
+
+
+class ExpertWeights(NamedTuple):
+    """Of all experts of a layer.
+
+    up         (experts, 2 * size, hidden), the gate's rows first; (experts, size, hidden) without a gate
+    down       (experts, hidden, size)
+    up_bias    (experts, rows of up), or None
+    down_bias  (experts, hidden), or None
+
+    Floating, contiguous, of one dtype and device; `up` and `down` may have 4 bits, both.
+    """
+
+    up: Tensor | FourBits
+    down: Tensor | FourBits
+    up_bias: Tensor | None
+    down_bias: Tensor | None
+    gate: Gate
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(experts, hidden, size)."""
+        if isinstance(self.down, FourBits):
+            num_experts, hidden, num_bytes = self.down.codes.shape
+            return num_experts, hidden, 2 * num_bytes
+        num_experts, hidden, size = self.down.shape
+        return num_experts, hidden, size
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Of the weights; None of those of 4 bits, which take every type."""
+        return None if isinstance(self.down, FourBits) else self.down.dtype
+
+    def check(self) -> None:
+        """Raises ValueError for what the operation does not take."""
+        if self.gate.kind not in (SILU, GELU_TANH, RELU_SQUARED):
+            require(False, "kind", self.gate.kind, "SILU, GELU_TANH or RELU_SQUARED")
+        if isinstance(self.down, Tensor) and (self.down.dim() != 3 or self.down.dtype not in FLOAT_DTYPES):
+            require(False, "down", self.down, "(experts, hidden, size), floating,")
+        num_experts, hidden, size = self.shape
+        num_rows = size * (1 + self.gate.is_gated)
+        for name, weight, shape in (
+            ("up", self.up, (num_experts, num_rows, hidden)),
+            ("down", self.down, (num_experts, hidden, size)),
+        ):
+            if isinstance(weight, FourBits):
+                _check(f"{name}'s codes", weight.codes, (*shape[:2], shape[2] // 2), torch.uint8)
+                _check(f"{name}'s powers", weight.powers, (*shape[:2], shape[2] // GROUP), torch.uint8)
+            else:
+                _check(name, weight, shape, self.dtype)
+        for name, bias, num_outputs in (("up_bias", self.up_bias, num_rows), ("down_bias", self.down_bias, hidden)):
+            if bias is not None:
+                _check(name, bias, (num_experts, num_outputs), self.dtype or bias.dtype)
+
+
+def _check(name: str, found: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None) -> None:
+    if found.shape != shape or found.dtype != dtype or not found.is_contiguous():
+        require(False, name, found, f"{shape} {dtype}, contiguous,")

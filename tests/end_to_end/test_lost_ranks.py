@@ -1,0 +1,98 @@
+"""A service that loses a rank: clients and desktops hear which one and why, and no process is left."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+
+from kvscope_telemetry import SourceState
+
+WORDS = "ranks.follower"
+LIMIT_S = 10.0
+WAIT_S = 240.0
+
+
+@pytest.fixture
+def served(
+    start_engine: Callable[..., Any], talk_to: Callable[..., Any], tiny_model: Callable[..., str]
+) -> tuple[Any, Any, psutil.Process]:
+    """An engine of two ranks, a client of it, and its other rank."""
+    model = tiny_model(max_position_embeddings=65536)
+    options = ("--model", model, "--dtype", "float32", "--tensor-parallel-size", "2")
+    engine = start_engine(*options, "--num-gpu-blocks-override", "8192")
+    talk = talk_to(engine)
+    (follower,) = (
+        child
+        for child in psutil.Process(engine.process.pid).children(recursive=True)
+        if WORDS in " ".join(child.cmdline())
+    )
+    return engine, talk, follower
+
+
+def ended(engine: Any, children: list[psutil.Process]) -> tuple[int, str]:
+    """Its exit code and last words; nothing that it started is left."""
+    code: int = engine.process.wait(WAIT_S)
+    _, left = psutil.wait_procs(children, WAIT_S)
+    assert not left
+    return code, engine.process.stderr.read()
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("suspend", "rank 1 of 2 has not answered for 5 s: its process is suspended: the engine cannot go on without"),
+        ("kill", "rank 1 of 2 ended by SIGKILL: the engine cannot go on without it"),
+    ],
+)
+@pytest.mark.parametrize("is_idle", [False, True])
+def test_the_service_ends_with_the_reason(
+    how: str, reason: str, is_idle: bool, served: tuple[Any, Any, psutil.Process]
+) -> None:
+    engine, talk, follower = served
+    children = psutil.Process(engine.process.pid).children(recursive=True)
+    if not is_idle:
+        talk.submit_ids("long", (5, 6, 7), max_tokens=60000)
+        talk.wait_for(lambda: len(talk.token_ids("long")) > 2)
+    getattr(follower, how)()
+    lost_s = time.monotonic()
+    if not is_idle:
+        talk.wait_for(lambda: "long" in talk.finished())
+        assert talk.finished()["long"].finish_reason == "error"
+        assert talk.finished()["long"].error.startswith(reason)
+    talk.wait_for(lambda: talk.source.status.state is SourceState.ENDED)
+    assert reason in talk.source.status.reason
+    assert time.monotonic() - lost_s < LIMIT_S
+    code, words = ended(engine, children)
+    assert code == 1
+    assert reason in words
+
+
+def test_a_stop_is_heard_while_a_rank_is_waited_for(served: tuple[Any, Any, psutil.Process]) -> None:
+    engine, talk, follower = served
+    children = psutil.Process(engine.process.pid).children(recursive=True)
+    talk.submit_ids("long", (5, 6, 7), max_tokens=60000)
+    talk.wait_for(lambda: len(talk.token_ids("long")) > 2)
+    follower.suspend()
+    asked_s = time.monotonic()
+    engine.process.send_signal(signal.SIGTERM)
+    ended(engine, children)
+    assert time.monotonic() - asked_s < LIMIT_S + 2
+
+
+def test_an_engine_may_be_suspended_for_longer_than_a_rank_may_be_silent(
+    served: tuple[Any, Any, psutil.Process],
+) -> None:
+    engine, talk, _ = served
+    talk.submit_ids("before", (5, 6, 7), max_tokens=60000)
+    talk.wait_for(lambda: len(talk.token_ids("before")) > 2)
+    engine.process.send_signal(signal.SIGSTOP)
+    time.sleep(7)
+    engine.process.send_signal(signal.SIGCONT)
+    talk.submit_ids("after", (5, 6, 7), max_tokens=3)
+    talk.wait_for(lambda: "after" in talk.finished())
+    assert talk.finished()["after"].finish_reason == "length"

@@ -1,0 +1,112 @@
+"""Steps of a mixture of experts on a GPU that is not there: in graphs, with nothing read on the host, and nothing
+compiled in service."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kvscope_engine.policy.plan import Scheduled, StepPlan
+from kvscope_engine.policy.request import Request
+from kvscope_telemetry.messages.sampling_params import ResolvedSampling
+
+QWEN3: dict[str, Any] = {
+    "architecture": "qwen3_moe",
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 96,
+}
+MODELS = {
+    "qwen3": QWEN3,
+    "mixtral": {"architecture": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2},
+    "gpt-oss": {"architecture": "gpt_oss", "num_local_experts": 8, "num_experts_per_tok": 2},
+    "glm": {
+        "architecture": "glm4_moe",
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "moe_intermediate_size": 96,
+        "first_k_dense_replace": 0,
+    },
+}
+EXPERTS = ("align_experts", "expert_product", "sum_experts")
+
+
+def scheduled(number: int, num_cached: int, num_tokens: int) -> Scheduled:
+    request = Request(
+        number=number,
+        request_id=f"r{number}",
+        prompt_token_ids=[7] * (num_cached + num_tokens),
+        sampling=ResolvedSampling(temperature=0.0),
+        max_tokens=9,
+        arrival_ns=0,
+        output_token_ids=[],
+        block_tables=(list(range((num_cached + num_tokens) // 16 + 2)),),
+    )
+    return Scheduled(request, num_cached, num_tokens, True)
+
+
+def decodes(count: int) -> StepPlan:
+    return StepPlan(tuple(scheduled(number, 30 + number, 1) for number in range(count)), count)
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
+def test_decodes_are_in_graphs(fake_gpu: Any, model: dict[str, Any]) -> None:
+    runner = fake_gpu.make_runner(**model)
+    runner.warm_up(lambda _: None)
+    assert runner.notes == []
+    for count in (1, 3):
+        fake_gpu.seen.clear()
+        runner.run(decodes(count))
+        assert fake_gpu.seen.replays == 1
+        assert fake_gpu.seen.read_backs == 1, "the tokens"
+        assert not any(fake_gpu.seen.launches[kernel] for kernel in EXPERTS)
+
+
+def test_what_is_launched(fake_gpu: Any) -> None:
+    """A layer's two products and their sum; a single token's experts are not put in order."""
+    runner = fake_gpu.make_runner(enforce_eager=True, **QWEN3)
+    runner.warm_up(lambda _: None)
+    for plan, num_aligned in ((decodes(1), 0), (decodes(2), 2), (StepPlan((scheduled(1, 0, 300),), 0), 2)):
+        fake_gpu.seen.clear()
+        runner.run(plan)
+        assert [fake_gpu.seen.launches[kernel] for kernel in EXPERTS] == [num_aligned, 4, 2]
+        assert (fake_gpu.seen.read_backs, fake_gpu.seen.waits) == (1, 1)
+
+
+def test_service_compiles_nothing(fake_gpu: Any) -> None:
+    """Tiles grow with the tokens of a step: the warm-up has gone through them all."""
+    runner = fake_gpu.make_runner(enforce_eager=True, max_num_seqs=64, **QWEN3)
+    runner.warm_up(lambda _: None)
+    known = set(fake_gpu.seen.compiled)
+    for num_tokens in (2, 3, 5, 30, 63, 65, 100, 129, 200, 257, 300, 500, 511, 512):
+        runner.run(StepPlan((scheduled(1, 0, num_tokens),), 0))
+    for count in (1, 2, 7, 33, 60):
+        runner.run(decodes(count))
+    new = {key.split()[0] for key in fake_gpu.seen.compiled - known}
+    assert new.isdisjoint({f"_{kernel}_kernel" for kernel in EXPERTS})
+
+
+@pytest.mark.parametrize(("capability", "has_graphs"), [((8, 9), False), ((9, 0), True)], ids=str)
+def test_without_them_graphs_are_left_out_where_torch_looks_at_the_experts(
+    fake_gpu: Any, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], has_graphs: bool
+) -> None:
+    """In words, at the start, and without a capture that fails."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    runner = fake_gpu.make_runner(fuses_experts=False, **QWEN3)
+    runner.warm_up(lambda _: None)
+    for _ in range(2):
+        fake_gpu.seen.clear()
+        runner.run(decodes(2))
+    assert fake_gpu.seen.replays == has_graphs
+    assert runner.notes == (
+        []
+        if has_graphs
+        else [
+            "CUDA graphs could not be captured, steps run without them (slower): Qwen3MoeExperts"
+            " (model.layers.0.mlp.experts) waits for the GPU (aten::_grouped_mm)"
+        ]
+    )

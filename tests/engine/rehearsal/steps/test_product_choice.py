@@ -1,0 +1,69 @@
+"""Products of few rows on a GPU that they were never measured on: timed at the start, the faster taken from then on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from kvscope_engine.model.running.product_choice import choose_products
+from kvscope_engine.policy.plan import Scheduled, StepPlan
+from kvscope_engine.policy.request import Request
+from kvscope_kernels.linear import choice
+from kvscope_kernels.linear.skinny_linear import linear
+from kvscope_telemetry.messages.sampling_params import ResolvedSampling
+
+
+def decodes(count: int) -> StepPlan:
+    requests = [
+        Request(
+            number=number,
+            request_id=f"r{number}",
+            prompt_token_ids=[7] * 19,
+            sampling=ResolvedSampling(temperature=0.0),
+            max_tokens=9,
+            arrival_ns=0,
+            output_token_ids=[3],
+            block_tables=([0, 1],),
+        )
+        for number in range(count)
+    ]
+    return StepPlan(tuple(Scheduled(request, 19, 1, True) for request in requests), count)
+
+
+def clock(calls: Sequence[Any]) -> Callable[[], float]:
+    """The kernels are faster for one row alone."""
+    rows = len(calls[0].args[0])
+    return lambda: (0.5 if rows == 1 else 2.0) if calls[0].func is linear else 1.0
+
+
+@pytest.mark.parametrize("capability", [80, 86, 89, 100, 120])
+def test_the_faster_multiplies(capability: int, fake_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: divmod(capability, 10))
+    monkeypatch.setattr(choice, "_is_close", lambda *_: True)  # no numbers are there to be compared
+    heard: list[str] = []
+    said: list[str] = []
+    runner = fake_gpu.make_runner(
+        enforce_eager=True, joined=lambda module: said.append(choose_products(module, heard.append, clock))
+    )
+    assert said[0].startswith("products of one row and of 2 to 16, our kernels' time over cuBLAS's: ")
+    assert "1024 x 256 0.50 and 2.00" in said[0], "both halves of an MLP's first product at once"
+    assert "timing products with 1,024 x 256 weights" in heard
+    assert len(heard) == 5, "each shape once: q, k, v; o; the MLP's two; the head"
+    runner.warm_up(lambda _: None)
+    known = set(fake_gpu.seen.compiled)
+    launched = []
+    for count in (1, 3):
+        fake_gpu.seen.clear()
+        runner.run(decodes(count))
+        launched.append(fake_gpu.seen.launches["skinny_linear"])
+    assert launched == [9, 0], "four products a layer and the head"
+    assert fake_gpu.seen.compiled == known
+
+
+def test_nothing_is_asked_where_it_was_measured(fake_gpu: Any) -> None:
+    said: list[str] = []
+    fake_gpu.make_runner(joined=lambda module: said.append(choose_products(module, said.append, clock)))
+    assert said == [""]

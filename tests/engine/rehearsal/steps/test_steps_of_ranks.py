@@ -1,0 +1,203 @@
+"""Two ranks on GPUs that are not there, in one process: the same graphs on both, told by size, with the sums in them.
+
+A group is pretended: sums are counted, rank 0's messages are read by the other rank at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from kvscope_engine.model.ranks.messages import Step, decode_to_rank, encode, inputs_of, step_of
+from kvscope_engine.model.running.graphs_together import ELSEWHERE
+from kvscope_engine.model.running.runner import ModelRunner
+from kvscope_engine.model.running.step_inputs import StepInputs
+from kvscope_engine.policy.plan import Scheduled, StepPlan
+from kvscope_engine.policy.request import Request
+from kvscope_telemetry.messages.sampling_params import ResolvedSampling
+
+SIZES = (1, 2, 4, 8)
+SUMS_A_PASS = 4
+"""Two for each of two layers."""
+
+
+class Follower:
+    """The other rank, which runs what it is told."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+        self.steps: list[Step] = []
+        self.num_shared: list[int] = []
+        self._inputs: Any = None
+
+    def tell(
+        self,
+        inputs: StepInputs,
+        copies: Sequence[tuple[int, int]],
+        lora_slots: NDArray[Any] | None = None,
+        num_sampled: int = 0,
+        graph_size: int = 0,
+    ) -> None:
+        step = decode_to_rank(encode(step_of(inputs, copies, lora_slots, num_sampled, graph_size)))
+        assert isinstance(step, Step)
+        self.steps.append(step)
+        if step.num_sampled == 0:
+            self._run(None)
+
+    def share(self, tokens: torch.Tensor) -> None:
+        assert tokens.shape == (self.steps[-1].num_sampled,)
+        self._run(tokens)
+
+    def wait_for(self, event: Any) -> None:
+        event.synchronize()
+
+    def done(self) -> None: ...
+
+    def _run(self, sampled: torch.Tensor | None) -> None:
+        step = self.steps[-1]
+        self.runner.follow(*inputs_of(step), sampled, step.graph_size)
+
+
+class Agreement:
+    """What the other rank said to each size, in order; yes where nothing is noted."""
+
+    def __init__(self, *theirs: bool) -> None:
+        self._theirs = list(theirs)
+        self.ours: list[bool] = []
+
+    def recording(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def all_agree(self, is_well: bool) -> bool:
+        self.ours.append(is_well)
+        theirs = self._theirs.pop(0) if self._theirs else True
+        return is_well and theirs
+
+
+def decodes(count: int, *, length: int = 20) -> StepPlan:
+    def one(number: int) -> Scheduled:
+        request = Request(
+            number=number,
+            request_id=f"r{number}",
+            prompt_token_ids=[7] * (length - 1),
+            sampling=ResolvedSampling(temperature=0.0),
+            max_tokens=99,
+            arrival_ns=0,
+            output_token_ids=[3],
+            block_tables=([0, 1, 2],),
+        )
+        return Scheduled(request, length - 1, 1, True)
+
+    return StepPlan(tuple(one(number) for number in range(count)), count)
+
+
+def after(plan: StepPlan) -> StepPlan:
+    """The next step of the same requests, whose tokens are not known yet."""
+    return StepPlan(
+        tuple(Scheduled(item.request, item.start + 1, 1, True) for item in plan.scheduled), plan.num_single_token
+    )
+
+
+@pytest.fixture
+def sums() -> list[int]:
+    """Rows of each sum that the host came to, whether a graph records it or the device computes it."""
+    return []
+
+
+@pytest.fixture
+def ranks(fake_gpu: Any, sums: list[int]) -> tuple[ModelRunner, Follower]:
+    def all_reduce(part: torch.Tensor) -> torch.Tensor:
+        sums.append(part.shape[0])
+        return part
+
+    follower = Follower(fake_gpu.make_runner(together=True, all_reduce=all_reduce))
+    runner = fake_gpu.make_runner(together=True, others=follower, all_reduce=all_reduce)
+    for each in (runner, follower.runner):
+        each.warm_up(lambda _: None)
+        assert each.captures_together
+    return runner, follower
+
+
+def test_all_sizes_are_captured_at_the_start_and_replayed_by_both(
+    fake_gpu: Any, ranks: tuple[ModelRunner, Follower], sums: list[int]
+) -> None:
+    runner, follower = ranks
+    for each in (runner, follower.runner):
+        meeting = Agreement()
+        sums.clear()
+        each.capture_together(meeting)
+        assert meeting.ours == [True] * len(SIZES)
+        assert each.notes == []
+        passes = [size for size in reversed(SIZES) for _ in range(2)]
+        assert sums == [size for size in passes for _ in range(SUMS_A_PASS)], "outside each graph, and in it"
+    sums.clear()
+    for count, size in ((1, 1), (3, 4), (8, 8)):
+        fake_gpu.seen.clear()
+        assert runner.run(decodes(count)).graph_size == size
+        assert follower.steps[-1].graph_size == size
+        assert fake_gpu.seen.replays == 2, "a graph a rank"
+        assert fake_gpu.seen.read_backs == 1, "of rank 0's tokens alone"
+    assert sums == [], "all of them are in the graphs"
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_capture_that_fails_on_one_rank_costs_its_size_on_both(
+    is_ours: bool, fake_gpu: Any, ranks: tuple[ModelRunner, Follower]
+) -> None:
+    """The next larger serves; nothing is captured later, not even while nobody waits."""
+    runner, follower = ranks
+    error = RuntimeError("CUDA error: this card is full")
+    failing, other = (runner, follower.runner) if is_ours else (follower.runner, runner)
+    before = Agreement()
+    fake_gpu.capture_error[:] = [None, None, error, None]  # of 1, 2, 4 and 8: the last one is raised first
+    failing.capture_together(before)
+    assert before.ours == [True, False, True, True]
+    other.capture_together(Agreement(*before.ours))
+    assert len(failing.notes) == len(other.notes) == 1
+    assert "batches of 4" in failing.notes[0]
+    assert "this card is full" in failing.notes[0]
+    assert other.notes == [f"no CUDA graph for batches of 4, which run slower: {ELSEWHERE}"]
+    for _ in range(3):
+        runner.run(decodes(3))
+        runner.while_idle()
+        assert follower.steps[-1].graph_size == 8
+    runner.run(decodes(2))
+    assert follower.steps[-1].graph_size == 2
+
+
+def test_without_any_graph_both_run_eagerly_and_say_why(
+    fake_gpu: Any, ranks: tuple[ModelRunner, Follower], sums: list[int]
+) -> None:
+    runner, follower = ranks
+    for each in (runner, follower.runner):
+        each.capture_together(Agreement(*(False,) * len(SIZES)))
+    assert runner.notes == [f"CUDA graphs could not be captured, steps run without them (slower): {ELSEWHERE}"]
+    sums.clear()
+    assert runner.run(decodes(2)).graph_size == 0
+    assert follower.steps[-1].graph_size == 0
+    assert fake_gpu.seen.replays == 0
+    assert sums == [2] * (2 * SUMS_A_PASS), "of two rows, on each rank"
+
+
+def test_a_step_that_runs_ahead_is_told_before_its_tokens_are_known(
+    fake_gpu: Any, ranks: tuple[ModelRunner, Follower]
+) -> None:
+    """They go from device to device: nothing is read back in between, and nobody waits."""
+    runner, follower = ranks
+    for each in (runner, follower.runner):
+        each.capture_together(Agreement())
+    plan = decodes(3)
+    first = runner.launch(plan)
+    fake_gpu.seen.clear()
+    second = runner.launch(after(plan), first)
+    assert follower.steps[-1].num_sampled == 3
+    assert follower.steps[-1].graph_size == 4
+    assert fake_gpu.seen.waits == 0
+    assert fake_gpu.seen.replays == 2
+    first.result()
+    second.result()

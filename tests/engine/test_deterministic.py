@@ -1,0 +1,166 @@
+"""`--deterministic`: a request's numbers are the same bits whatever runs beside it, is cut off or was cached."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from kvscope_engine import Engine, EngineConfig, SamplingParams
+from kvscope_engine.model.checks.hook_check import check_hook
+from kvscope_engine.model.checks.tile_check import differing_part, proven_tiles
+from kvscope_engine.model.loading.loader import load_model
+from kvscope_kernels import ops_for
+from kvscope_kernels.native.library import library
+from kvscope_telemetry.engine_config import LoraModule
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
+
+WIDE = {
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "head_dim": 64,
+}
+"""So wide that products of one row and of several add otherwise."""
+
+Answer = list[tuple[int, float]]
+"""Tokens and their log-probabilities."""
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no compiler: attention is not the CPU's own")
+
+
+@pytest.fixture(params=["float32", "bfloat16"])
+def make(request: pytest.FixtureRequest, tiny_model: Callable[..., str]) -> Iterator[Callable[..., Engine]]:
+    """Makes deterministic engines, and closes them."""
+    engines: list[Engine] = []
+    name = tiny_model(**WIDE, initializer_range=0.1)
+
+    def made(**options: Any) -> Engine:
+        given = {"block_size": 4, "num_gpu_blocks_override": 256, "max_num_batched_tokens": 64} | options
+        engines.append(Engine(EngineConfig(model=name, device="cpu", dtype=request.param, deterministic=True, **given)))
+        return engines[-1]
+
+    yield made
+    for engine in engines:
+        engine.close()
+
+
+def submits(count: int) -> list[Submit]:
+    """Prompts of many lengths, every other of which begins as the one before."""
+    rng, prompts = random.Random(3), list[tuple[int, ...]]()
+    for index in range(count):
+        words = tuple(rng.choices(range(3, 256), k=rng.choice((3, 17, 40, 77))))
+        prompts.append(words if index % 2 == 0 else prompts[-1][:33] + words)
+    return [
+        Submit(
+            request_id=str(index),
+            prompt_token_ids=prompt,
+            sampling=SamplingParams(max_tokens=9, logprobs=0, ignore_eos=True, temperature=index % 3 / 2, seed=7),
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+def answers(engine: Engine, asked: Sequence[Submit], *, at_once: bool = True) -> dict[str, Answer]:
+    said: dict[str, Answer] = {submit.request_id: [] for submit in asked}
+    for group in [asked] if at_once else [[submit] for submit in asked]:
+        for submit in group:
+            engine.submit(submit)
+        while engine.has_unfinished:
+            for message in engine.step():
+                assert not isinstance(message, Finished) or not message.error, message
+                if isinstance(message, Tokens):
+                    said[message.request_id] += [(entry.token_id, entry.logprob) for entry in message.logprobs]
+    return said
+
+
+def test_a_request_says_the_same_bits_alone_and_beside_others(make: Callable[..., Engine]) -> None:
+    asked = submits(6)
+    alone = answers(make(), asked, at_once=False)
+    assert all(len(answer) == 9 for answer in alone.values())
+    for options in (
+        {},
+        {"max_num_batched_tokens": 16, "max_num_seqs": 4},  # prompts are cut elsewhere
+        {"enable_prefix_caching": False, "block_size": 8},
+        {"num_gpu_blocks_override": 40},  # preempted and computed again
+        {"num_gpu_blocks_override": 40, "host_kv_memory_bytes": 1 << 22, "preemption": "swap"},
+    ):
+        assert answers(make(**options), asked) == alone, options
+
+
+def test_what_an_answer_left_in_the_cache_is_as_a_prompt_would_compute_it(make: Callable[..., Engine]) -> None:
+    """The second turn of a chat begins with blocks that decodes wrote."""
+    engine, (first, *_) = make(), submits(1)
+    said = [token for token, _ in answers(engine, [first])["0"]]
+    sampling = SamplingParams(max_tokens=5, logprobs=0, ignore_eos=True, temperature=0.0)
+    turn = Submit(request_id="turn", prompt_token_ids=(*(first.prompt_token_ids or ()), *said, 9, 8), sampling=sampling)
+    cached = answers(engine, [turn])
+    assert engine.frame_builder.snapshot(engine.hello, 0, 0).counters.cached_tokens > 0
+    assert answers(make(), [turn]) == cached
+
+
+def test_several_threads_do_not_split_by_the_batch_either(make: Callable[..., Engine]) -> None:
+    """Their number does change bits: it stays as it is, and a recording tells it."""
+    asked = submits(3)
+    try:
+        assert answers(make(num_threads=2), asked) == answers(make(num_threads=2), asked, at_once=False)
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_the_proof_at_load_names_a_layer_that_looks_at_places(tiny_model: Callable[..., str]) -> None:
+    loaded = load_model(EngineConfig(model=tiny_model(), device="cpu", dtype="float32"), lambda progress: None)
+    check_hook(loaded.module)
+    assert differing_part(loaded.module, 16, ops_for("cpu")) == ""
+    mlp = loaded.module.model.layers[0].mlp  # type: ignore[union-attr]
+    plain = mlp.forward
+    mlp.forward = lambda x: plain(x) + torch.arange(x.shape[1])[:, None] * 1e-3
+    assert differing_part(loaded.module, 16, ops_for("cpu")).startswith("layer 1 ")
+
+
+def test_tiles_of_other_sizes_are_used_where_they_give_the_same_bits(tiny_model: Callable[..., str]) -> None:
+    loaded = load_model(EngineConfig(model=tiny_model(), device="cpu", dtype="float32"), lambda progress: None)
+    check_hook(loaded.module)
+    mlp = loaded.module.model.layers[1].mlp  # type: ignore[union-attr]
+    plain = mlp.forward
+    mlp.forward = lambda x: plain(x) + (1e-3 if x.shape[1] == 4 else 0.0)
+    size, *others = proven_tiles(loaded)
+    assert size == 16
+    assert 64 in others, "this small, products add alike"
+    assert 4 not in others, "its layer gives something else in tiles of 4"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"device": "cuda"},
+        {"tensor_parallel_size": 2},
+        {"kv_cache_dtype": "int8"},
+        {
+            "keep_disk_kv": True,
+            "disk_kv_path": "kv.bin",
+            "disk_kv_memory_bytes": 1 << 20,
+            "host_kv_memory_bytes": 1 << 20,
+        },
+        {"sparse_decode": 0.5},
+        {"page_heat": 4},
+        {"async_scheduling": True},
+        {"lora_modules": (LoraModule(name="a", path="b"),)},
+    ],
+)
+def test_what_adds_by_the_batch_is_refused_by_name(options: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match=f"^{next(iter(options))}=.* is not accepted with deterministic=True: "):
+        EngineConfig(deterministic=True, **options)
+
+
+def test_models_that_add_by_the_batch_are_refused_by_name(tiny_model: Callable[..., str]) -> None:
+    with pytest.raises(BadInput, match=r"not accepted with model .*attention of float16"):
+        Engine(EngineConfig(model=tiny_model(), device="cpu", dtype="float16", deterministic=True))
+    experts = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4}
+    with pytest.raises(BadInput, match="how many rows an expert has"):
+        Engine(EngineConfig(model=tiny_model(**experts), device="cpu", dtype="float32", deterministic=True))
