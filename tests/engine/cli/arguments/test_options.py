@@ -89,8 +89,18 @@ def test_every_field_has_its_option() -> None:
         for field in dataclasses.fields(EngineConfig)
         if getattr(found, field.name) == getattr(EngineConfig(), field.name)
     ]
-    without = ["lora_modules", "allow_runtime_lora_updating"]
-    assert same == ["tensor_parallel_size", "sparse_decode", "allocator", *without]  # what does not go with the others
+    alone = ["tensor_parallel_size", "deterministic", "fingerprints", "sparse_decode", "allocator"]
+    assert same == [*alone, "lora_modules", "allow_runtime_lora_updating"]  # what does not go with the others
+
+
+def test_bit_equal_runs() -> None:
+    found = config("--deterministic", "--fingerprints")
+    assert (found.deterministic, found.fingerprints) == (True, True)
+    for refused in ("--page-heat=8", "--kv-cache-dtype=int8", "--device=cuda"):
+        with pytest.raises(BadInput, match="is not accepted with deterministic=True"):
+            config("--deterministic", refused)
+    with pytest.raises(BadInput, match="without deterministic"):
+        config("--fingerprints")
 
 
 def test_adapters_as_vllm_is_given_them() -> None:
