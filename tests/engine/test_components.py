@@ -122,7 +122,7 @@ def test_a_step_without_memory_ends_its_own_requests_alone(
         said = [message for _ in range(4) for message in engine.step()]
         (last,) = [message for message in said if isinstance(message, Finished)]
         assert (last.finish_reason, engine.has_unfinished) == ("error", False)
-        assert "no memory for a step of 3 tokens" in last.error
+        assert "no memory for a step of 1 token" in last.error
         failures.clear()
         (served,) = engine.generate([submit])
         assert len(served.token_ids) == 3

@@ -30,7 +30,9 @@ class PlanForm(QWidget):
         self._grid.setVerticalSpacing(7)
         self.model = self._line("Model", model, "A model's name, a folder, a .gguf file or a config.json (--model)")
         self.gpu = self._choice("GPU memory", GPU_SIZES, "24GiB", "--gpu-memory", editable=True)
-        self.dtype = self._choice("Weights", ("bfloat16", "float16", "float32", "int8", "int4"), "bfloat16", "--dtype")
+        self.dtype = self._choice(
+            "Weights", ("bfloat16", "float16", "float32", "int8", "fp8", "int4"), "bfloat16", "--dtype"
+        )
         self.kv_dtype = self._choice("KV cache", ("auto", "fp8", "int8"), "auto", "--kv-cache-dtype")
         self.length = self._number("Max request length", 0, _MOST, "--max-model-len, in tokens", "model's maximum")
         self.seqs = self._number("Requests per step", 1, 1 << 16, "--max-num-seqs")

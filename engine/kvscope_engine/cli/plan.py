@@ -104,7 +104,10 @@ def _answers(args: argparse.Namespace) -> Iterator[PlanAnswer]:
 
 def _add_serving(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--dtype", default="bfloat16", metavar="T", help="data type of weights: bfloat16, float16, float32, int8, int4"
+        "--dtype",
+        default="bfloat16",
+        metavar="T",
+        help="data type of weights: bfloat16, float16, float32, int8, fp8, int4",
     )
     group.add_argument(
         "--kv-cache-dtype", default="auto", metavar="T", help="data type of the KV cache: auto, fp8, int8"

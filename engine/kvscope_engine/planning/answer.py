@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from kvscope_engine.model.memory.memory_plan import gib
-from kvscope_engine.planning.inference import InferencePlan, InferenceQuestion, StagePlan, plan_inference
+from kvscope_engine.planning.inference import SCALED, InferencePlan, InferenceQuestion, StagePlan, plan_inference
 from kvscope_engine.planning.skeleton import Skeleton
 from kvscope_engine.planning.training import MASTER_BYTES, TrainingPlan, TrainingQuestion, plan_training
 from kvscope_telemetry.errors import BadInput
@@ -141,6 +141,8 @@ def _serving_notes(plan: InferencePlan) -> tuple[str, ...]:
         notes.append(
             "kvscope's engine (--quantization int8) takes 8.5 bits a weight: it keeps groups of 64, on one GPU"
         )
+    if question.dtype == "fp8":
+        notes.append("kvscope's engine (--quantization fp8) takes 8 bits a weight and a scale a row, on one GPU")
     if question.dtype == "int4":
         notes.append("kvscope's engine (--quantization int4) takes 5 bits a weight: it keeps groups of 32, on one GPU")
     if question.weights_on_host:
@@ -237,7 +239,7 @@ def _serving_changes(skeleton: Skeleton, plan: InferencePlan) -> Iterator[tuple[
         yield "--gpu-memory-utilization 0.95", "less is left for other programs", more
     if not question.enforce_eager:
         yield "--enforce-eager", "no CUDA graphs: small batches are slower", replace(question, enforce_eager=True)
-    for dtype in ("int8", "int4") if question.dtype not in ("int8", "int4") else ():
+    for dtype in SCALED if question.dtype not in SCALED else ():
         yield f"--dtype {dtype}", "weights quantized, as vLLM and SGLang can", replace(question, dtype=dtype)
     for number in (2, 4, 8):
         if number > question.tensor_parallel:

@@ -60,11 +60,12 @@ CONTEXT_BYTES: Final = 800 << 20
 """Of the driver, CUDA's context and what libraries keep: 0.8 GiB as measured on H100 and H200."""
 PROCESSORS: Final = Processors(num_multiprocessors=132, capability=90)
 """Of the GPU, for the partial results of split attention, which are small: an H100's."""
-WEIGHT_BYTES: Final = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.5}
-"""A parameter. Quantized ones beside a scale each group; embedding, head and vectors keep 16 bits."""
+WEIGHT_BYTES: Final = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "fp8": 1.0, "int4": 0.5}
+"""A parameter. Embedding, head and vectors of quantized models keep 16 bits."""
+SCALED: Final = {"int8": 128, "fp8": 4096, "int4": 128}
+"""Quantized weights that share a scale: a group's; in FP8 at least those of a row, about."""
 RECURRENT_TOKENS: Final = 256
 """That are run without data where some layers take them one by one; the rest is in proportion."""
-GROUP_SIZE: Final = 128
 SCALE_BYTES: Final = 2.0
 
 
@@ -76,7 +77,7 @@ class InferenceQuestion:
     """Bytes of one GPU."""
     gpu_memory_utilization: float = 0.9
     dtype: str = "bfloat16"
-    """Of the weights; int8 and int4 compute in bfloat16."""
+    """Of the weights; quantized ones compute in bfloat16."""
     kv_cache_dtype: str = "auto"
     block_size: int = 16
     max_model_len: int | None = None
@@ -262,8 +263,8 @@ def _expanded_times(calls: Sequence[LayerCall], num_ranks: int) -> float:
 def weight_bytes(stage: Stage, dtype: str) -> int:
     """Bytes of a stage's weights on one GPU."""
     each = wide = WEIGHT_BYTES[dtype]
-    if dtype in ("int8", "int4"):
-        each, wide = each + SCALE_BYTES / GROUP_SIZE, 2.0
+    if dtype in SCALED:
+        each, wide = each + SCALE_BYTES / SCALED[dtype], 2.0
     return round(stage.layers.matrices * each + (stage.layers.vectors + stage.embedding.number) * wide)
 
 
