@@ -57,6 +57,13 @@ def test_a_quantized_cache_counts_its_scales(skeleton: Make, kind: str) -> None:
     assert narrow.block_bytes / wide.block_bytes == (head_dim + 4) / (2 * head_dim)
 
 
+@pytest.mark.parametrize(("kind", "bits"), [("int8", 8), ("fp8", 8), ("int4", 4)])
+def test_matrices_of_quantized_layers_take_their_bits_and_scales(skeleton: Make, kind: str, bits: int) -> None:
+    wide, narrow = (plan_inference(skeleton(), _question(dtype=each)).tightest for each in ("bfloat16", kind))
+    saved_bits = 8 * (wide.memory.weights - narrow.memory.weights) / wide.stage.layers.matrices
+    assert 16 - bits - 0.2 < saved_bits < 16 - bits
+
+
 @pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (1, 3), (2, 2), (6, 4)])
 def test_parts_of_all_gpus_are_the_model(skeleton: Make, tensor: int, pipeline: int) -> None:
     model = skeleton()
