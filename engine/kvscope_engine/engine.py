@@ -201,6 +201,8 @@ class Engine:
         """
         self._check_open()
         self.step_started_ns = time.monotonic_ns()
+        if self.components.guard is not None:
+            self.components.guard.look(self._settle)
         if self.components.forms is not None:
             self.components.forms.await_masks(is_idle=self._ran_nothing)
         ran = self._loop.next(self.step_count + 1, ahead=ahead)
@@ -419,6 +421,8 @@ class Engine:
         self.stops.notice()  # before its latencies are measured
         if self.components.threads is not None:
             self.components.threads.look()
+        if self.components.guard is not None:
+            self.components.guard.ran(ran.plan.num_tokens, ran.result.forward_ns)
         if ran.result.block_shares is not None:
             store_attention(self.components.pool, ran.plan, ran.result.block_shares, self.step_count)
         if ran.result.block_skips is not None:

@@ -31,6 +31,7 @@ FIGURES = {
     "nvmlDeviceGetCurrPcieLinkWidth": {"pcie_width"},
     "nvmlDeviceGetPcieThroughput": {"pcie_sent_bytes_s", "pcie_received_bytes_s"},
     "nvmlDeviceGetMemoryInfo_v2": {"memory_reserved_bytes"},
+    "nvmlDeviceGetDisplayActive": {"display_active"},
 }
 
 
@@ -67,6 +68,7 @@ def test_every_gpu_tells_all_it_can() -> None:
         GpuProcess(pid=4712, name="worker4712", used_bytes=5 * GIB),
     )
     assert second.processes == (GpuProcess(pid=4713, name="worker4713", used_bytes=None),)
+    assert (first.display_active, second.display_active) == (False, True)
     assert (first.power_watts, first.power_limit_watts, first.throttled_by) == (420.5, 700.0, ("power_cap",))
 
 

@@ -38,10 +38,13 @@ def shortage_report(shortage: Shortage) -> str:
     return f"{_holders(shortage)}: {_remedy(shortage)}"
 
 
-def start_remedy(*, on_gpu: bool) -> str:
-    """What would help where a model did not even load."""
+def start_remedy(holders: str = "", *, on_gpu: bool) -> str:
+    """What would help where a model did not even load; `holders`: who else has memory of the GPU."""
     smaller = "a smaller model, or --dtype bfloat16 where it is float32"
-    return f"end other programs on the GPU, or give {smaller}" if on_gpu else f"free some memory, or give {smaller}"
+    named = f" ({holders})" if holders else ""
+    return (
+        f"end other programs on the GPU{named}, or give {smaller}" if on_gpu else f"free some memory, or give {smaller}"
+    )
 
 
 def _holders(shortage: Shortage) -> str:
