@@ -22,6 +22,7 @@ from kvscope_engine.memory_guard import MemoryGuard
 from kvscope_engine.model.checks.hook_check import check_hook
 from kvscope_engine.model.checks.tile_check import proven_tiles
 from kvscope_engine.model.cpu_offload.streaming import close_streaming, streamed_weights
+from kvscope_engine.model.fetching.progress import WAIT
 from kvscope_engine.model.fused.fuse import Fused
 from kvscope_engine.model.loading.device import free_bytes, gpu_uuids
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
@@ -198,6 +199,7 @@ class EngineComponents:
                 num_tokens=plan.num_tokens,
                 num_requests=len(plan.scheduled),
                 utilization=self.utilization if is_gpu else 0.0,
+                takers=self.guard.takers() if self.guard is not None else "",
             )
         )
 
@@ -404,7 +406,7 @@ def _ready_model(
     def await_turn(device: torch.device) -> None:
         if device.type == "cuda":
             uuids = gpu_uuids(config.tensor_parallel_size)
-            register.await_turn(uuids, lambda whom: progress(Progress(stage="load", detail=whom)))
+            register.await_turn(uuids, lambda whom: progress(Progress(stage=WAIT, detail=whom)))
 
     loaded = load_model(config, progress, rank_of(leader), await_turn=await_turn)
     undo.callback(close_streaming, loaded.module)

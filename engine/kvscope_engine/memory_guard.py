@@ -16,6 +16,7 @@ from kvscope_engine.model.memory.gpu_holders import grown, holders_words
 from kvscope_engine.model.memory.memory_plan import gib
 from kvscope_engine.model.memory.memory_watch import Level, MemoryWatch, StepCosts
 from kvscope_engine.model.memory.paging import PagingWatch
+from kvscope_engine.policy.plan import StepPlan, StepResult
 
 LOOK_S: Final = 2.0
 """Between two looks, and as long as an engine that stands still does not look."""
@@ -41,8 +42,9 @@ def _in_a_thread(work: Callable[[], object]) -> None:
 
 class MemoryGuard:
     """Made when the engine has all that it keeps. `planned` are bytes that it may take in all, 0 where nobody planned:
-    then steps are left as they are. `pages` are bytes that it has beside torch's; `note` takes lines on
-    any thread; `promise` is told what is planned and not taken yet; `paging` is None where no driver pages."""
+    then steps are left as they are. `pages` are bytes that it has beside torch's; `note` takes lines on any thread;
+    `promise` is told what is planned and not taken yet; `paging` is None where no driver pages; `beside` does what may
+    wait for the driver."""
 
     def __init__(
         self,
@@ -57,10 +59,10 @@ class MemoryGuard:
         promise: Callable[[int], object] = lambda num_bytes: None,
         paging: PagingWatch | None = None,
         clock_s: Callable[[], float] = time.monotonic,
-        beside: Callable[[Callable[[], object]], object] = _in_a_thread,
+        beside: Callable[[Callable[[], object]], object] | None = None,
     ) -> None:
         self._memory, self._steps, self._graphs, self._note = memory, steps, graphs, note
-        self._pages, self._promise, self._clock_s, self._beside = pages, promise, clock_s, beside
+        self._pages, self._promise, self._clock_s, self._beside = pages, promise, clock_s, beside or _in_a_thread
         self._paging = paging
         self._planned = planned
         self._total = memory.total_bytes
@@ -99,10 +101,22 @@ class MemoryGuard:
         is_down, missing = level < before, self._watch.missing(others)
         self._beside(lambda: self._note(self._change(level, missing, is_down=is_down)))
 
-    def ran(self, num_tokens: int, forward_ns: int) -> None:
+    def ran(self, plan: StepPlan, result: StepResult) -> None:
         """A step came back."""
         if self._paging is not None:
-            self._paging.ran(num_tokens, forward_ns)
+            is_replayed = bool(result.graph_size or result.graph_tokens)
+            shape = plan.num_tokens.bit_length(), len(plan.scheduled).bit_length(), is_replayed
+            self._paging.ran(shape, result.forward_ns)
+
+    @property
+    def is_lowered(self) -> bool:
+        """Whether steps may take less than was planned."""
+        return self._watch.is_lowered
+
+    def takers(self) -> str:
+        """Who has more memory of the GPU than when the engine began; empty where the driver does not tell. May wait for
+        it."""
+        return holders_words(grown(self._memory.holders.others(), self._before))
 
     def _read(self) -> tuple[int, int]:
         """Bytes of the GPU that nobody has, and those of this process, less what the driver keeps for it."""
@@ -112,7 +126,7 @@ class MemoryGuard:
         """May wait for the driver, to say who it was."""
         if not is_down:
             return f"a part of the GPU's memory is free again: {self._words(level)}, until all of it is"
-        who = holders_words(grown(self._memory.holders.others(), self._before))
+        who = self.takers()
         named = f" ({who})" if who else ""
         return (
             f"other programs took {gib(missing)} of the GPU's memory that was planned for steps{named}:"

@@ -13,6 +13,7 @@ from kvscope_engine.memory_guard import LOOK_S, MemoryGuard
 from kvscope_engine.model.memory.gpu_holders import GpuHolders
 from kvscope_engine.model.memory.memory_watch import UP_AFTER_S, StepCosts
 from kvscope_engine.model.memory.paging import PagingWatch
+from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_telemetry.messages.devices import Gpu, GpuProcess
 
 GIB = 1 << 30
@@ -120,6 +121,7 @@ def test_steps_become_smaller_and_then_graphs_go_and_all_comes_back(setting: Set
         " steps compute up to 1024 tokens and not 2048 until it is free again"
     )
     assert setting.look(5.0) == []
+    assert setting.guard.is_lowered
     assert setting.look(5.4) == [("cap", 512)], "nothing is given back twice"
     assert setting.look(5.7) == ["settled", ("cap", 512), ("graphs", True, False)]
     assert "up to 512 tokens and not 2048, steps with prefills without CUDA graphs until" in setting.notes[-1]
@@ -135,6 +137,7 @@ def test_steps_become_smaller_and_then_graphs_go_and_all_comes_back(setting: Set
     assert setting.look(1.0) == []
     assert setting.look(1.0, UP_AFTER_S) == [("cap", None)]
     assert setting.notes[-1] == "the GPU's memory is free again: steps compute up to 2048 tokens, as planned"
+    assert not setting.guard.is_lowered
 
 
 def test_it_looks_now_and_then(setting: Setting) -> None:
@@ -168,14 +171,22 @@ def test_a_driver_that_does_not_say_who_it_was(setting: Setting) -> None:
     assert "planned for steps: steps compute" in setting.notes[0]
 
 
+def step(forward_ns: int, graph_size: int = 1) -> tuple[StepPlan, StepResult]:
+    return StepPlan((), 0), StepResult((), forward_ns=forward_ns, graph_size=graph_size)
+
+
 def test_paging_to_host_memory_is_said_with_what_to_do() -> None:
     setting = Setting(paging=PagingWatch())
     for _ in range(20):
-        setting.guard.ran(64, 1_000_000)
+        setting.guard.ran(*step(1_000_000))
     setting.look(5.9)
     setting.notes.clear()
     for _ in range(20):
-        setting.guard.ran(64, 9_000_000)
+        setting.guard.ran(*step(9_000_000, graph_size=0))
+    setting.look(5.9)
+    assert setting.notes == [], "a step without its graph is another one"
+    for _ in range(20):
+        setting.guard.ran(*step(9_000_000))
     setting.look(5.9)
     (note,) = setting.notes
     assert "steps take 9 times what they took" in note

@@ -86,7 +86,7 @@ class GpuRegister:
         while (turn := _locked(path)) is None:
             if not is_told:
                 is_told = True
-                tell(f"waiting for another kvscope engine{_by_whom(path)}, which takes memory of the same GPU")
+                tell(f"for another kvscope engine{_by_whom(path)}, which takes memory of the same GPU")
             if time.monotonic() >= deadline_s:
                 return False
             sleep(_POLL_S)

@@ -5,6 +5,7 @@ Owns how it is recognised, by what is counted and by steps that become slow, and
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +17,7 @@ SLACK_BYTES: Final = 64 * MIB
 FULL_SHARE: Final = 0.02
 """Of the GPU: with less than that free it is full."""
 SLOWER: Final = 5.0
-"""Times what a step of its size took before."""
+"""Times what a step of its shape took before."""
 NUM_SLOW: Final = 8
 """Steps in a row: one that waits for something else is no sign."""
 AGAIN_S: Final = 60.0
@@ -43,7 +44,7 @@ class PagingWatch:
     """`look` between steps, `ran` after each. What they return is to be told, at most once a minute; mostly empty."""
 
     def __init__(self) -> None:
-        self._usual_ns: dict[int, float] = {}
+        self._usual_ns: dict[Hashable, float] = {}
         self._num_slow = 0
         self._slower = 0.0
         self._told_s = -AGAIN_S
@@ -59,17 +60,16 @@ class PagingWatch:
             return self._tell(words, now_s)
         return ""
 
-    def ran(self, num_tokens: int, forward_ns: int) -> None:
-        """A step of so many tokens took so long on the device."""
-        size = num_tokens.bit_length()
-        usual_ns = self._usual_ns.get(size)
+    def ran(self, shape: Hashable, forward_ns: int) -> None:
+        """A step took so long on the device; those of one `shape` take about as long."""
+        usual_ns = self._usual_ns.get(shape)
         if usual_ns is not None and forward_ns > SLOWER * usual_ns:
             self._num_slow += 1
             self._slower = forward_ns / usual_ns
             return
         self._num_slow = 0
         if forward_ns > 0:
-            self._usual_ns[size] = forward_ns if usual_ns is None else usual_ns + (forward_ns - usual_ns) / 16
+            self._usual_ns[shape] = forward_ns if usual_ns is None else usual_ns + (forward_ns - usual_ns) / 16
 
     def _tell(self, words: str, now_s: float) -> str:
         if now_s - self._told_s < AGAIN_S:

@@ -89,7 +89,7 @@ def test_one_waits_until_the_other_has_taken_its_memory(
     register: GpuRegister, other: Callable[..., OtherEngine]
 ) -> None:
     first = other()
-    line = f"waiting for another kvscope engine (pid {first.pid}), which takes memory of the same GPU"
+    line = f"for another kvscope engine (pid {first.pid}), which takes memory of the same GPU"
     assert turn(register) == (False, [line]), "one that hangs keeps nobody from starting"
     assert turn(register, after=lambda: first.does("end")) == (True, [line])
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.rehearsal.steps.engine.conftest import GIB, SIZES, storage_of
+from tests.engine.rehearsal.steps.engine.conftest import GIB, SIZES, Card, storage_of
 
 from kvscope_engine import Engine, EngineConfig, components, memory_guard
 from kvscope_engine.components import NO_ROOM_FOR_PIECES
@@ -299,27 +299,6 @@ def test_a_start_says_whose_products_it_takes_where_none_were_measured(
     assert fake_gpu.seen.compiled == known, "nothing is compiled in service"
 
 
-class Crowded:
-    """A GPU of 24 GiB of which torch has what the plan allows, and others what a test says."""
-
-    others = 1 * GIB
-
-    def __init__(self, card: Any, ours: int) -> None:
-        self.card, self.ours, self.num_released = card, ours, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.card, name)
-
-    def free_bytes(self) -> int:
-        return int(max(0, self.card.total_bytes - self.ours - self.others))
-
-    def reserved_bytes(self) -> int:
-        return self.ours
-
-    def release_unused(self) -> None:
-        self.num_released += 1
-
-
 def test_programs_that_take_the_gpus_memory_cost_steps_and_graphs_and_no_request(
     start: Any, lanes: Any, fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,12 +308,14 @@ def test_programs_that_take_the_gpus_memory_cost_steps_and_graphs_and_no_request
     monkeypatch.setattr(memory_guard, "_in_a_thread", lambda work: work())
     monkeypatch.setattr(capture_failures, "FIRST_PAUSE_S", 0.0)
     engine = start(num_gpu_blocks_override=None, max_num_seqs=8, max_num_batched_tokens=64, gpu_memory_utilization=0.2)
-    parts = engine.components
-    plan, guard = parts.plan, parts.guard
+    parts, others = engine.components, 1 * GIB
+    plan = parts.plan
     assert plan is not None
-    assert guard is not None
-    crowded = Crowded(guard._memory, plan.weights + plan.kv)
-    guard._memory = crowded
+    ours = plan.weights + plan.kv
+    released: list[Any] = []
+    monkeypatch.setattr(Card, "reserved_bytes", lambda card: ours)
+    monkeypatch.setattr(Card, "free_bytes", lambda card: card.total_bytes - ours - others)
+    monkeypatch.setattr(Card, "release_unused", lambda card: released.append(card))
     sampling = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
     number = 0
 
@@ -357,16 +338,15 @@ def test_programs_that_take_the_gpus_memory_cost_steps_and_graphs_and_no_request
 
     most, replays = largest_step_and_replays()
     assert most == 64
-    crowded.others = 24 * GIB - crowded.ours
+    others = Card.total_bytes - ours
     assert largest_step_and_replays() == (8, 0), "all that can be given up"
-    assert crowded.num_released == 1
+    assert len(released) == 1
     assert len(engine.notes) == 1
     assert "took" in engine.notes[0]
     assert "all steps without CUDA graphs" in engine.notes[0]
-    while engine.while_idle():
-        raise AssertionError("nothing is captured while others have the memory")
-    crowded.others = 1 * GIB
-    largest_step_and_replays()
+    assert engine.while_idle(), "it looks whether they still have it"
+    assert largest_step_and_replays() == (8, 0)
+    others = 1 * GIB
     while engine.while_idle():
         pass
     assert largest_step_and_replays() == (most, replays)
