@@ -20,6 +20,8 @@ from kvscope_engine.policy.plan import StepPlan, StepResult
 
 LOOK_S: Final = 2.0
 """Between two looks, and as long as an engine that stands still does not look."""
+SLACK_BYTES: Final = 128 << 20
+"""What others may take in any case since the engine began: its own driver, too, loads some kernels late."""
 
 
 class CappedSteps(Protocol):
@@ -69,7 +71,7 @@ class MemoryGuard:
         self._top = costs.levels[0]
         free, ours = self._read()
         others = self._total - free - ours
-        self._watch = MemoryWatch(costs, max(others, self._total - self._planned))
+        self._watch = MemoryWatch(costs, max(others + SLACK_BYTES, self._total - self._planned))
         self._before = {h.pid: h.num_bytes or 0 for h in memory.holders.others()}
         self._promise(max(0, self._planned - ours))
         self._next_s = clock_s() + LOOK_S
