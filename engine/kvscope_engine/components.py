@@ -18,9 +18,11 @@ import torch
 from msgspec.structs import replace as replace_fields
 
 from kvscope_engine.cache_events import shared_salt
+from kvscope_engine.memory_guard import MemoryGuard
 from kvscope_engine.model.checks.hook_check import check_hook
 from kvscope_engine.model.checks.tile_check import proven_tiles
 from kvscope_engine.model.cpu_offload.streaming import close_streaming, streamed_weights
+from kvscope_engine.model.fetching.progress import WAIT
 from kvscope_engine.model.fused.fuse import Fused
 from kvscope_engine.model.loading.device import free_bytes, gpu_uuids
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
@@ -29,7 +31,11 @@ from kvscope_engine.model.loading.support import Blueprint, check_options_with_s
 from kvscope_engine.model.lora.adapters import LoraAdapters, layers_of, read_given
 from kvscope_engine.model.lora.slots import in_full
 from kvscope_engine.model.memory.allocator import AllocatorUse, allocator_use
+from kvscope_engine.model.memory.gpu_register import GpuRegister
 from kvscope_engine.model.memory.memory_plan import MemoryPlan
+from kvscope_engine.model.memory.memory_watch import step_costs
+from kvscope_engine.model.memory.paging import NOTE as PAGING_NOTE
+from kvscope_engine.model.memory.paging import PagingWatch, is_wsl
 from kvscope_engine.model.memory.shortage_report import Shortage, shortage_report
 from kvscope_engine.model.memory.step_memory import logits_width, max_batched_tokens
 from kvscope_engine.model.memory.weights_by_part import weights_by_part
@@ -125,6 +131,10 @@ class EngineComponents:
     """The weights by part."""
     lora: LoraAdapters | None
     """None where requests may ask for none."""
+    register: GpuRegister
+    """Of engines on the same GPUs."""
+    guard: MemoryGuard | None
+    """Against other programs on the GPU; None on a CPU."""
 
     @property
     def limits(self) -> SubmissionLimits:
@@ -189,6 +199,7 @@ class EngineComponents:
                 num_tokens=plan.num_tokens,
                 num_requests=len(plan.scheduled),
                 utilization=self.utilization if is_gpu else 0.0,
+                takers=self.guard.takers() if self.guard is not None else "",
             )
         )
 
@@ -205,6 +216,7 @@ class EngineComponents:
 
     def close(self) -> EngineComponents:
         """Close all of it; what is left holds no tensor, and is there to be asked."""
+        self.register.close()
         self.runner.close()
         if self.forms is not None:
             self.forms.close()
@@ -240,7 +252,9 @@ def build_components(
             undo.callback(leader.close)
         config = _as_it_runs(config_of_rank(config, leader))
         threads = CpuThreads(config.num_threads or (default_num_threads() if config.deterministic else None))
-        model = _ready_model(config, leader, progress, undo)
+        register = GpuRegister()
+        undo.callback(register.close)
+        model = _ready_model(config, leader, progress, undo, register)
         asked = config
         config = _as_model_allows(config, model.loaded.module)
         size = _agreed_size(config, model, leader, progress)
@@ -264,6 +278,7 @@ def build_components(
             *cache.notes(config),
             *_notes_on_own_forward(asked, loaded),
             *_notes_on_states(asked, states, together=recurrent_layers(loaded.module).decode_together),
+            *([PAGING_NOTE] if loaded.device.type == "cuda" and is_wsl() else []),
         ]
         runner = _build_runner(config, loaded, cache.storage, model, leader, notes, has_pieces, states)
         runner.warm_up(progress)
@@ -272,6 +287,8 @@ def build_components(
             if runner.captures_together:
                 progress(Progress(stage="warm up", detail="CUDA graphs of all ranks"))
                 runner.capture_together(leader)
+        guard = _build_guard(config, loaded, size, cache.storage, scheduler, runner, register)
+        register.end_turn()
         for note in notes:
             scheduler.note(note, time.monotonic_ns())
         tokenizer = loaded.tokenizer
@@ -295,6 +312,8 @@ def build_components(
             work=model_work(loaded, cache.storage.dtype, runner.choice),
             modules=weights_by_part(loaded.module),
             lora=model.lora,
+            register=register,
+            guard=guard,
         )
         undo.pop_all()
     progress(Progress(stage="ready"))
@@ -376,10 +395,20 @@ def _as_model_allows(config: EngineConfig, module: torch.nn.Module) -> EngineCon
 
 
 def _ready_model(
-    config: EngineConfig, leader: Leader | None, progress: Callable[[Progress], None], undo: ExitStack
+    config: EngineConfig,
+    leader: Leader | None,
+    progress: Callable[[Progress], None],
+    undo: ExitStack,
+    register: GpuRegister,
 ) -> _ReadyModel:
     adapters = read_given(config)  # before the model: what is wrong with one is said at once
-    loaded = load_model(config, progress, rank_of(leader))
+
+    def await_turn(device: torch.device) -> None:
+        if device.type == "cuda":
+            uuids = gpu_uuids(config.tensor_parallel_size)
+            register.await_turn(uuids, lambda whom: progress(Progress(stage=WAIT, detail=whom)))
+
+    loaded = load_model(config, progress, rank_of(leader), await_turn=await_turn)
     undo.callback(close_streaming, loaded.module)
     if leader is not None:
         leader.load(config, layers_of(adapters))
@@ -631,6 +660,29 @@ def _build_runner(
         lora=model.lora,
         tiles=model.tiles,
         fingerprints=config.fingerprints,
+    )
+
+
+def _build_guard(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    size: PoolSize,
+    storage: KVStorage,
+    scheduler: Scheduler,
+    runner: ModelRunner,
+    register: GpuRegister,
+) -> MemoryGuard | None:
+    if size.memory is None:
+        return None
+    most, plan = (max_batched_tokens(config, loaded.device.type), config.max_num_seqs), size.plan
+    return MemoryGuard(
+        size.memory,
+        0 if plan is None else plan.needed + max(plan.kv, 0),
+        step_costs(plan, *most, has_graphs=runner.has_graphs),
+        *(scheduler, runner, runner.notes.append),
+        pages=storage.resident_bytes,
+        promise=register.promise,
+        paging=PagingWatch() if is_wsl() else None,
     )
 
 

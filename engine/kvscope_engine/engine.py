@@ -201,6 +201,8 @@ class Engine:
         """
         self._check_open()
         self.step_started_ns = time.monotonic_ns()
+        if self.components.guard is not None:
+            self.components.guard.look(self._settle)
         if self.components.forms is not None:
             self.components.forms.await_masks(is_idle=self._ran_nothing)
         ran = self._loop.next(self.step_count + 1, ahead=ahead)
@@ -217,12 +219,15 @@ class Engine:
         Whether it is to be called again in a while.
         """
         self._check_open()
+        guard = self.components.guard
+        if guard is not None:
+            guard.look(self._settle)
         has_more = self.components.runner.while_idle()
         if self._tell_notes(time.monotonic_ns()):
             self._record_idle()
         if self.components.lora is not None:
             self.components.lora.forget_unused(())
-        return has_more
+        return has_more or (guard is not None and guard.is_lowered)
 
     def settle(self) -> list[Tokens | Finished]:
         """What a step that was begun ahead has to say, once it is over: the engine stands still afterwards."""
@@ -419,6 +424,8 @@ class Engine:
         self.stops.notice()  # before its latencies are measured
         if self.components.threads is not None:
             self.components.threads.look()
+        if self.components.guard is not None:
+            self.components.guard.ran(ran.plan, ran.result)
         if ran.result.block_shares is not None:
             store_attention(self.components.pool, ran.plan, ran.result.block_shares, self.step_count)
         if ran.result.block_skips is not None:

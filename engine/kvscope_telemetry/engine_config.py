@@ -284,7 +284,7 @@ class EngineConfig:
         Share(),
         group=_CACHE,
         metavar="SHARE",
-        help="fraction of the GPU's memory the engine may use, above 0 and at most 1",
+        help="fraction of the GPU's memory that may be in use, other programs' included, above 0 and at most 1",
         brief="fraction of the GPU's memory to use (default: 0.9)",
     )
     kv_cache_dtype: str = option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -150,3 +151,14 @@ def test_the_longest_request_is_told_as_the_pool_and_the_model_let_it_be(tiny_mo
                 submit(engine, refused)
         finally:
             engine.close()
+
+
+def test_engines_on_a_cpu_wait_for_nobody_and_leave_no_file(
+    tiny_model: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+    with Engine(config(tiny_model())) as engine, Engine(config(tiny_model())) as beside:
+        assert engine.components.guard is None
+        run_a_few_steps(engine)
+        run_a_few_steps(beside)
+        assert not (tmp_path / "runtime").exists()

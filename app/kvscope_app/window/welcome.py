@@ -39,6 +39,7 @@ _STAGES: Final = {
     "compile": "Compiling for this processor (once; the next start is fast)",
     "download": "Downloading the model",
     "convert": "Converting the model (once; the next start is fast)",
+    "wait": "Waiting for the GPU",
     "load": "Loading the model",
     "warm up": "Warming up",
     "ready": "Ready",

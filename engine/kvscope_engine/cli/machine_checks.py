@@ -17,8 +17,10 @@ from typing import Final
 
 import msgspec
 
+from kvscope_telemetry.devices.gpus import Gpus
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.keys.key_ring import default_keys_folder, read_allow_list
+from kvscope_telemetry.messages.devices import Gpu
 
 GIB: Final = 1 << 30
 MIN_MEMORY_BYTES: Final = 1 * GIB
@@ -63,6 +65,7 @@ def check_machine() -> list[Check]:
         _attention,
         *(partial(_package, name) for name in ENGINE_PACKAGES),
         _gpu,
+        _gpu_memory,
         _cache_folder,
         _default_model,
         _weights,
@@ -153,6 +156,29 @@ def _gpu() -> Check:
         detail = f"nvidia-smi fails: {(found.stdout + found.stderr).strip().splitlines()[:1]}"
         return Check(name="GPU", ok=False, detail=detail, mend="reinstall or restart the NVIDIA driver")
     return Check(name="GPU", ok=True, detail="; ".join(lines) + " (name, driver, memory)")
+
+
+def _gpu_memory() -> Check:
+    """Of every GPU, and of the instances of MIG that CUDA_VISIBLE_DEVICES names, with those who hold it."""
+    from kvscope_engine.model.memory.paging import REMEDY, is_wsl
+
+    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    gpus = [gpu for gpu in Gpus(used=[name for name in named if name.startswith("MIG-")]).sample() if not gpu.fault]
+    detail = "; ".join(_use_of(gpu) for gpu in gpus) or "no GPU tells of its memory"
+    if gpus and is_wsl():
+        detail += f"; this is WSL2, where a GPU that is full may be paged to host memory, which is slow: {REMEDY}"
+    return Check(name="GPU memory", ok=bool(gpus), detail=detail)
+
+
+def _use_of(gpu: Gpu) -> str:
+    from kvscope_engine.model.memory.gpu_holders import holders_of, holders_words
+    from kvscope_engine.model.memory.memory_plan import DESKTOP_BYTES
+
+    free, total = gpu.memory_free_bytes, gpu.memory_total_bytes
+    told = f"{free / GIB:.1f} of {_gib(total)} free" if free is not None and total is not None else "not told"
+    display = f", draws a display, for which {_gib(DESKTOP_BYTES)} is kept" if gpu.display_active else ""
+    who = holders_words(holders_of(gpu))
+    return f"{gpu.name}: {told}{display}" + (f", held by {who}" if who else "")
 
 
 def _cache_folder() -> Check:

@@ -52,6 +52,7 @@ class GpuQuestions:
             memory_reserved_bytes=counted(lambda: memory.reserved),
             memory_free_bytes=counted(lambda: memory.free),
             processes=self._processes(),
+            display_active=known(lambda: bool(self._ask("nvmlDeviceGetDisplayActive"))),
             **self._load(),
             **self._power(),
             **self._clocks(),

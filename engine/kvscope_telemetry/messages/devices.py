@@ -72,6 +72,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     nvlink_sent_bytes_s: int | None = None
     """Over all links."""
     nvlink_received_bytes_s: int | None = None
+    display_active: bool | None = None
+    """Whether it draws a display, so that windows have memory of it."""
 
 
 class HostProcess(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

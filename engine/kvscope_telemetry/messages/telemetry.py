@@ -615,7 +615,7 @@ class Progress(_Message, frozen=True, kw_only=True):
     """How far a download or the load of a model is, before there is an engine to speak of."""
 
     stage: str
-    """"compile", "download", "convert", "load", "warm up", or "ready"."""
+    """"compile", "download", "convert", "wait" (for another engine), "load", "warm up", or "ready"."""
     detail: str = ""
     done: int = 0
     total: int = 0

@@ -54,9 +54,13 @@ class TcpAddress:
 
 def default_endpoint() -> str:
     """The user's own directory for sockets: one engine a user, unless told otherwise."""
+    return f"ipc://{runtime_folder()}"
+
+
+def runtime_folder() -> Path:
+    """The user's own directory for what lives no longer than processes."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    folder = Path(runtime) / "kvscope" if runtime else Path(f"/tmp/kvscope-{os.getuid()}")
-    return f"ipc://{folder}"
+    return Path(runtime) / "kvscope" if runtime else Path(f"/tmp/kvscope-{os.getuid()}")
 
 
 def parse_bind_address(endpoint: str) -> IpcAddress | TcpAddress:

@@ -18,7 +18,8 @@ import pytest
 from kvscope_engine.cli import machine_checks
 from kvscope_engine.model.fused.int8_linear import can_round
 from kvscope_engine.model.loading import device
-from kvscope_telemetry.messages.devices import Gpu
+from kvscope_engine.model.memory import paging
+from kvscope_telemetry.messages.devices import Gpu, GpuProcess
 
 Run = Callable[..., tuple[int, str, str]]
 NEEDED = {"Python", "memory", "torch", "cache folder", *machine_checks.ENGINE_PACKAGES}
@@ -129,7 +130,7 @@ def test_nothing_readable_at_all_is_still_a_report(run: Run, monkeypatch: pytest
         patch.setattr(shutil, "disk_usage", broken)
         patch.setattr(shutil, "which", broken)
         checks = machine_checks.check_machine()
-    assert len(checks) == 14 + len(machine_checks.ENGINE_PACKAGES) - 1
+    assert len(checks) == 15 + len(machine_checks.ENGINE_PACKAGES) - 1
 
 
 def test_an_allow_list_that_cannot_be_read_is_told(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -172,3 +173,40 @@ def test_a_gpu_that_cannot_be_used_fails_its_line_and_says_what_to_do(
     assert why in check["detail"]
     assert "--device cpu" in check["mend"]
     assert code == 0, "the engine runs on the CPU"
+
+
+@pytest.mark.parametrize("wsl", [False, True])
+def test_who_holds_a_gpus_memory_and_what_draws_on_it(run: Run, monkeypatch: pytest.MonkeyPatch, wsl: bool) -> None:
+    gib = 1 << 30
+    desktop = Gpu(
+        index=0,
+        name="NVIDIA GeForce RTX 4070",
+        memory_total_bytes=12 * gib,
+        memory_free_bytes=9 * gib,
+        display_active=True,
+        processes=(GpuProcess(pid=1 << 22, name="browser", used_bytes=2 * gib),),
+    )
+    instance = Gpu(index=1, name="NVIDIA H100 MIG 1g.10gb", memory_total_bytes=10 * gib, memory_free_bytes=10 * gib)
+    asked: list[list[str]] = []
+
+    def gpus(used: list[str]) -> Any:
+        asked.append(used)
+        return SimpleNamespace(sample=lambda: (desktop, instance, Gpu(index=2, name="gone", fault="GPU is lost")))
+
+    monkeypatch.setattr(machine_checks, "Gpus", gpus)
+    monkeypatch.setattr(paging, "is_wsl", lambda: wsl)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-aaaa, 0")
+    checks = {check["name"]: check for check in json.loads(run("doctor", "--json")[1])["checks"]}
+    told = checks["GPU memory"]
+    assert told["ok"]
+    assert told["detail"].startswith(
+        "NVIDIA GeForce RTX 4070: 9.0 of 12.0 GiB free, draws a display, for which 1.0 GiB is kept, held by browser"
+        f" 2.0 GiB (pid {1 << 22}); NVIDIA H100 MIG 1g.10gb: 10.0 of 10.0 GiB free"
+    )
+    assert ("Sysmem Fallback" in told["detail"]) == wsl
+    assert asked == [["MIG-aaaa"]]
+
+
+def test_without_a_gpu_nothing_of_its_memory_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_checks, "Gpus", lambda used: SimpleNamespace(sample=lambda: ()))
+    assert "-       GPU memory      no GPU tells of its memory" in run("doctor")[1]

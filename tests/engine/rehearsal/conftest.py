@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from kvscope_engine.model.memory.gpu_holders import GpuHolders
 from kvscope_kernels import Ops
 from kvscope_kernels.attention_args import AttentionArgs
 from kvscope_kernels.experts.weights import ExpertWeights
@@ -142,6 +143,9 @@ class FakeGpu:
     num_multiprocessors: int = 128
     compute_capability: int = 89
     ledger: Ledger = field(default_factory=Ledger)
+    promised: int = 0
+    draws: bool = False
+    holders: GpuHolders = field(default_factory=lambda: GpuHolders(""))
 
     def free_bytes(self) -> int:
         return self.total_bytes - CONTEXT_BYTES - self.ledger.held
@@ -157,6 +161,15 @@ class FakeGpu:
 
     def release_unused(self) -> None:
         """Nothing is kept that no tensor uses."""
+
+    def reserved_bytes(self) -> int:
+        return self.ledger.held
+
+    def promised_bytes(self) -> int:
+        return self.promised
+
+    def draws_display(self) -> bool:
+        return self.draws
 
 
 def shape_true_ops() -> Ops:

@@ -310,3 +310,26 @@ def test_14b_on_24_gb_is_refused_before_it_is_loaded(rehearsed: Callable[..., An
     with rehearsed(CARDS[24]) as gpu:
         small = blueprint(hf_config("llama-8b"), "llama-8b")
         _check_gpu_memory(small, ModelName("hub", "some/8B"), torch.bfloat16, gpu, CONFIG)
+
+
+def test_windows_and_other_engines_keep_theirs(rehearsed: Callable[..., Any]) -> None:
+    """On a card that draws them, and with what an engine beside has planned for and not taken."""
+    plan = blueprint(hf_config("llama-8b"), "llama-8b")
+    with rehearsed(CARDS[24], runs_proofs=False) as gpu:
+        config = hf_config("llama-8b")
+        config.num_hidden_layers = 2
+        config.layer_types = None
+        loaded = load(config, "2 of 32 layers")
+        one_block = block_bytes([c.shape for c in check_hook(loaded.module)], CONFIG.block_size, loaded.dtype)
+        wide = replace(CONFIG, gpu_memory_utilization=0.99)
+        alone = plan_memory(wide, loaded, gpu, one_block)
+        gpu.promised = 2 * GIB
+        beside = plan_memory(wide, loaded, gpu, one_block)
+        assert (beside.others - alone.others, alone.kv - beside.kv) == (2 * GIB, 2 * GIB)
+        gpu.draws = True
+        desktop = plan_memory(wide, loaded, gpu, one_block)
+        assert desktop.allowed == gpu.total_bytes - GIB
+        assert beside.kv - desktop.kv == desktop.desktop == beside.allowed - desktop.allowed
+        gpu.promised = 8 * GIB
+        with pytest.raises(KvscopeError, match=r"11\.\d GiB of the 23\.6 GiB of the GPU may be used"):
+            _check_gpu_memory(plan, ModelName("hub", "some/8B"), torch.bfloat16, gpu, wide)

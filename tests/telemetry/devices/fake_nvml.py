@@ -41,6 +41,7 @@ class FakeGpu:
     celsius: int = 66
     reasons: int = 0x4
     link_kib: int = 0
+    draws: int = 0
     broken: dict[str, Exception] = field(default_factory=dict)
 
 
@@ -106,6 +107,7 @@ class FakeNvml:
             "nvmlDeviceGetCurrPcieLinkGeneration": lambda gpu: 5,
             "nvmlDeviceGetCurrPcieLinkWidth": lambda gpu: 16,
             "nvmlDeviceGetPcieThroughput": lambda gpu, counter: (250_000, 1_000_000)[counter],
+            "nvmlDeviceGetDisplayActive": lambda gpu: gpu.draws,
             "nvmlDeviceGetComputeRunningProcesses": lambda gpu: [
                 SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in gpu.processes
             ],
@@ -133,7 +135,9 @@ def _raise(error: Exception) -> Any:
 def two_gpus() -> FakeNvml:
     """A machine with two, one of them busy."""
     busy = FakeGpu("GPU-aaaa", processes=[(4711, 24 * GIB), (4712, 5 * GIB)], used=30 * GIB)
-    idle = FakeGpu("GPU-bbbb", used=1 * GIB, processes=[(4713, None)], busy=2, watts=71.0, celsius=34, reasons=0x1)
+    idle = FakeGpu(
+        "GPU-bbbb", used=1 * GIB, processes=[(4713, None)], busy=2, watts=71.0, celsius=34, reasons=0x1, draws=1
+    )
     return FakeNvml([busy, idle])
 
 

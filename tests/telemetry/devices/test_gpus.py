@@ -31,6 +31,7 @@ FIGURES = {
     "nvmlDeviceGetCurrPcieLinkWidth": {"pcie_width"},
     "nvmlDeviceGetPcieThroughput": {"pcie_sent_bytes_s", "pcie_received_bytes_s"},
     "nvmlDeviceGetMemoryInfo_v2": {"memory_reserved_bytes"},
+    "nvmlDeviceGetDisplayActive": {"display_active"},
 }
 
 
@@ -67,6 +68,7 @@ def test_every_gpu_tells_all_it_can() -> None:
         GpuProcess(pid=4712, name="worker4712", used_bytes=5 * GIB),
     )
     assert second.processes == (GpuProcess(pid=4713, name="worker4713", used_bytes=None),)
+    assert (first.display_active, second.display_active) == (False, True)
     assert (first.power_watts, first.power_limit_watts, first.throttled_by) == (420.5, 700.0, ("power_cap",))
 
 
@@ -206,3 +208,16 @@ def test_a_used_gpu_that_falls_off_the_bus_is_lost_and_no_instance() -> None:
     devices = sampler.sample(1)
     assert devices.used_gpus == (1,)
     assert "fell off the bus" in devices.gpus[1].fault
+
+
+def test_what_an_instance_of_mig_does_not_tell_is_unknown_and_not_nothing() -> None:
+    """Its clocks, load, power and links are the whole GPU's, and not told of a part."""
+    told_of_it = {"nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetDisplayActive"}
+    nvml, silent = two_gpus(), {question for question in FIGURES if question not in told_of_it}
+    broken = {question: NVMLError(NOT_SUPPORTED) for question in silent}
+    nvml.instances.append(FakeGpu("MIG-dddd", total=10 * GIB, used=2 * GIB, processes=[(7, GIB)], broken=broken))
+    instance = sampled(nvml, "MIG-dddd").gpus[2]
+    assert not instance.fault
+    assert unknown_in(instance) == set().union(*(FIGURES[question] for question in silent)) | USUALLY_UNKNOWN
+    assert instance.memory_free_bytes == 7 * GIB
+    assert [process.used_bytes for process in instance.processes or ()] == [GIB]

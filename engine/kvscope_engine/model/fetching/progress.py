@@ -14,6 +14,7 @@ from kvscope_telemetry.messages.telemetry import Progress
 
 ProgressCallback: TypeAlias = Callable[[Progress], None]
 MIN_INTERVAL_S: Final = 0.05
+WAIT: Final = "wait"
 
 
 class Meter:
@@ -57,7 +58,8 @@ class Meter:
 
 
 class TerminalProgress:
-    """A callback that draws a bar on standard error when that is a terminal, and is silent otherwise."""
+    """A callback that draws a bar on standard error when that is a terminal, and is silent otherwise; for whom the
+    engine waits is a line anywhere."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream if stream is not None else sys.stderr
@@ -65,6 +67,10 @@ class TerminalProgress:
         self._shown = ("", "")
 
     def __call__(self, progress: Progress) -> None:
+        if progress.stage == WAIT:
+            self.close()
+            print(f"kvscope-engine: waiting {progress.detail}", file=self._stream, flush=True)
+            return
         if not self._stream.isatty():
             return
         work = (progress.stage, progress.detail)

@@ -82,6 +82,13 @@ def gpu_uuids(count: int) -> tuple[str, ...]:
     return tuple(bare_uuid(uuid) for uuid in found if uuid)
 
 
+def gpu_uuid(device: torch.device) -> str:
+    """Of one GPU; empty where torch does not tell."""
+    count = (device.index or 0) + 1
+    uuids = gpu_uuids(count)
+    return uuids[-1] if len(uuids) == count else ""
+
+
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     """The dtype called `name`; `auto` is bfloat16 where the hardware multiplies it."""
     if name != "auto":

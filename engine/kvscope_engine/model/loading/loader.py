@@ -5,7 +5,7 @@ Knows nothing of blocks: how attention is computed is for `attention`, who runs 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,7 @@ from kvscope_engine.model.loading.stored_tensor import StoredTensor, stored_tens
 from kvscope_engine.model.loading.support import Blueprint, blueprint, check_options_with_states
 from kvscope_engine.model.loading.text_part import make_model, reads_more, text_config
 from kvscope_engine.model.memory.device_memory import CudaMemory, DeviceMemory
-from kvscope_engine.model.memory.memory_plan import check_weights_fit
+from kvscope_engine.model.memory.memory_plan import allowed_bytes, check_weights_fit
 from kvscope_engine.model.memory.shortage_report import start_remedy
 from kvscope_engine.model.quantized.checkpoint import load_quantized
 from kvscope_engine.model.quantized.filed_weight import name_format
@@ -113,11 +113,18 @@ class LoadedModel:
         return self.info.head_dim
 
 
-def load_model(config: EngineConfig, progress: ProgressCallback, rank: Rank = ALONE) -> LoadedModel:
+def load_model(
+    config: EngineConfig,
+    progress: ProgressCallback,
+    rank: Rank = ALONE,
+    *,
+    await_turn: Callable[[torch.device], object] = lambda device: None,
+) -> LoadedModel:
     """Find, download, convert and load `config.model`, or the share of it that is of `rank`, as far as each is needed.
 
-    Raises BadInput for a model that cannot be accepted and KvscopeError for what stands in the way (no network,
-    no memory), each in one line that names it; then nothing of the model is left in memory.
+    `await_turn` is called once its files are there, before memory is looked at. Raises BadInput for a model that cannot
+    be accepted and KvscopeError for what stands in the way (no network, no memory), each in one line that names it;
+    then nothing of the model is left in memory.
     """
     name = parse_model_name(config.model)
     device = choose_device(config.device)
@@ -129,11 +136,12 @@ def load_model(config: EngineConfig, progress: ProgressCallback, rank: Rank = AL
         _compile_operations(progress)
     dtype = choose_dtype(config.dtype, device)
     try:
-        return _load(config, name, device, dtype, progress, rank)
+        return _load(config, name, device, dtype, progress, rank, await_turn)
     except (torch.OutOfMemoryError, MemoryError) as error:
+        holders = CudaMemory(device).holders.words() if device.type == "cuda" else ""
         raise KvscopeError(
             f"no memory on {device} for model {name.text!r} in {dtype_name(dtype)}:"
-            f" {start_remedy(on_gpu=device.type == 'cuda')}"
+            f" {start_remedy(holders, on_gpu=device.type == 'cuda')}"
         ) from error
 
 
@@ -151,6 +159,7 @@ def _load(
     dtype: torch.dtype,
     progress: ProgressCallback,
     rank: Rank,
+    await_turn: Callable[[torch.device], object],
 ) -> LoadedModel:
     folder, config_file = _files(name, dtype, progress)
     whole = read_config(config_file)
@@ -160,6 +169,7 @@ def _load(
     hf_config = text_config(whole)
     max_model_len = resolve_max_model_len(hf_config, config.max_model_len, name.text)
     _check_shares(hf_config, rank, name)
+    await_turn(device)
     _check_memory(plan, name, dtype, device, config)
     file = gguf_file(name)
     sampling = model_sampling(config.generation_config, folder, file)
@@ -292,10 +302,12 @@ def _check_gpu_memory(
     """Of what others leave of our share; where the KV cache's size is given, of all that is free."""
     total, free = memory.total_bytes, memory.free_bytes()
     is_sized = config.kv_memory_bytes is not None or config.num_gpu_blocks_override is not None
-    headroom = free if is_sized else min(free, int(total * config.gpu_memory_utilization) - (total - free))
+    allowed = allowed_bytes(total, config.gpu_memory_utilization, draws_display=memory.draws_display())
+    headroom = free if is_sized else min(free, allowed - (total - free) - memory.promised_bytes())
     share = plan.num_parameters // config.tensor_parallel_size
     on_host = round(config.cpu_offload_gb * GIB) if config.tensor_parallel_size == 1 else None
-    check_weights_fit(name.text, share, dtype.itemsize, max(headroom, 0), total, "the GPU", on_host)
+    spare, holders = max(headroom, 0), memory.holders.words
+    check_weights_fit(name.text, share, dtype.itemsize, spare, total, "the GPU", on_host, holders)
 
 
 def _make_ready(module: torch.nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Reads a device's memory: its size, what is free, what we hold, and our peak.
+"""Reads a device's memory: its size, what is free, what we hold, our peak, and who else wants of it.
 
 Owns these queries, so that a start can be rehearsed with the answers of a device that is not there. Knows no model.
 """
@@ -9,7 +9,10 @@ from typing import Protocol
 
 import torch
 
-from kvscope_engine.model.loading.device import free_bytes
+from kvscope_engine.model.loading.device import free_bytes, gpu_uuid
+from kvscope_engine.model.memory.gpu_holders import GpuHolders
+from kvscope_engine.model.memory.gpu_register import promised_bytes
+from kvscope_engine.model.memory.paging import is_wsl
 from kvscope_kernels.launch import compute_capability, num_multiprocessors
 
 
@@ -43,12 +46,27 @@ class DeviceMemory(Protocol):
     def release_unused(self) -> None:
         """Give back what torch keeps for us and no tensor uses."""
 
+    def reserved_bytes(self) -> int:
+        """That torch keeps for us, in tensors or not."""
+
+    def promised_bytes(self) -> int:
+        """That other engines on it planned for and have not taken yet."""
+
+    def draws_display(self) -> bool:
+        """Whether windows have memory of it, and will want more."""
+
+    @property
+    def holders(self) -> GpuHolders:
+        """Who else has memory of it."""
+
 
 class CudaMemory:
     """A CUDA device, by torch's allocator and the driver."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._uuid = gpu_uuid(device)
+        self._holders = GpuHolders(self._uuid)
 
     @property
     def total_bytes(self) -> int:
@@ -84,3 +102,21 @@ class CudaMemory:
     def release_unused(self) -> None:
         """Give cached segments back to the driver."""
         torch.cuda.empty_cache()
+
+    def reserved_bytes(self) -> int:
+        """By torch's count."""
+        return int(torch.cuda.memory_reserved(self._device))
+
+    def promised_bytes(self) -> int:
+        """By what they wrote down."""
+        return promised_bytes(self._uuid)
+
+    def draws_display(self) -> bool:
+        """By the driver; where it does not tell, a GPU of Windows does."""
+        is_drawing = self._holders.draws_display()
+        return is_wsl() if is_drawing is None else is_drawing
+
+    @property
+    def holders(self) -> GpuHolders:
+        """By the driver."""
+        return self._holders

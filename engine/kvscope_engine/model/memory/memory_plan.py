@@ -6,6 +6,7 @@ Owns the sum: what is left of the share that the engine may take, after all that
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -17,6 +18,8 @@ PIECEWISE_SHARE: Final = 0.25
 """Of what is left for the KV cache, that graphs of steps with prefills may take where nobody asked for them."""
 WEIGHTS_SHARE: Final = 0.85
 """Of what may be used: what weights leave the rest of a working engine, as a rule of thumb."""
+DESKTOP_BYTES: Final = 1 << 30
+"""What windows may want of a GPU that draws them, once an engine has planned: a browser, a video, a second screen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +43,7 @@ class MemoryPlan:
     total: int
     utilization: float
     others: int
-    """Other programs, and what the driver keeps for ours."""
+    """Other programs, and what the driver keeps for ours; other engines with all that they planned for."""
     weights: int
     activations: int
     """Of the largest step, at its peak."""
@@ -53,11 +56,17 @@ class MemoryPlan:
     """The least that is of use."""
     host_weights: int = 0
     """In host memory, not on the device: streamed in each forward pass."""
+    draws_display: bool = False
 
     @property
     def allowed(self) -> int:
-        """What may be taken, by everybody."""
-        return int(self.total * self.utilization)
+        """What may be taken, by everybody but windows that come later."""
+        return allowed_bytes(self.total, self.utilization, draws_display=self.draws_display)
+
+    @property
+    def desktop(self) -> int:
+        """Kept for windows, of what the share would allow."""
+        return int(self.total * self.utilization) - self.allowed
 
     @property
     def sampling(self) -> int:
@@ -98,8 +107,13 @@ class MemoryPlan:
         streamed = f"; weights in host memory {gib(self.host_weights)}, streamed each step" if self.host_weights else ""
         return (
             f"memory of {device}: {gib(self.allowed)} of {gib(self.total)} may be used"
-            f" (--gpu-memory-utilization {self.utilization:g}): {self.parts()}, others {gib(self.others)}{streamed}"
+            f" (--gpu-memory-utilization {self.utilization:g}{self._desktop_words}):"
+            f" {self.parts()}, others {gib(self.others)}{streamed}"
         )
+
+    @property
+    def _desktop_words(self) -> str:
+        return f", {gib(self.desktop)} kept for the desktop that it draws" if self.desktop else ""
 
     def parts(self) -> str:
         """Each of them in words, on one line."""
@@ -114,20 +128,25 @@ class MemoryPlan:
         }
         return ", ".join(f"{name} {gib(size)}" for name, size in named.items() if size)
 
-    def check(self, model: str, device: str) -> None:
-        """Raise KvscopeError, on one line, with what is needed, what there is, and what would help."""
+    def check(self, model: str, device: str, holders: Callable[[], str] = lambda: "") -> None:
+        """Raise KvscopeError, on one line, with what is needed, what there is, and what would help; `holders` is asked
+        who the others are."""
         if self.fits:
             return
         asked = self.needed + self.kv_min
         headroom = self.allowed - self.others
+        names = holders()
         raise KvscopeError(
             f"no memory for model {model!r}: it needs {gib(asked)} ({self.parts()}),"
             f" {gib(headroom)} of the {gib(self.total)} of {device} may be used"
-            f" (--gpu-memory-utilization {self.utilization:g}, others hold {gib(self.others)}): {self._way_out(asked)}"
+            f" (--gpu-memory-utilization {self.utilization:g}{self._desktop_words}, others hold {gib(self.others)}"
+            f"{f': {names}' if names else ''}): {self._way_out(asked, has_names=bool(names))}"
         )
 
-    def _way_out(self, asked: int) -> str:
-        there = self.total - self.others
+    def _way_out(self, asked: int, *, has_names: bool) -> str:
+        if has_names and asked <= self.allowed:
+            return "end one of these, or start it with a lower --gpu-memory-utilization if it is an engine"
+        there = self.total - self.others - self.draws_display * DESKTOP_BYTES
         if asked - self.activations - self.sampling - self.graphs > there:
             size, weights = gib((asked + self.others) / self.utilization), gib(self._weights_that_fit())
             return f"a GPU of {size} holds it, this one a model whose weights take {weights}"
@@ -141,6 +160,12 @@ class MemoryPlan:
         return max(0, self.allowed - self.others - (self.needed - self.weights) - self.kv_min)
 
 
+def allowed_bytes(total: int, utilization: float, *, draws_display: bool) -> int:
+    """Of a device: a share, and where it draws windows never all but `DESKTOP_BYTES`."""
+    share = int(total * utilization)
+    return max(0, min(share, total - DESKTOP_BYTES)) if draws_display else share
+
+
 def with_room_for_blocks(plan: MemoryPlan, share: float = PIECEWISE_SHARE) -> MemoryPlan:
     """The same without graphs of steps with prefills where these would take more than `share` of the KV cache."""
     without = plan.without_piecewise_graphs()
@@ -148,19 +173,29 @@ def with_room_for_blocks(plan: MemoryPlan, share: float = PIECEWISE_SHARE) -> Me
 
 
 def check_weights_fit(
-    name: str, num_parameters: int, itemsize: int, spare: int, total: int, device: str, on_host: int | None = None
+    name: str,
+    num_parameters: int,
+    itemsize: int,
+    spare: int,
+    total: int,
+    device: str,
+    on_host: int | None = None,
+    holders: Callable[[], str] = lambda: "",
 ) -> None:
     """Before anything is loaded: raise KvscopeError, on one line, when the weights alone are more than `room`.
 
-    `on_host` bytes of them are kept in host memory; None: none can be.
+    `on_host` bytes of them are kept in host memory; None: none can be. `holders` is asked who has memory of it.
     """
     needed = max(0, num_parameters * itemsize - (on_host or 0))
     if needed > spare:
         beside = f"beside {gib(on_host)} in host memory" if on_host else "alone"
+        names = holders()
+        held = f" beside {names}" if names else ""
+        size = WEIGHTS_SHARE * spare / itemsize / 1e9
         raise KvscopeError(
             f"no memory for model {name!r}: its {num_parameters / 1e9:.1f} billion parameters take {gib(needed)}"
-            f" {beside}, {gib(spare)} of the {gib(total)} of {device} may be used: a step and some KV cache included, a"
-            f" model of about {WEIGHTS_SHARE * spare / itemsize / 1e9:.0f} billion fits there, and this one a GPU of"
+            f" {beside}, {gib(spare)} of the {gib(total)} of {device} may be used{held}: a step and some KV cache"
+            f" included, a model of about {size:.0f} billion fits there, and this one a GPU of"
             f" {gib(needed / WEIGHTS_SHARE * total / max(spare, 1))}{_offload_that_fits(on_host, needed, spare)}"
         )
 

@@ -31,6 +31,8 @@ class Shortage:
     num_requests: int = 0
     utilization: float = 0.0
     """--gpu-memory-utilization; 0 on a CPU."""
+    takers: str = ""
+    """Who took memory since the start, where that is told."""
 
 
 def shortage_report(shortage: Shortage) -> str:
@@ -38,10 +40,13 @@ def shortage_report(shortage: Shortage) -> str:
     return f"{_holders(shortage)}: {_remedy(shortage)}"
 
 
-def start_remedy(*, on_gpu: bool) -> str:
-    """What would help where a model did not even load."""
+def start_remedy(holders: str = "", *, on_gpu: bool) -> str:
+    """What would help where a model did not even load; `holders`: who else has memory of the GPU."""
     smaller = "a smaller model, or --dtype bfloat16 where it is float32"
-    return f"end other programs on the GPU, or give {smaller}" if on_gpu else f"free some memory, or give {smaller}"
+    named = f" ({holders})" if holders else ""
+    return (
+        f"end other programs on the GPU{named}, or give {smaller}" if on_gpu else f"free some memory, or give {smaller}"
+    )
 
 
 def _holders(shortage: Shortage) -> str:
@@ -66,8 +71,9 @@ def _remedy(shortage: Shortage) -> str:
     split = max(0, shortage.memory.split_bytes)
     if grown > max(much, split):
         share = max(0.05, shortage.utilization - grown / shortage.total)
+        named = f" ({shortage.takers})" if shortage.takers else ""
         return (
-            f"other programs took {gib(grown)} since the start: end them, or give"
+            f"other programs took {gib(grown)} since the start{named}: end them, or give"
             f" --gpu-memory-utilization {int(100 * share) / 100:.2f}"
         )
     if split > much:

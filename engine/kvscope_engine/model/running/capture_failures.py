@@ -30,6 +30,16 @@ class CaptureFailures:
         self._not_before_s: dict[Hashable, float] = {}
         self._tries: dict[Hashable, int] = {}
         self._told: set[Hashable] = set()
+        self._is_held = False
+
+    @property
+    def is_held(self) -> bool:
+        """Whether nothing is to be captured."""
+        return self._is_held
+
+    def hold(self, is_held: bool) -> None:
+        """While held nothing is captured, whatever was put off."""
+        self._is_held = is_held
 
     def has(self, key: Hashable) -> bool:
         """Whether it failed, or was given back, and was not captured since."""
@@ -37,7 +47,7 @@ class CaptureFailures:
 
     def may_try(self, key: Hashable) -> bool:
         """Whether a capture is worth its time now."""
-        return time.monotonic() >= self._not_before_s.get(key, 0.0)
+        return not self._is_held and time.monotonic() >= self._not_before_s.get(key, 0.0)
 
     def due(self) -> Iterator[Hashable]:
         """Sizes that failed and may be tried again now."""
@@ -46,7 +56,7 @@ class CaptureFailures:
     @property
     def is_waiting(self) -> bool:
         """Whether anything is to be tried again."""
-        return any(not_before_s < math.inf for not_before_s in self._not_before_s.values())
+        return not self._is_held and any(not_before_s < math.inf for not_before_s in self._not_before_s.values())
 
     def refuse(self, key: Hashable, error: Exception) -> None:
         """A capture raised `error`, which the note on another one says too."""

@@ -286,7 +286,7 @@ class DecodeGraphs:
         """One size that failed or was given back a while ago, or was wanted: to be called where nobody waits. Whether
         there was one."""
         key: Any
-        for key in (*self.failures.due(), *self._wanted):
+        for key in () if self.failures.is_held else (*self.failures.due(), *self._wanted):
             self._wanted.discard(key)
             if (error := self._try(key)) is not None:
                 self._note_failure(key, error)
@@ -296,7 +296,7 @@ class DecodeGraphs:
     @property
     def is_waiting(self) -> bool:
         """Whether anything is left for `try_again`."""
-        return bool(self._wanted) or self.failures.is_waiting
+        return (bool(self._wanted) and not self.failures.is_held) or self.failures.is_waiting
 
     def release(self) -> bool:
         """Give all graphs and their memory back; they share it, so that one alone frees nothing. Whether any were."""

@@ -46,6 +46,8 @@ class PoolSize(NamedTuple):
     """The same in host memory."""
     has_pad_state: bool = False
     """There is room for one more on the device, which is nobody's: of sequences that fill up CUDA graphs."""
+    memory: DeviceMemory | None = None
+    """Of the GPU; None on a CPU."""
 
 
 def pool_size(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | None = None) -> PoolSize:
@@ -65,7 +67,7 @@ def pool_size(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | 
         return _size_with_states(config, loaded, memory, free, one_block, one_state, len(groups))
     if config.num_gpu_blocks_override is not None:
         num_blocks, option = config.num_gpu_blocks_override, "--num-gpu-blocks-override"
-        return PoolSize(_checked(num_blocks, one_block, free, loaded.device, option))
+        return PoolSize(_checked(num_blocks, one_block, free, loaded.device, option), memory=memory)
     if config.kv_memory_bytes is not None:
         if config.kv_memory_bytes < one_block:
             raise BadInput(
@@ -73,11 +75,11 @@ def pool_size(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | 
                 f" {one_block} bytes with this model"
             )
         num_blocks = config.kv_memory_bytes // one_block
-        return PoolSize(_checked(num_blocks, one_block, free, loaded.device, "--kv-memory"))
+        return PoolSize(_checked(num_blocks, one_block, free, loaded.device, "--kv-memory"), memory=memory)
     if memory is not None:
         plan = plan_memory(config, loaded, memory, one_block, len(groups))
-        plan.check(loaded.info.name, str(loaded.device))
-        return PoolSize(plan.kv // one_block, plan)
+        plan.check(loaded.info.name, str(loaded.device), memory.holders.words)
+        return PoolSize(plan.kv // one_block, plan, memory=memory)
     headroom = int(min(MAX_DEFAULT_CPU_BYTES, DEFAULT_CPU_SHARE * free))
     if headroom < one_block:
         raise KvscopeError(
@@ -117,7 +119,7 @@ def _size_with_states(
                 )
         elif memory is not None:
             plan = plan_memory(config, loaded, memory, one_block + (MIN_SLOTS + pad) * one_state, num_groups)
-            plan.check(loaded.info.name, str(loaded.device))
+            plan.check(loaded.info.name, str(loaded.device), memory.holders.words)
             room = plan.kv
         else:
             room = int(min(MAX_DEFAULT_CPU_BYTES, DEFAULT_CPU_SHARE * free))
@@ -130,7 +132,7 @@ def _size_with_states(
             " needed; free some, or give more --kv-memory or a smaller model"
         )
     num_host_states = host_slots(config.host_kv_memory_bytes, one_block, one_state, wanted)
-    return PoolSize(num_blocks, plan, num_states, num_host_states, bool(pad))
+    return PoolSize(num_blocks, plan, num_states, num_host_states, bool(pad), memory)
 
 
 def plan_memory(
@@ -145,7 +147,8 @@ def plan_memory(
     plan = MemoryPlan(
         total=memory.total_bytes,
         utilization=config.gpu_memory_utilization,
-        others=max(0, memory.total_bytes - memory.free_bytes() - held),
+        others=max(0, memory.total_bytes - memory.free_bytes() - held) + memory.promised_bytes(),
+        draws_display=memory.draws_display(),
         weights=held,
         activations=profile.activations,
         logits=profile.logits,

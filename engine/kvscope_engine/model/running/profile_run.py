@@ -69,8 +69,10 @@ def step_profile(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory
         activations = _peak(memory, lambda: forward.fill(ids, positions, NoAttention(longest)))
         whole = _peak(memory, lambda: _sample(forward.logits(ids, positions, NoAttention(longest), rows)))
     except torch.OutOfMemoryError as error:
+        names = memory.holders.words()
         raise KvscopeError(
-            f"no memory for a step of {tokens} tokens on {loaded.device}: give a smaller --max-num-batched-tokens"
+            f"no memory for a step of {tokens} tokens on {loaded.device}{f' beside {names}' if names else ''}: give a"
+            " smaller --max-num-batched-tokens"
         ) from error
     finally:
         memory.release_unused()

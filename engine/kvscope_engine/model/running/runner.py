@@ -367,6 +367,22 @@ class ModelRunner:
             self.recover()
         return any(released)
 
+    @property
+    def has_graphs(self) -> bool:
+        """Whether there are CUDA graphs, or will be again, that one process can give back."""
+        return self._graphs is not None and self._together is None
+
+    def keep_graphs(self, *, of_decodes: bool, of_prefills: bool) -> None:
+        """Keep CUDA graphs of these steps alone, for lack of memory: the others' is given back, and none of them is
+        captured until they are to be kept again. No step is to be in flight. Does nothing with several ranks."""
+        if self._together is not None:
+            return
+        for graphs, is_kept in ((self._graphs, of_decodes), (self._mixed, of_prefills)):
+            if graphs is not None:
+                graphs.failures.hold(not is_kept)
+                if not is_kept and graphs.release():
+                    self.recover()
+
     def close(self) -> None:
         """Drop every tensor."""
         self._graphs = self._mixed = self._together = self._tiles = None

@@ -104,6 +104,7 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         """Requests that run in a step at most; `set_limits` changes it, and the next."""
         self.max_num_batched_tokens = max_num_batched_tokens
+        self._token_cap: int | None = None
         self._max_model_len = max_model_len
         self._max_adapters = max_adapters
         self._allocation = allocation
@@ -236,7 +237,8 @@ class Scheduler:
         return self._schedule(Ahead(running), now_ns)
 
     def _schedule(self, ahead: Ahead, now_ns: int) -> StepPlan:
-        builder = PlanBuilder(self.max_num_batched_tokens, now_ns)
+        max_tokens = self.max_num_batched_tokens
+        builder = PlanBuilder(max_tokens if self._token_cap is None else min(max_tokens, self._token_cap), now_ns)
         if self.states is not None:
             self.states.drop_uncommitted()
         evicted_before, offloaded_before = self._pool.evicted_blocks, self.totals.offloaded_blocks
@@ -351,6 +353,11 @@ class Scheduler:
         """For the steps from now on. Nobody who runs is sent away: fewer are let in until fewer run."""
         assert min(max_num_seqs, max_num_batched_tokens) > 0, "a batch of nothing"
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
+
+    def cap_tokens(self, max_tokens: int | None) -> None:
+        """Steps from now on compute no more than these, whatever `set_limits` says; None: what it says."""
+        assert max_tokens is None or max_tokens > 0, "a batch of nothing"
+        self._token_cap = max_tokens
 
     def put_away(self, may_go_on: Callable[[], bool]) -> None:
         """At the end, when nothing is scheduled any more: cached prefixes go to disk, to be kept, while `may_go_on`."""

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from kvscope_engine.model.fetching import progress as progress_module
-from kvscope_engine.model.fetching.progress import Meter, TerminalProgress
+from kvscope_engine.model.fetching.progress import WAIT, Meter, TerminalProgress
 from kvscope_telemetry.messages.telemetry import Progress
 
 
@@ -81,3 +81,9 @@ def test_anything_else_sees_nothing() -> None:
     show(Progress(stage="download", detail="model", done=1, total=2, unit="bytes"))
     show.close()
     assert stream.getvalue() == ""
+
+
+def test_whom_the_engine_waits_for_is_told_without_a_terminal_too() -> None:
+    stream = io.StringIO()
+    TerminalProgress(stream)(Progress(stage=WAIT, detail="for another kvscope engine (pid 7)"))
+    assert stream.getvalue() == "kvscope-engine: waiting for another kvscope engine (pid 7)\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -53,7 +55,9 @@ def test_the_cause_is_named_with_its_option(found: Shortage, option: str) -> Non
 
 
 def test_who_else_has_memory_is_told() -> None:
-    assert "other programs took 6.0 GiB since the start" in shortage_report(shortage(others=8))
+    assert "other programs took 6.0 GiB since the start: end them" in shortage_report(shortage(others=8))
+    named = replace(shortage(others=8), takers="game 5.9 GiB (pid 7)")
+    assert "took 6.0 GiB since the start (game 5.9 GiB (pid 7)): end them" in shortage_report(named)
     assert "other programs and contexts 8.0 GiB, free 2.0 GiB" in shortage_report(shortage(others=8))
 
 

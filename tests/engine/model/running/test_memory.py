@@ -13,6 +13,7 @@ from tests.engine.recurrent_models import recurrent_config
 
 from kvscope_engine.model.checks.hook_check import check_hook
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
+from kvscope_engine.model.memory.gpu_holders import GpuHolders
 from kvscope_engine.model.running import memory
 from kvscope_engine.model.running.memory import pool_size
 from kvscope_engine.model.running.recurrent import recurrent_layers
@@ -83,6 +84,7 @@ class Card:
     total_bytes = 1 << 30
     num_multiprocessors = 132
     compute_capability = 90
+    holders = GpuHolders("")
 
     def free_bytes(self) -> int:
         return self.total_bytes
@@ -96,6 +98,15 @@ class Card:
     def restart_peak(self) -> None: ...
 
     def release_unused(self) -> None: ...
+
+    def reserved_bytes(self) -> int:
+        return 0
+
+    def promised_bytes(self) -> int:
+        return 0
+
+    def draws_display(self) -> bool:
+        return False
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "mamba2"])

@@ -49,6 +49,23 @@ def test_tables_grow_block_by_block_as_tokens_come(drive: Make) -> None:
     assert lengths == [1, 1, 2, 2, 2, 2, 3, 3]
 
 
+def test_steps_are_capped_whatever_the_limits_say_until_they_are_not(drive: Make) -> None:
+    one = drive(max_num_batched_tokens=10)
+    request = one.submit(range(35), 1)
+    assert ran(one.step()[0]) == {1: 10}
+    one.scheduler.cap_tokens(4)
+    assert ran(one.step()[0]) == {1: 4}
+    one.scheduler.set_limits(8, 6)
+    assert ran(one.step()[0]) == {1: 4}
+    one.scheduler.set_limits(8, 3)
+    assert ran(one.step()[0]) == {1: 3}, "a person may want less"
+    one.scheduler.set_limits(8, 10)
+    one.scheduler.cap_tokens(None)
+    assert ran(one.step()[0]) == {1: 10}
+    assert one.run() == 1
+    assert request.is_finished
+
+
 def test_a_long_prompt_runs_in_chunks(drive: Make) -> None:
     one = drive(max_num_batched_tokens=10)
     request = one.submit(range(25), 1)

@@ -619,3 +619,37 @@ def test_the_rehearsal_notices_what_it_is_for(fake_gpu: Any) -> None:
     there.to("cpu")
     torch.zeros(4).to("cuda:0")
     assert (fake_gpu.seen.uploads, fake_gpu.seen.read_backs) == (1, 1)
+
+
+def test_graphs_that_others_have_the_memory_of_are_not_captured_until_it_is_free(
+    fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(capture_failures.time, "monotonic", lambda: now_s)
+    runner = fake_gpu.make_runner(max_num_seqs=16, piecewise_graphs=True)
+    runner.warm_up(lambda _: None)
+    notes = list(runner.notes)
+
+    def graphs_of(*plans: StepPlan) -> list[int]:
+        nonlocal now_s
+        for _ in range(60):
+            now_s += 1.0
+            runner.while_idle()
+        found = []
+        for plan in plans:
+            fake_gpu.seen.clear()
+            runner.run(plan)
+            found.append(fake_gpu.seen.replays)
+        return found
+
+    prompt = StepPlan((Scheduled(make_request(1, 20, 0), 0, 20, True),), 0)
+    decodes, prefills = graphs_of(alike(4), prompt)
+    assert (decodes, prefills > 1) == (1, True)
+    runner.keep_graphs(of_decodes=True, of_prefills=False)
+    assert graphs_of(alike(4), prompt) == [1, 0]
+    runner.keep_graphs(of_decodes=False, of_prefills=False)
+    assert graphs_of(alike(4), prompt, alike(4)) == [0, 0, 0]
+    assert not runner.while_idle(), "there is nothing to come back for"
+    runner.keep_graphs(of_decodes=True, of_prefills=True)
+    assert graphs_of(alike(4), prompt) == [decodes, prefills]
+    assert runner.notes == notes

@@ -26,6 +26,7 @@ from kvscope_engine.model.checks.agreement import Difference
 from kvscope_engine.model.cpu_offload import streaming
 from kvscope_engine.model.loading import loader
 from kvscope_engine.model.lora import adapters
+from kvscope_engine.model.memory.gpu_holders import GpuHolders
 from kvscope_engine.model.running import memory, step_buffer
 from kvscope_engine.model.tiers import build
 
@@ -167,6 +168,7 @@ class Card:
     total_bytes = 24 * GIB
     num_multiprocessors = 132
     compute_capability = 90
+    holders = GpuHolders("")
 
     def __init__(self, _: torch.device) -> None: ...
 
@@ -182,6 +184,15 @@ class Card:
     def restart_peak(self) -> None: ...
 
     def release_unused(self) -> None: ...
+
+    def reserved_bytes(self) -> int:
+        return 0
+
+    def promised_bytes(self) -> int:
+        return 0
+
+    def draws_display(self) -> bool:
+        return False
 
 
 @pytest.fixture

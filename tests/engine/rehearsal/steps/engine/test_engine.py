@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,16 +10,19 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.rehearsal.steps.engine.conftest import SIZES, storage_of
+from tests.engine.rehearsal.steps.engine.conftest import GIB, SIZES, Card, storage_of
 
-from kvscope_engine import Engine, EngineConfig
+from kvscope_engine import Engine, EngineConfig, components, memory_guard
 from kvscope_engine.components import NO_ROOM_FOR_PIECES
 from kvscope_engine.model.cpu_offload import streaming
 from kvscope_engine.model.loading.loader import load_model
 from kvscope_engine.model.lora import adapters as lora
 from kvscope_engine.model.lora.peft_folder import AdapterWeights, Delta
+from kvscope_engine.model.memory import memory_watch
+from kvscope_engine.model.memory.gpu_register import GpuRegister, promised_bytes
 from kvscope_engine.model.running import capture_failures
 from kvscope_telemetry.engine_config import LoraModule
+from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
@@ -293,3 +297,104 @@ def test_a_start_says_whose_products_it_takes_where_none_were_measured(
     known = set(fake_gpu.seen.compiled)
     assert list(serve(engine, lanes, fake_gpu, num_tokens=4))
     assert fake_gpu.seen.compiled == known, "nothing is compiled in service"
+
+
+def test_programs_that_take_the_gpus_memory_cost_steps_and_graphs_and_no_request(
+    start: Any, lanes: Any, fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And all of it comes back, told each time."""
+    monkeypatch.setattr(memory_guard, "LOOK_S", 0.0)
+    monkeypatch.setattr(memory_watch, "UP_AFTER_S", 0.0)
+    monkeypatch.setattr(memory_guard, "_in_a_thread", lambda work: work())
+    monkeypatch.setattr(capture_failures, "FIRST_PAUSE_S", 0.0)
+    engine = start(num_gpu_blocks_override=None, max_num_seqs=8, max_num_batched_tokens=64, gpu_memory_utilization=0.2)
+    parts, others = engine.components, 1 * GIB
+    plan = parts.plan
+    assert plan is not None
+    ours = plan.weights + plan.kv
+    released: list[Any] = []
+    monkeypatch.setattr(Card, "reserved_bytes", lambda card: ours)
+    monkeypatch.setattr(Card, "free_bytes", lambda card: card.total_bytes - ours - others)
+    monkeypatch.setattr(Card, "release_unused", lambda card: released.append(card))
+    sampling = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+    number = 0
+
+    def largest_step_and_replays() -> tuple[int, int]:
+        nonlocal number
+        number += 1
+        prompt = tuple(range(3 + number, 103 + number))
+        engine.submit(Submit(request_id=f"p{number}", prompt_token_ids=prompt, sampling=sampling))
+        largest, reason = 0, ""
+        fake_gpu.seen.clear()
+        while engine.has_unfinished:
+            before = next(iter(parts.scheduler.requests.values()), None)
+            done = before.num_computed_tokens if before is not None else 0
+            for said in engine.step():
+                reason = getattr(said, "finish_reason", reason)
+            after = next(iter(parts.scheduler.requests.values()), None)
+            largest = max(largest, (after.num_computed_tokens if after is not None else 0) - done)
+        assert reason == "length"
+        return largest, fake_gpu.seen.replays
+
+    most, replays = largest_step_and_replays()
+    assert most == 64
+    others = Card.total_bytes - ours
+    assert largest_step_and_replays() == (8, 0), "all that can be given up"
+    assert len(released) == 1
+    assert len(engine.notes) == 1
+    assert "took" in engine.notes[0]
+    assert "all steps without CUDA graphs" in engine.notes[0]
+    assert engine.while_idle(), "it looks whether they still have it"
+    assert largest_step_and_replays() == (8, 0)
+    others = 1 * GIB
+    while engine.while_idle():
+        pass
+    assert largest_step_and_replays() == (most, replays)
+    assert engine.notes[-1] == "the GPU's memory is free again: steps compute up to 64 tokens, as planned"
+    assert parts.storage.num_blocks == plan.kv // parts.storage.block_bytes, "the pool is as it was"
+
+
+def test_engines_on_one_gpu_start_one_after_another(
+    start: Any, lanes: Any, fake_gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """From the first look at its memory until it has all but what the largest step takes, which others are told."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(components, "gpu_uuids", lambda count: ("aaaa",) * count)
+    folder = tmp_path / "kvscope" / "gpus"
+    has_turn: list[bool] = []
+
+    def look(name: str) -> None:
+        original = getattr(components, name)
+
+        def looked(*args: Any, **options: Any) -> Any:
+            other = GpuRegister(folder)
+            has_turn.append(other.await_turn(("aaaa",), lambda whom: None, 0.0))
+            other.close()
+            return original(*args, **options)
+
+        monkeypatch.setattr(components, name, looked)
+
+    look("load_model")
+    for name in ("pool_size", "storage_for_model", "ModelRunner"):
+        look(name)
+    engine = start(num_gpu_blocks_override=None, gpu_memory_utilization=0.2)
+    assert has_turn == [True, False, False, False]
+    other = GpuRegister(folder)
+    assert other.await_turn(("aaaa",), lambda whom: None, 0.0)
+    other.close()
+    monkeypatch.setattr(os, "getpid", lambda: 1)  # as another process sees it
+    plan = engine.components.plan
+    assert plan is not None
+    assert promised_bytes("aaaa") == plan.needed + plan.kv, "torch has nothing here"
+    engine.close()
+    assert promised_bytes("aaaa") == 0
+
+
+def test_a_start_that_fails_leaves_the_gpu_to_others(
+    start: Any, lanes: Any, fake_gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(components, "gpu_uuids", lambda count: ("aaaa",) * count)
+    with pytest.raises(BadInput, match="--num-gpu-blocks-override asks for"):
+        start(num_gpu_blocks_override=1 << 30)
+    assert GpuRegister(tmp_path / "kvscope" / "gpus").await_turn(("aaaa",), lambda whom: None, 0.0)

@@ -1,0 +1,142 @@
+"""Looks between steps at who has the GPU's memory, and has steps take less while others have what was planned for them.
+
+Owns when it looks, what is given up and given back, and the notes about it. How much is decided by `memory_watch`; the
+pool of blocks is never touched. A look asks the driver for two numbers and waits for no kernel.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from kvscope_engine.model.memory.device_memory import DeviceMemory
+from kvscope_engine.model.memory.gpu_holders import grown, holders_words
+from kvscope_engine.model.memory.memory_plan import gib
+from kvscope_engine.model.memory.memory_watch import Level, MemoryWatch, StepCosts
+from kvscope_engine.model.memory.paging import PagingWatch
+from kvscope_engine.policy.plan import StepPlan, StepResult
+
+LOOK_S: Final = 2.0
+"""Between two looks, and as long as an engine that stands still does not look."""
+SLACK_BYTES: Final = 128 << 20
+"""What others may take in any case since the engine began: its own driver, too, loads some kernels late."""
+
+
+class CappedSteps(Protocol):
+    """As `policy.scheduling.scheduler.Scheduler`."""
+
+    def cap_tokens(self, max_tokens: int | None) -> None:
+        """Steps compute no more than these."""
+
+
+class KeptGraphs(Protocol):
+    """As `model.running.runner.ModelRunner`."""
+
+    def keep_graphs(self, *, of_decodes: bool, of_prefills: bool) -> None:
+        """Keep CUDA graphs of these steps alone."""
+
+
+def _in_a_thread(work: Callable[[], object]) -> None:
+    threading.Thread(target=work, name="kvscope-holders", daemon=True).start()
+
+
+class MemoryGuard:
+    """Made when the engine has all that it keeps. `planned` are bytes that it may take in all, 0 where nobody planned:
+    then steps are left as they are. `pages` are bytes that it has beside torch's; `note` takes lines on any thread;
+    `promise` is told what is planned and not taken yet; `paging` is None where no driver pages; `beside` does what may
+    wait for the driver."""
+
+    def __init__(
+        self,
+        memory: DeviceMemory,
+        planned: int,
+        costs: StepCosts,
+        steps: CappedSteps,
+        graphs: KeptGraphs,
+        note: Callable[[str], object],
+        *,
+        pages: Callable[[], int] = lambda: 0,
+        promise: Callable[[int], object] = lambda num_bytes: None,
+        paging: PagingWatch | None = None,
+        clock_s: Callable[[], float] = time.monotonic,
+        beside: Callable[[Callable[[], object]], object] | None = None,
+    ) -> None:
+        self._memory, self._steps, self._graphs, self._note = memory, steps, graphs, note
+        self._pages, self._promise, self._clock_s, self._beside = pages, promise, clock_s, beside or _in_a_thread
+        self._paging = paging
+        self._planned = planned
+        self._total = memory.total_bytes
+        self._top = costs.levels[0]
+        free, ours = self._read()
+        others = self._total - free - ours
+        self._watch = MemoryWatch(costs, max(others + SLACK_BYTES, self._total - self._planned))
+        self._before = {h.pid: h.num_bytes or 0 for h in memory.holders.others()}
+        self._promise(max(0, self._planned - ours))
+        self._next_s = clock_s() + LOOK_S
+
+    def look(self, settle: Callable[[], object]) -> None:
+        """Before a step, at most every `LOOK_S`. After `settle` none is in flight."""
+        now_s = self._clock_s()
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + LOOK_S
+        free, ours = self._read()
+        self._promise(max(0, self._planned - ours))
+        if self._paging is not None and (words := self._paging.look(self._total, free, ours, now_s)):
+            self._note(words)
+        before, was_lowered, others = self._watch.level, self._watch.is_lowered, max(0, self._total - free - ours)
+        if not self._watch.look(others, now_s):
+            return
+        level = self._watch.level
+        if level[1:] != before[1:] or not was_lowered:
+            settle()
+        if not was_lowered:
+            self._memory.release_unused()
+        self._steps.cap_tokens(level.max_tokens if level != self._top else None)
+        if level[1:] != before[1:]:
+            self._graphs.keep_graphs(of_decodes=level.has_graphs, of_prefills=level.has_piecewise_graphs)
+        if not self._watch.is_lowered:
+            self._note(f"the GPU's memory is free again: {self._words(level)}, as planned")
+            return
+        is_down, missing = level < before, self._watch.missing(others)
+        self._beside(lambda: self._note(self._change(level, missing, is_down=is_down)))
+
+    def ran(self, plan: StepPlan, result: StepResult) -> None:
+        """A step came back."""
+        if self._paging is not None:
+            is_replayed = bool(result.graph_size or result.graph_tokens)
+            shape = plan.num_tokens.bit_length(), len(plan.scheduled).bit_length(), is_replayed
+            self._paging.ran(shape, result.forward_ns)
+
+    @property
+    def is_lowered(self) -> bool:
+        """Whether steps may take less than was planned."""
+        return self._watch.is_lowered
+
+    def takers(self) -> str:
+        """Who has more memory of the GPU than when the engine began; empty where the driver does not tell. May wait for
+        it."""
+        return holders_words(grown(self._memory.holders.others(), self._before))
+
+    def _read(self) -> tuple[int, int]:
+        """Bytes of the GPU that nobody has, and those of this process, less what the driver keeps for it."""
+        return self._memory.free_bytes(), self._memory.reserved_bytes() + max(0, self._pages())
+
+    def _change(self, level: Level, missing: int, *, is_down: bool) -> str:
+        """May wait for the driver, to say who it was."""
+        if not is_down:
+            return f"a part of the GPU's memory is free again: {self._words(level)}, until all of it is"
+        who = self.takers()
+        named = f" ({who})" if who else ""
+        return (
+            f"other programs took {gib(missing)} of the GPU's memory that was planned for steps{named}:"
+            f" {self._words(level)} until it is free again"
+        )
+
+    def _words(self, level: Level) -> str:
+        full = "" if level.max_tokens == self._top.max_tokens else f" and not {self._top.max_tokens}"
+        lost = "" if level.has_piecewise_graphs else ", steps with prefills without CUDA graphs"
+        lost = lost if level.has_graphs else ", all steps without CUDA graphs"
+        return f"steps compute up to {level.max_tokens} tokens{full}{lost}"

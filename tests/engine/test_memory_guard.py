@@ -1,0 +1,193 @@
+"""Others take the GPU's memory while an engine serves: what it gives up, in which order, what it says, and that all of
+it comes back."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvscope_engine.memory_guard import LOOK_S, MemoryGuard
+from kvscope_engine.model.memory.gpu_holders import GpuHolders
+from kvscope_engine.model.memory.memory_watch import UP_AFTER_S, StepCosts
+from kvscope_engine.model.memory.paging import PagingWatch
+from kvscope_engine.policy.plan import StepPlan, StepResult
+from kvscope_telemetry.messages.devices import Gpu, GpuProcess
+
+GIB = 1 << 30
+COSTS = StepCosts(
+    max_tokens=2048, min_tokens=512, activations=2 * GIB, fixed=0, graphs=GIB // 2, piecewise_graphs=GIB // 4
+)
+PLANNED = 20 * GIB
+NAME = "no-such-program"
+PID = 1 << 22
+"""One more than Linux gives."""
+
+
+class Driver:
+    """A GPU of 24 GiB on which this process has 18; it draws a window and computes for others."""
+
+    total_bytes = 24 * GIB
+    num_multiprocessors, compute_capability = 132, 90
+
+    def __init__(self) -> None:
+        self.ours = 18 * GIB
+        self.others = GIB
+        self.done: list[Any] = []
+        self.holders = GpuHolders("GPU-1", self)
+
+    def sample(self) -> tuple[Gpu, ...]:
+        processes = (
+            GpuProcess(pid=os.getpid(), used_bytes=self.ours),
+            GpuProcess(pid=PID, name=NAME, used_bytes=self.others),
+        )
+        return (Gpu(index=0, uuid="GPU-1", processes=processes),)
+
+    def free_bytes(self) -> int:
+        return max(0, self.total_bytes - self.ours - self.others)
+
+    def held_bytes(self) -> int:
+        return self.ours
+
+    def reserved_bytes(self) -> int:
+        return self.ours
+
+    def peak_bytes(self) -> int:
+        return 0
+
+    def restart_peak(self) -> None: ...
+
+    def release_unused(self) -> None:
+        self.done.append("unused")
+
+    def promised_bytes(self) -> int:
+        return 0
+
+    def draws_display(self) -> bool:
+        return True
+
+    def cap_tokens(self, max_tokens: int | None) -> None:
+        self.done.append(("cap", max_tokens))
+
+    def keep_graphs(self, *, of_decodes: bool, of_prefills: bool) -> None:
+        self.done.append(("graphs", of_decodes, of_prefills))
+
+    def settle(self) -> None:
+        self.done.append("settled")
+
+
+class Setting:
+    """A guard, its driver, and the time."""
+
+    def __init__(self, others: int = GIB, **options: Any) -> None:
+        self.now_s = 0.0
+        self.driver = Driver()
+        self.driver.others = others
+        self.notes: list[str] = []
+        self.promised: list[int] = []
+        self.guard = MemoryGuard(
+            *(self.driver, PLANNED, COSTS, self.driver, self.driver, self.notes.append),
+            promise=self.promised.append,
+            clock_s=lambda: self.now_s,
+            beside=lambda work: work(),
+            **options,
+        )
+
+    def look(self, others_gib: float, after_s: float = LOOK_S) -> list[Any]:
+        """What was done, when others had so much."""
+        self.driver.others, self.now_s = int(others_gib * GIB), self.now_s + after_s
+        self.driver.done.clear()
+        self.guard.look(self.driver.settle)
+        return list(self.driver.done)
+
+
+@pytest.fixture
+def setting() -> Setting:
+    return Setting()
+
+
+def test_what_was_left_for_others_costs_nothing(setting: Setting) -> None:
+    assert setting.look(4.0) == []
+    assert setting.notes == []
+
+
+def test_steps_become_smaller_and_then_graphs_go_and_all_comes_back(setting: Setting) -> None:
+    """Each said once, with who took the memory. The pool of blocks is in nobody's hands here."""
+    assert setting.look(5.0) == ["settled", "unused", ("cap", 1024)]
+    assert setting.notes.pop() == (
+        f"other programs took 1.0 GiB of the GPU's memory that was planned for steps ({NAME} 4.0 GiB (pid {PID})):"
+        " steps compute up to 1024 tokens and not 2048 until it is free again"
+    )
+    assert setting.look(5.0) == []
+    assert setting.guard.is_lowered
+    assert setting.look(5.4) == [("cap", 512)], "nothing is given back twice"
+    assert setting.look(5.7) == ["settled", ("cap", 512), ("graphs", True, False)]
+    assert "up to 512 tokens and not 2048, steps with prefills without CUDA graphs until" in setting.notes[-1]
+    assert setting.look(6.0) == ["settled", ("cap", 512), ("graphs", False, False)]
+    assert "all steps without CUDA graphs" in setting.notes[-1]
+    assert setting.look(6.0, 600) == []
+    assert len(setting.notes) == 3
+    assert setting.look(4.9) == []
+    assert setting.look(4.9, UP_AFTER_S) == ["settled", ("cap", 1024), ("graphs", True, True)]
+    assert setting.notes[-1] == (
+        "a part of the GPU's memory is free again: steps compute up to 1024 tokens and not 2048, until all of it is"
+    )
+    assert setting.look(1.0) == []
+    assert setting.look(1.0, UP_AFTER_S) == [("cap", None)]
+    assert setting.notes[-1] == "the GPU's memory is free again: steps compute up to 2048 tokens, as planned"
+    assert not setting.guard.is_lowered
+
+
+def test_it_looks_now_and_then(setting: Setting) -> None:
+    assert setting.look(5.0, LOOK_S / 2) == []
+    assert setting.look(5.0, LOOK_S / 2) != []
+
+
+def test_what_others_had_when_it_began_is_theirs() -> None:
+    """A driver that keeps more for us than was planned, and a little more later, is no reason for small steps."""
+    setting = Setting(others=5 * GIB)
+    assert setting.look(5.1) == []
+    assert setting.look(5.2) == ["settled", "unused", ("cap", 1024)]
+
+
+def test_other_engines_are_told_what_is_not_taken_yet(setting: Setting) -> None:
+    setting.driver.ours = 19 * GIB
+    setting.look(1.0)
+    setting.driver.ours = 21 * GIB
+    setting.look(1.0)
+    assert setting.promised == [2 * GIB, GIB, 0]
+
+
+def test_pages_beside_torchs_memory_are_ours() -> None:
+    setting = Setting(pages=lambda: GIB)
+    assert setting.look(5.0) == [], "one of the five is ours"
+
+
+def test_a_driver_that_does_not_say_who_it_was(setting: Setting) -> None:
+    setting.driver.holders = GpuHolders("GPU-1", SimpleNamespace(sample=lambda: (Gpu(index=0, uuid="GPU-1"),)))
+    setting.look(5.0)
+    assert "planned for steps: steps compute" in setting.notes[0]
+
+
+def step(forward_ns: int, graph_size: int = 1) -> tuple[StepPlan, StepResult]:
+    return StepPlan((), 0), StepResult((), forward_ns=forward_ns, graph_size=graph_size)
+
+
+def test_paging_to_host_memory_is_said_with_what_to_do() -> None:
+    setting = Setting(paging=PagingWatch())
+    for _ in range(20):
+        setting.guard.ran(*step(1_000_000))
+    setting.look(5.9)
+    setting.notes.clear()
+    for _ in range(20):
+        setting.guard.ran(*step(9_000_000, graph_size=0))
+    setting.look(5.9)
+    assert setting.notes == [], "a step without its graph is another one"
+    for _ in range(20):
+        setting.guard.ran(*step(9_000_000))
+    setting.look(5.9)
+    (note,) = setting.notes
+    assert "steps take 9 times what they took" in note
+    assert "CUDA - Sysmem Fallback Policy" in note
