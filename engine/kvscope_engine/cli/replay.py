@@ -21,7 +21,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
         help="run a recording again and say where the two runs part",
         description="Runs the requests of a recording again and compares keys, values, logits and tokens bit by bit. "
         "The recording is of an engine with --deterministic --fingerprints --record FILE.mcap --record-text. Exit "
-        "code 0: they are equal; 1: they part; 2: it cannot be run again.",
+        "code 0: they are equal; 1: they part; 2: they could not be compared.",
     )
     parser.add_argument("file", metavar="FILE", type=Path, help="the recording")
     add_engine_options(parser)
