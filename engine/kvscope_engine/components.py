@@ -770,6 +770,7 @@ def _device_info(device: torch.device, dtype: torch.dtype, attention: str = "", 
         flops_per_s=limits.flops_per_s,
         attention=attention,
         uuids=uuids,
+        software=f"torch {torch.__version__}",
     )
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kvscope_engine.engine import Engine
 
 HOW: Final = "start the engine with --deterministic --fingerprints --record FILE.mcap --record-text"
-_SAME: Final = ("architecture", "num_layers", "vocab_size", "dtype", "quantization")
+_SAME: Final = ("architecture", "num_layers", "vocab_size", "dtype", "quantization", "quantization_option")
 """Of a model, what must be as it was."""
 
 
@@ -39,8 +39,10 @@ class RecordedRun:
 
     hello: Hello
     requests: tuple[RecordedText, ...]
-    """Those that ended, in the order of their numbers."""
+    """Those that ended and did not fail, in the order of their numbers."""
     fingerprints: tuple[Fingerprints, ...]
+    failed: frozenset[int] = frozenset()
+    """Numbers of requests that ended in an error of the engine."""
 
 
 def read_run(path: Path) -> RecordedRun:
@@ -53,11 +55,15 @@ def read_run(path: Path) -> RecordedRun:
         raise BadInput(
             f"recording {name!r} cannot be run again: it holds {len(recording.info.epochs)} starts of an engine"
         )
-    requests = {text.number: text for text in recording.texts() if text.request is not None}
+    ended = {text.number: text for text in recording.texts() if text.request is not None}
+    requests = tuple(text for _, text in sorted(ended.items()) if _asked(text).finish_reason != "error")
     if not requests:
-        lacks = "no request ended in it" if recording.has_texts else "it holds no texts"
+        lacks = "it holds no texts"
+        if recording.has_texts:
+            lacks = "all its requests failed" if ended else "no request ended, or was aborted, while it was recorded"
         raise BadInput(f"recording {name!r} cannot be run again: {lacks}; {HOW}")
-    return RecordedRun(hello, tuple(requests[number] for number in sorted(requests)), tuple(recording.fingerprints()))
+    failed = ended.keys() - {text.number for text in requests}
+    return RecordedRun(hello, requests, tuple(recording.fingerprints()), frozenset(failed))
 
 
 def config_of_run(hello: Hello, given: EngineConfig) -> EngineConfig:
@@ -67,6 +73,7 @@ def config_of_run(hello: Hello, given: EngineConfig) -> EngineConfig:
         "model": hello.model.name,
         "device": "cpu",
         "dtype": hello.model.dtype,
+        "quantization": hello.model.quantization_option or ("auto" if hello.model.quantization else "none"),
         "max_model_len": hello.model.max_model_len,
         "num_threads": hello.device.num_threads,
         "block_size": cache.block_size,
@@ -86,11 +93,22 @@ def check_same_engine(recorded: Hello, now: Hello) -> None:
     pairs = [(name, getattr(recorded.model, name), getattr(now.model, name)) for name in _SAME]
     pairs.append(("num_threads", recorded.device.num_threads, now.device.num_threads))
     pairs.append(("block_size", recorded.cache.block_size, now.cache.block_size))
+    pairs.append(("kv_cache_dtype", recorded.cache.dtype, now.cache.dtype))
     for name, before, after in pairs:
         if before != after:
             raise BadInput(
                 f"model {now.model.name!r} cannot run the recording again: {name} is {after!r}, and was {before!r}"
             )
+
+
+def _surroundings(recorded: Hello, now: Hello) -> str:
+    """What else may change last bits and is another than it was, in words; empty: nothing that is told."""
+    pairs = (
+        ("the CPU", recorded.device.name, now.device.name),
+        ("the software", recorded.device.software, now.device.software),
+        ("kvscope", recorded.engine_version, now.engine_version),
+    )
+    return "; ".join(f"{what} was {before!r}, and is {after!r}" for what, before, after in pairs if before != after)
 
 
 class Moment(NamedTuple):
@@ -118,19 +136,27 @@ class Comparison:
     """Requests that said the same."""
     first: str
     """Where they part first, in words; empty: nowhere."""
+    left_out: tuple[str, ...] = ()
+    """What could not be compared: how many, and why."""
+    surroundings: str = ""
+    """What of the machine and its software is another, in words."""
 
     @property
     def lines(self) -> list[str]:
         """For a person."""
+        left_out = [f"not compared: {'; '.join(self.left_out)}"] if self.left_out else []
         counts = f"{self.num_requests} requests, {self.num_blocks} blocks, {self.num_layers} layers"
-        if not self.first and not self.num_logits:
-            return [f"equal tokens: {self.num_requests} requests; keys and values were not recorded (--fingerprints)"]
+        if not self.first and not self.num_blocks and not self.num_logits:
+            told = "keys and values were not recorded (--fingerprints)"
+            return [f"equal tokens: {self.num_requests} requests; {told}", *left_out]
         if not self.first:
-            return [f"bit-equal: {counts}, {self.num_logits} tokens"]
+            return [f"bit-equal: {counts}, {self.num_logits} tokens", *left_out]
         return [
             f"the runs part {self.first}",
+            *([f"a likely reason: {self.surroundings}"] if self.surroundings else []),
             f"equal are {self.num_equal_blocks} of {self.num_blocks} blocks, the logits of {self.num_equal_logits} of"
             f" {self.num_logits} tokens, and all tokens of {self.num_same_tokens} of {self.num_requests} requests",
+            *left_out,
         ]
 
 
@@ -193,7 +219,10 @@ class Replayer:
             self._told.append(message)
 
     def replay(self, engine: Engine) -> Comparison:
-        """All requests, as many at a time as the engine takes. Raises BadInput for one that it refuses."""
+        """All requests, as many at a time as the engine takes.
+
+        Raises BadInput for one that it refuses or fails, and where nothing could be compared.
+        """
         check_same_engine(self._run.hello, engine.hello)
         numbers = {text.number: engine.submit(_submit(text)).numbers[0] for text in self._run.requests}
         said: defaultdict[str, list[int]] = defaultdict(list)
@@ -203,9 +232,10 @@ class Replayer:
                     said[message.request_id] += message.token_ids
                 elif isinstance(message, Finished) and message.error:
                     raise BadInput(f"request {message.request_id} could not be run again: {message.error}")
-        return self._compare(numbers, {text.number: said[_name(text)] for text in self._run.requests})
+        cut = {text.number: said[_name(text)][: _num_said(text)] for text in self._run.requests}
+        return self._compare(numbers, cut, engine.hello)
 
-    def _compare(self, numbers: dict[int, int], said: dict[int, list[int]]) -> Comparison:
+    def _compare(self, numbers: dict[int, int], said: dict[int, list[int]], hello: Hello) -> Comparison:
         run, size = self._run, self._run.hello.cache.block_size
         before = _digests(run.fingerprints, {text.number: list(text.token_ids) for text in run.requests}, run, size)
         again = {numbers[text.number]: [*_prompt(text), *said[text.number]] for text in run.requests}
@@ -221,9 +251,33 @@ class Replayer:
         moments = sorted((*parted, *parted_logits))
         first = _words(moments[0], run, num_layers, size) if moments else _token_words(others, said)
         num_requests = len(run.requests)
+        if not (blocks or logits or any(_num_said(text) for text in run.requests)):
+            raise BadInput(f"nothing of {num_requests} requests can be compared: each ended before its first token")
         return Comparison(
-            *(num_requests, num_layers, blocks, equal_blocks, logits, equal_logits, num_requests - len(others), first)
+            *(num_requests, num_layers, blocks, equal_blocks, logits, equal_logits, num_requests - len(others), first),
+            left_out=_left_out(run, before, now),
+            surroundings=_surroundings(run.hello, hello),
         )
+
+
+def _left_out(run: RecordedRun, before: RunDigests, now: RunDigests) -> tuple[str, ...]:
+    told = {number for message in run.fingerprints for packed in _numbers(message) for number in packed}
+    without_end = len(told - run.failed - {text.number for text in run.requests})
+    counts = (
+        (len(run.failed), "requests that failed in the recording"),
+        (without_end, "requests whose end was not recorded"),
+        (
+            len(before.blocks.keys() ^ now.blocks.keys()) if run.fingerprints else 0,
+            "blocks that one run alone computed",
+        ),
+        (len(before.logits.keys() ^ now.logits.keys()) if run.fingerprints else 0, "tokens that one run alone sampled"),
+    )
+    return tuple(f"{count} {what}" for count, what in counts if count > 0)
+
+
+def _numbers(message: Fingerprints) -> tuple[list[int], list[int]]:
+    """Of requests whose blocks, and of such whose tokens, it tells of."""
+    return np.frombuffer(message.number, "<u4").tolist(), np.frombuffer(message.sampled_number, "<u4").tolist()
 
 
 def _digests(
@@ -298,7 +352,7 @@ def _token_words(others: list[RecordedText], said: dict[int, list[int]]) -> str:
 def _submit(text: RecordedText) -> Submit:
     """The same request, up to as many tokens as it said: what ended it there, a stop string or a person, need not."""
     asked = _asked(text)
-    most = max(1, len(text.token_ids) - asked.num_prompt_tokens)
+    most = max(1, _num_said(text))
     sampling = replace(
         asked.sampling, max_tokens=most, min_tokens=min(asked.sampling.min_tokens, most), stop=(), logprobs=None
     )
@@ -319,6 +373,11 @@ def _name(text: RecordedText) -> str:
 
 def _prompt(text: RecordedText) -> tuple[int, ...]:
     return text.token_ids[: _asked(text).num_prompt_tokens]
+
+
+def _num_said(text: RecordedText) -> int:
+    """Tokens; none where it was aborted before its first."""
+    return len(text.token_ids) - _asked(text).num_prompt_tokens
 
 
 def _asked(text: RecordedText) -> AskedRequest:

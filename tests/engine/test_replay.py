@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import shutil
+import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,14 +17,18 @@ from msgspec.structs import replace
 from kvscope_engine import Engine, EngineConfig, SamplingParams
 from kvscope_engine.cli.main import main
 from kvscope_engine.replay import Comparison, RecordedRun, Replayer, config_of_run, read_run
+from kvscope_engine.server.service import EngineService
 from kvscope_kernels.native.library import library
+from kvscope_telemetry import LiveSource
 from kvscope_telemetry.engine_config import SpeculativeConfig
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.commands import Submit
+from kvscope_telemetry.messages.commands import Abort, Finished, Reply, Submit, Tokens
+from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.messages.wire import encode
 from kvscope_telemetry.recordings.engine_recorder import EngineRecorder
 from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.writer import RecordingWriter
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no compiler: attention is not the CPU's own")
 
@@ -216,3 +223,146 @@ def test_without_fingerprints_tokens_are_compared(tmp_path: Path, config: Engine
     other = replace(text, token_ids=(*text.token_ids[:-1], text.token_ids[-1] ^ 1))
     found = replayed(RecordedRun(run.hello, (run.requests[0], other), ()))
     assert found.first == f"in token {len(text.token_ids) - 1} of request 'r1'"
+
+
+def aborting(config: EngineConfig, path: Path, asked: Sequence[Submit], after: dict[str, int]) -> RecordedRun:
+    """Aborts each of these requests after so many steps."""
+    with (
+        EngineRecorder(path, texts=True) as recorder,
+        Engine(config, publish=lambda message: recorder.record(message, encode(message))) as engine,
+    ):
+        recorder.give(engine.snapshot())
+        recorder.give_requests(engine.take_ended())
+        for submit in asked:
+            engine.submit(submit)
+        step = 0
+        while engine.has_unfinished:
+            for name in (name for name, at in after.items() if at == step):
+                engine.abort(name)
+            engine.step()
+            step += 1
+        recorder.give_requests(engine.take_ended())
+    return read_run(path)
+
+
+def test_a_request_that_was_aborted_says_as_much_as_it_said(config: EngineConfig, tmp_path: Path) -> None:
+    run = aborting(config, tmp_path / "aborted.mcap", submits(5), {"r0": 0, "r1": 1, "r2": 4})
+    said = {text.request.request_id: len(text.token_ids) - text.request.num_prompt_tokens for text in whole(run)}
+    assert said["r0"] == 0, "it was aborted before its first token"
+    assert said["r2"] > 0
+    found = replayed(run)
+    assert found.first == ""
+    assert found.num_same_tokens == found.num_requests == 6
+    assert found.lines[0].startswith("bit-equal: 6 requests, ")
+    assert found.lines[1].startswith("not compared: ")
+    assert "that one run alone" in found.lines[1]
+
+
+def whole(run: RecordedRun) -> list[Any]:
+    return [text for text in run.requests if text.request is not None]
+
+
+def test_where_nothing_was_computed_nothing_is_called_equal(config: EngineConfig, tmp_path: Path) -> None:
+    run = aborting(config, tmp_path / "none.mcap", submits(2), {"r0": 0, "r1": 0})
+    with pytest.raises(BadInput, match="nothing of 2 requests can be compared: each ended before its first token"):
+        replayed(run)
+
+
+def test_what_failed_or_has_no_end_is_left_out_and_counted(recording: Path, tmp_path: Path) -> None:
+    run = read_run(recording)
+    texts = list(Recording.open(recording).texts())
+    first, second, *_ = whole(run)
+    failed = replace(first, request=replace(first.request, finish_reason="error"))
+    kept = [failed if text == first else text for text in texts if text != second]
+    path = tmp_path / "failed.mcap"
+    with RecordingWriter(path) as writer:
+        for message in Recording.open(recording).messages():
+            writer.write(message[1], wait=True)
+        writer.write_texts(kept, wait=True)
+    found = replayed(read_run(path))
+    assert found.num_requests == 6
+    assert found.first == ""
+    assert found.left_out[:2] == ("1 requests that failed in the recording", "1 requests whose end was not recorded")
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4", "a8"])
+def test_quantized_weights_are_those_of_the_recording(
+    config: EngineConfig, tmp_path: Path, quantization: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {name: getattr(config, name) for name in config.__dataclass_fields__} | {"quantization": quantization}
+    path = record(tmp_path / "few_bits.mcap", EngineConfig(**given), submits(2))
+    run = read_run(path)
+    assert config_of_run(run.hello, EngineConfig()).quantization == quantization
+    assert replayed(run).lines[0].startswith("bit-equal: 2 requests, ")
+    other = "int4" if quantization != "int4" else "int8"
+    assert main(["replay", str(path), "--quantization", other]) == 2
+    assert "cannot run the recording again: quantization" in capsys.readouterr().err
+
+
+def test_another_machine_is_a_likely_reason_and_no_refusal(recording: Path, changed: Callable[[str], None]) -> None:
+    run = read_run(recording)
+    device = replace(run.hello.device, name="another CPU", software="torch 1.0")
+    run = RecordedRun(replace(run.hello, device=device), run.requests, run.fingerprints)
+    assert replayed(run).first == "", "it need not part"
+    changed("model.layers.2.mlp.up_proj.weight")
+    lines = replayed(run).lines
+    assert lines[1].startswith("a likely reason: the CPU was 'another CPU', and is ")
+    assert "the software was 'torch 1.0', and is 'torch " in lines[1]
+
+
+def test_a_failure_on_the_way_is_no_answer(
+    recording: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("the disk is gone")
+
+    monkeypatch.setattr("kvscope_engine.components.load_model", fail)
+    assert main(["replay", str(recording)]) == 2
+    assert "could not be run again: RuntimeError: the disk is gone" in capsys.readouterr().err
+
+
+def test_a_service_hands_over_what_is_run_again(config: EngineConfig, tmp_path: Path) -> None:
+    """Over real sockets: one that ends, one aborted, and one that runs when the service is stopped."""
+    folder = Path(tempfile.mkdtemp(prefix="kvs-"))
+    path, longest = tmp_path / "served.mcap", SamplingParams(max_tokens=4000, ignore_eos=True, temperature=0.7, seed=3)
+
+    def build(progress: Any, publish: Any, messages_dropped: Any) -> Engine:
+        given = {name: getattr(config, name) for name in config.__dataclass_fields__}
+        given |= {"num_gpu_blocks_override": 1200}
+        return Engine(EngineConfig(**given), progress=progress, publish=publish, messages_dropped=messages_dropped)
+
+    with EngineRecorder(path, texts=True) as recorder:
+        service = EngineService(f"ipc://{folder}", build, keyless=Role.OPERATOR, recorder=recorder)
+        thread = threading.Thread(target=service.run)
+        thread.start()
+        try:
+            with LiveSource(f"ipc://{folder}") as source:
+                replies: list[Reply] = []
+
+                def came(kind: type[Reply], name: str) -> bool:
+                    nonlocal replies
+                    source.update_mirror()
+                    replies += source.take_replies()
+                    return any(isinstance(reply, kind) and reply.request_id == name for reply in replies)  # type: ignore[union-attr]
+
+                assert source.wait(lambda: source.update_mirror() is None and source.mirror.hello is not None, 60)
+                short = replace(longest, max_tokens=9)
+                for name, sampling in (("short", short), ("aborted", longest), ("long", longest)):
+                    ids = tuple(range(3, 3 + 10 * len(name)))
+                    source.send(Submit(request_id=name, prompt_token_ids=ids, sampling=sampling))
+                assert source.wait(lambda: came(Tokens, "aborted"), 60)
+                source.send(Abort(request_id="aborted"))
+                assert source.wait(lambda: came(Finished, "aborted") and came(Finished, "short"), 60)
+                assert source.wait(lambda: came(Tokens, "long"), 60)
+                service.stop()
+        finally:
+            service.stop()
+            thread.join(60)
+            shutil.rmtree(folder, ignore_errors=True)
+    run = read_run(path)
+    ends = {text.request.request_id: text.request.finish_reason for text in whole(run)}
+    assert ends == {"short": "length", "aborted": "abort", "long": "abort"}
+    found = replayed(run)
+    assert found.lines[0].startswith("bit-equal: 3 requests, ")
+    assert found.num_blocks > 10
+    assert found.num_logits > 9

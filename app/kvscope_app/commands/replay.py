@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
-from kvscope_app.command_line import add_engine_options, engine_arguments
-from kvscope_telemetry.errors import KvscopeError
+from kvscope_app.command_line import PROGRAM, add_engine_options, engine_arguments
+from kvscope_telemetry.errors import BadInput
 
 
 def add_replay_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -18,7 +19,7 @@ def add_replay_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
         help="run a recording again and say where the two runs part",
         description="Runs the requests of a recording again and compares keys, values, logits and tokens bit by bit. "
         "The recording is of an engine with --deterministic --fingerprints --record FILE.mcap --record-text; options "
-        "say what is to be otherwise. Exit code 0: they are equal; 1: they part; 2: it cannot be run again.",
+        "say what is to be otherwise. Exit code 0: they are equal; 1: they part; 2: they could not be compared.",
         allow_abbrev=False,
     )
     parser.add_argument("file", metavar="FILE", type=Path, help="the recording")
@@ -28,10 +29,13 @@ def add_replay_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
 
 
 def replay(args: argparse.Namespace) -> int:
-    """The engine's exit code."""
+    """The engine's exit code. Raises BadInput where it has none: it is not installed, or was killed."""
     from kvscope_app.own_engine.line_child import engine_command
 
     command = engine_command("replay", str(args.file), *engine_arguments(args))
     if command is None:
-        raise KvscopeError("the engine, which runs a recording again, is not installed: pip install 'kvscope[engine]'")
-    return subprocess.run(command, check=False).returncode
+        raise BadInput("the engine, which runs a recording again, is not installed: pip install 'kvscope[engine]'")
+    code = subprocess.run(command, check=False, env={**os.environ, "KVSCOPE_STARTED_AS": PROGRAM}).returncode
+    if code < 0:
+        raise BadInput(f"recording {str(args.file)!r} could not be run again: signal {-code} ended the engine")
+    return code

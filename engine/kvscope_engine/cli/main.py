@@ -19,7 +19,9 @@ from kvscope_engine.cli.parser import CommandParser
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
-PROGRAM = "kvscope-engine"
+PROGRAM: Final = "kvscope-engine"
+STARTED_AS: Final = "KVSCOPE_STARTED_AS"
+"""Name of the program that a person started, which runs this one for its answer (`kvscope replay`)."""
 COMMANDS: Final = {
     "serve": "cli.serve",
     "http": "http.http_command",
@@ -79,9 +81,9 @@ def _leave(code: int) -> None:
 def build_parser(command: str = "") -> argparse.ArgumentParser:
     """The parser of `command`, or of every command. Each sets `run`: arguments in, exit code out."""
     parser = CommandParser(
-        prog=PROGRAM, description="An inference engine with a paged KV cache that reports all about it."
+        prog=_program(), description="An inference engine with a paged KV cache that reports all about it."
     )
-    parser.add_argument("--version", action="version", version=f"{PROGRAM} {program_version()}")
+    parser.add_argument("--version", action="version", version=f"{_program()} {program_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for name in [command] if command in COMMANDS else COMMANDS:
         one = import_module(f"kvscope_engine.{COMMANDS[name]}").add_parser(commands)
@@ -92,15 +94,19 @@ def build_parser(command: str = "") -> argparse.ArgumentParser:
 def _run(arguments: list[str]) -> int:
     args = build_parser(arguments[0] if arguments else "").parse_args(arguments)
     if args.command is None:
-        raise BadInput(f"no command given: use one of {', '.join(COMMANDS)} (see `{PROGRAM} --help`)")
+        raise BadInput(f"no command given: use one of {', '.join(COMMANDS)} (see `{_program()} --help`)")
     code: int = args.run(args)
     return code
+
+
+def _program() -> str:
+    return os.environ.get(STARTED_AS, PROGRAM)
 
 
 def _failed(arguments: list[str], message: str, code: int) -> int:
     if "--debug" in arguments:
         traceback.print_exc()
-    print(f"{PROGRAM}: {' '.join(message.split())}", file=sys.stderr)
+    print(f"{_program()}: {' '.join(message.split())}", file=sys.stderr)
     return code
 
 

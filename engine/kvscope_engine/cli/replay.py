@@ -9,7 +9,9 @@ from typing import Any
 from kvscope_engine.cli.arguments.options import add_engine_options, engine_config
 from kvscope_engine.cli.engine_class import engine_class
 from kvscope_engine.cli.notes import print_notes
-from kvscope_engine.replay import Replayer, config_of_run, read_run
+from kvscope_engine.replay import Comparison, Replayer, config_of_run, read_run
+from kvscope_engine.server.service import one_line
+from kvscope_telemetry.errors import BadInput
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -19,7 +21,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
         help="run a recording again and say where the two runs part",
         description="Runs the requests of a recording again and compares keys, values, logits and tokens bit by bit. "
         "The recording is of an engine with --deterministic --fingerprints --record FILE.mcap --record-text. Exit "
-        "code 0: they are equal; 1: they part; 2: it cannot be run again.",
+        "code 0: they are equal; 1: they part; 2: they could not be compared.",
     )
     parser.add_argument("file", metavar="FILE", type=Path, help="the recording")
     add_engine_options(parser)
@@ -28,7 +30,19 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 where both runs are equal, 1 where they part."""
+    """0 where both runs are equal, 1 where they part. Raises BadInput for whatever keeps them from being compared."""
+    try:
+        found = _replayed(args)
+        for line in found.lines:
+            print(line, flush=True)
+    except BadInput:
+        raise
+    except Exception as error:
+        raise BadInput(f"recording {str(args.file)!r} could not be run again: {one_line(error)}") from error
+    return 1 if found.first else 0
+
+
+def _replayed(args: argparse.Namespace) -> Comparison:
     recorded = read_run(args.file)
     config = config_of_run(recorded.hello, engine_config(args))
     engine_type = engine_class()
@@ -39,6 +53,4 @@ def run(args: argparse.Namespace) -> int:
         bar.close()
         found = replayer.replay(engine)
     print_notes(engine.notes)
-    for line in found.lines:
-        print(line)
-    return 1 if found.first else 0
+    return found

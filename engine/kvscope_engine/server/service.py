@@ -137,7 +137,9 @@ class EngineService:
                     step_s = time.monotonic() - started
             if engine.failure:
                 raise EngineDead(engine.failure)
-            if dispatcher.abort_all() or dispatcher.stopping:
+            was_any_open = dispatcher.abort_all()
+            self._record_state()  # what ran until now ended with it
+            if was_any_open or dispatcher.stopping:
                 time.sleep(LAST_WORDS_S)
         except Exception as error:
             reason = engine.failure or f"the engine died in a step: {one_line(error)}"

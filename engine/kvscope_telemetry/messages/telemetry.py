@@ -60,6 +60,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     quantization: str = ""
     """Bits of layers' weights (`int8`, `int4`), with `-a8` where activations are rounded too, `dtype` being that of the
     rest; empty: they have as many as that."""
+    quantization_option: str = ""
+    """The engine's option that gives it, as `int8` and `a8` may be shown alike; empty with it, or not told."""
     sampling: ModelSampling = ModelSampling()
     """Of requests that do not say."""
 
@@ -192,6 +194,8 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whose attention runs prompts and why, a line for people; empty: there was nothing to choose."""
     uuids: tuple[str, ...] = ()
     """Of the GPUs that the engine computes on, in the order of its ranks, without "GPU-" or "MIG-"; empty: unknown."""
+    software: str = ""
+    """What computes, and its version, such as "torch 2.9.1"; empty: not told."""
 
 
 class Hello(_Message, frozen=True, kw_only=True):

@@ -136,8 +136,9 @@ def _bookmarks_of(recorded: Recorded, from_ns: int, until_ns: int) -> list[Bookm
 
 
 def _texts_of(recorded: Recorded, from_ns: int, until_ns: int) -> Iterator[RecordedText]:
-    """Those of this time, and of before it the newest of each block: it may still be held."""
-    before = {text.block: text for text in recorded.texts() if text.time_ns < from_ns} if from_ns else {}
+    """Those of this time, and of before it the newest of each block, which may still be held; no request's of then."""
+    older = (text for text in recorded.texts() if text.time_ns < from_ns and text.request is None) if from_ns else ()
+    before = {text.block: text for text in older}
     for text in before.values():
         yield msgspec.structs.replace(text, time_ns=from_ns)
     for text in recorded.texts(from_ns):

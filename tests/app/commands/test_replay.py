@@ -13,7 +13,7 @@ from kvscope_app.main import main
 def test_it_is_the_engine_that_answers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     missing = tmp_path / "gone.mcap"
     assert main(["replay", str(missing), "--max-num-seqs", "1"]) == 2
-    assert capfd.readouterr().err.startswith(f"kvscope-engine: recording {str(missing)!r}")
+    assert capfd.readouterr().err.startswith(f"kvscope: recording {str(missing)!r}")
 
 
 def test_a_recording_that_cannot_be_run_again_says_why(capfd: pytest.CaptureFixture[str]) -> None:

@@ -11,12 +11,14 @@ import mcap.reader
 import pytest
 
 from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.telemetry import Frame, MemoryBreakdown, Snapshot
 from kvscope_telemetry.recordings.mcap_file import McapFile
 from kvscope_telemetry.recordings.read_budget import OpeningCancelled
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
+from kvscope_telemetry.texts.block_texts import AskedRequest, RecordedText
 from kvscope_telemetry.timeline.ring import Ring
 from kvscope_telemetry.timeline.ring_recording import RingRecording
 from kvscope_telemetry.timeline.save import save
@@ -137,3 +139,25 @@ def test_a_part_without_a_state_is_told_as_what_it_is(tmp_path: Path) -> None:
         with pytest.raises(KvscopeError, match=f"nothing was saved: .*frames.mcap' has no readable {where}$"):
             save(recorded, tmp_path / "part.mcap", 0.0, until_s)
         assert not list(tmp_path.glob("part*"))
+
+
+def test_requests_of_a_part_are_those_that_ended_in_it(tmp_path: Path, make_session: Make) -> None:
+    """They have no block: none stands for another, and those before the part are not moved into it."""
+    asked = AskedRequest(request_id="r", num_prompt_tokens=1, sampling=SamplingParams())
+    with RecordingWriter(tmp_path / "whole.mcap") as writer:
+        session = make_session(writer)
+        session.go_on(300)
+        times = [session.times_ns[at] for at in (20, 40, 200, 220)]
+        texts = [
+            RecordedText(time_ns=at, epoch=1, block=-1, owner=number, number=number, token_ids=(1, 2), request=asked)
+            for number, at in enumerate(times, 1)
+        ]
+        block = RecordedText(time_ns=times[0], epoch=1, block=3, owner=1, token_ids=(1, 2), text="held")
+        writer.write_texts([*texts, block], wait=True)
+    recording = Recording.open(tmp_path / "whole.mcap")
+    save(recording, tmp_path / "part.mcap", (session.times_ns[100] - recording.start_ns) / 1e9)
+    saved = list(Recording.open(tmp_path / "part.mcap").texts())
+    assert [text.number for text in saved if text.request is not None] == [3, 4]
+    assert [text.text for text in saved if text.request is None] == ["held"]
+    save(recording, tmp_path / "all.mcap")
+    assert list(Recording.open(tmp_path / "all.mcap").texts()) == list(recording.texts())

@@ -72,7 +72,7 @@ def _trial(module: nn.Module, size: int, ops: Ops, length: int) -> Iterator[_Tri
 
 def _why_not(loaded: LoadedModel, size: int) -> str:
     if loaded.device.type != "cpu":
-        return "it runs on a GPU, whose kernels split by the batch"
+        return "it runs on a GPU, whose kernels split by the batch; --device cpu runs it on the CPU"
     if not size:
         return (
             f"attention of {str(loaded.dtype).removeprefix('torch.')} adds by the batch (float32 and bfloat16 do not)"

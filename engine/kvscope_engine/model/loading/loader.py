@@ -37,7 +37,7 @@ from kvscope_engine.model.loading.hf_config import (
 )
 from kvscope_engine.model.loading.image_layers import image_layers
 from kvscope_engine.model.loading.interface_use import uses_interface
-from kvscope_engine.model.loading.quantization import choose_quantization, filed_bits, shown
+from kvscope_engine.model.loading.quantization import choose_quantization, filed_bits, option_of, shown
 from kvscope_engine.model.loading.stored_tensor import StoredTensor, stored_tensors
 from kvscope_engine.model.loading.support import Blueprint, blueprint, check_options_with_states
 from kvscope_engine.model.loading.text_part import make_model, reads_more, text_config
@@ -200,7 +200,7 @@ def _load(
             text_config(module.config),
             dtype,
             max_model_len,
-            (shown(quantization, device, filed_bits(recipe, file)), sampling),
+            (shown(quantization, device, filed_bits(recipe, file)), option_of(quantization), sampling),
         ),
         eos_token_ids=eos_token_ids(folder, whole) or eos_token_ids(folder, hf_config),
         device=device,
@@ -331,9 +331,9 @@ def _info(
     hf_config: PretrainedConfig,
     dtype: torch.dtype,
     max_model_len: int,
-    chosen: tuple[str, ModelSampling],
+    chosen: tuple[str, str, ModelSampling],
 ) -> ModelInfo:
-    """`chosen`: how weights are shown, and how requests are sampled that do not say."""
+    """`chosen`: how weights are shown, the option that gives them, and how requests are sampled that do not say."""
     return ModelInfo(
         name=name.text,
         architecture=plan.architecture,
@@ -346,7 +346,8 @@ def _info(
         num_parameters=plan.num_parameters,
         max_model_len=max_model_len,
         quantization=chosen[0],
-        sampling=chosen[1],
+        quantization_option=chosen[1],
+        sampling=chosen[2],
     )
 
 

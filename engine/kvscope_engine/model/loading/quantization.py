@@ -55,6 +55,11 @@ def shown(quantization: str, device: torch.device, bits: int) -> str:
     return weights if device.type != "cpu" or quantization == FILED else f"{weights}-a8"
 
 
+def option_of(quantization: str) -> str:
+    """What `--quantization` gives it; nothing for weights as they come."""
+    return {"none": "", FILED: "auto"}.get(quantization, quantization)
+
+
 def filed_bits(recipe: Recipe | None, file: GgufFile | None) -> int:
     """Those that most of the file's weights have, 4 or 8; 0 for none that are read as they lie."""
     if recipe is not None:
