@@ -52,7 +52,10 @@ class ProductTiles(NamedTuple):
 
 
 class TritonGrouped:
-    """x @ weight.T with the weight widened to the type of x in registers; sums in float32."""
+    """x @ weight.T with the weight widened to the type of x in registers; sums in float32.
+
+    One stream at a time may multiply with it: see `GroupFacts.arrived`.
+    """
 
     def __init__(self, weight: GroupedWeight, bias: Tensor | None, device: torch.device) -> None:
         self.outputs, self.inputs = weight.codes.shape
@@ -79,12 +82,14 @@ class TritonGrouped:
 
 
 class GroupFacts(NamedTuple):
-    """A weight as the kernel reads it; `low` is None for e4m3, `arrived` counts programs and is 0 between launches."""
+    """A weight as the kernel reads it; `low` is None for e4m3."""
 
     words: Tensor
     scale: Tensor
     low: Tensor | None
     arrived: Tensor
+    """Counts the programs of a launch that are done, and is 0 between launches. Two at once would count each other's:
+    all products with a weight, and graphs of them, run on one stream at a time."""
     bits: int
     group: int
 
@@ -102,7 +107,8 @@ def counters(outputs: int, device: torch.device) -> Tensor:
 def launch_product(
     x: Tensor, held: GroupFacts, out: Tensor, bias: Tensor | None, add: Tensor | None, row_scale: Tensor | None = None
 ) -> None:
-    """Fills `out`, of which nothing is read before. Nothing waits for the device, so it can be in a graph."""
+    """Fills `out`, of which nothing is read before. Nothing waits for the device, so it can be in a graph. On one
+    stream at a time: see `GroupFacts.arrived`."""
     inputs, outputs = x.shape[-1], out.shape[-1]
     rows = x.numel() // inputs
     if not rows:
@@ -144,12 +150,14 @@ def product_tiles(rows: int, bits: int, element_bytes: int) -> ProductTiles:
 
 
 def num_splits(rows: int, outputs: int, inputs: int, bits: int, tiles: ProductTiles, multiprocessors: int) -> int:
-    """Parts of the inputs, each a program's: enough to fill a GPU, each of two tiles at least but for one row."""
+    """Parts of the inputs, each a program's: enough to fill a GPU, each of two tiles at least but for one row, and none
+    empty."""
     each = next((count for most, count in _PROGRAMS_EACH.items() if rows <= most), 0)
     turns = cdiv(inputs, tiles.tile_u * (128 // bits))
     most = turns if rows == 1 else turns // 2
     wanted = each * multiprocessors // (cdiv(outputs, tiles.tile_n) * cdiv(rows, tiles.tile_m))
-    return max(1, min(most, wanted)) if rows <= tiles.tile_m else 1
+    splits = max(1, min(most, wanted)) if rows <= tiles.tile_m else 1
+    return cdiv(turns, cdiv(turns, splits))
 
 
 def product_constants(
