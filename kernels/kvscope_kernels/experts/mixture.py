@@ -245,12 +245,12 @@ def _expert_product_kernel(
             if IS_GATED:
                 ups += tl.load(bias + first + outputs + n, mask=in_n, other=0.0).to(tl.float32)[:, None]
         if KIND == _RELU_SQUARED:
-            sums = tl.maximum(sums, 0.0)
+            sums = tl.maximum(sums, 0.0, propagate_nan=tl.PropagateNan.ALL)
             sums = sums * sums
         if IS_GATED:
             if LIMIT is not None:
-                sums = tl.minimum(sums, LIMIT)
-                ups = tl.minimum(tl.maximum(ups, -LIMIT), LIMIT)
+                sums = tl.minimum(sums, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+                ups = tl.clamp(ups, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
             slope = ALPHA * sums
             if KIND == _GELU_TANH:
                 slope = _GELU_SLOPE * (sums + _GELU_CUBIC * sums * sums * sums)
