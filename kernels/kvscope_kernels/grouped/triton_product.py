@@ -17,6 +17,7 @@ from kvscope_kernels.checks import FLOAT_DTYPES, require
 from kvscope_kernels.grouped.weight import CHUNK, GroupedWeight
 from kvscope_kernels.launch import num_multiprocessors
 from kvscope_kernels.triton_language import (
+    add_product,
     cdiv,
     is_interpreting,
     jit,
@@ -223,9 +224,7 @@ def _grouped_product_kernel(
             k = u * unit + tl.arange(0, TILE_U * unit)
             inside = (m < num_rows)[:, None] & (k < INPUTS)[None, :]
             numbers = tl.load(x + m.to(tl.int64)[:, None] * INPUTS + k[None, :], mask=inside, other=0.0)
-            if PLAIN:
-                tile, numbers = tile.to(tl.float32), numbers.to(tl.float32)
-            total = tl.dot(tile, tl.trans(numbers), total, input_precision="ieee")
+            total = add_product(tile, numbers, total, PLAIN)
     if SPLITS > 1:
         at = tl.arange(0, TILE_N)[:, None] * TILE_M + tl.arange(0, TILE_M)[None, :]
         mine = sums + tl.program_id(0).to(tl.int64) * (SPLITS * TILE_N * TILE_M) + at
@@ -261,18 +260,11 @@ def _one_row(
 ) -> tl.tensor:
     """(TILE_N,) sums of one row. A group's scale and low are applied to a unit's sums: of x times code, and of x."""
     unit: tl.constexpr = 128 // BITS
-    num_units: tl.constexpr = (INPUTS + _CHUNK - 1) // _CHUNK * (_CHUNK // unit)
-    num_groups: tl.constexpr = (INPUTS + GROUP - 1) // GROUP
     word = tl.arange(0, 4)
     parts = tl.zeros([TILE_N, TILE_U], tl.float32)
     for u in range(first, last, TILE_U):
         units = u + tl.arange(0, TILE_U)
-        inside = (n < OUTPUTS)[:, None] & (units < num_units)[None, :]
-        places = (n.to(tl.int64)[:, None] * num_units + units[None, :])[:, :, None] * 4 + word[None, None, :]
-        held = tl.load(words + places, mask=inside[:, :, None], other=0)
-        groups = n[:, None] * num_groups + (units * unit // GROUP)[None, :]
-        in_groups = inside & (units * unit < INPUTS)[None, :]
-        factor = tl.load(scale + groups, mask=in_groups, other=0.0).to(tl.float32)
+        held, factor, groups, in_groups = _units(words, scale, n, units, OUTPUTS, INPUTS, GROUP, BITS)
         products = tl.zeros([TILE_N, TILE_U, 4], tl.float32)
         numbers = tl.zeros([TILE_U, 4], tl.float32)
         offsets = tl.zeros([TILE_U, 4], tl.float32)
@@ -315,14 +307,8 @@ def _widened(
 ) -> tl.tensor:
     """(TILE_N, inputs of TILE_U units) numbers of the weight. A thread holds whole units: their order costs nothing."""
     unit: tl.constexpr = 128 // BITS
-    num_units: tl.constexpr = (INPUTS + _CHUNK - 1) // _CHUNK * (_CHUNK // unit)
-    num_groups: tl.constexpr = (INPUTS + GROUP - 1) // GROUP
-    inside = (n < OUTPUTS)[:, None] & (units < num_units)[None, :]
-    places = (n.to(tl.int64)[:, None] * num_units + units[None, :])[:, :, None] * 4 + tl.arange(0, 4)[None, None, :]
-    held = tl.load(words + places, mask=inside[:, :, None], other=0)
-    groups = n[:, None] * num_groups + (units * unit // GROUP)[None, :]
-    in_groups = inside & (units * unit < INPUTS)[None, :]
-    factor = tl.load(scale + groups, mask=in_groups, other=0.0).to(tl.float32)[:, :, None]
+    held, factor, groups, in_groups = _units(words, scale, n, units, OUTPUTS, INPUTS, GROUP, BITS)
+    factor = factor[:, :, None]
     a, b = _moved(held, 0), _moved(held, 1)
     c, d = _moved(held, 2), _moved(held, 3)
     if low is None:
@@ -345,6 +331,30 @@ def _widened(
             cd = tl.join(_code(c, 0, 8, PLAIN) * factor + below, _code(d, 0, 8, PLAIN) * factor + below)
             wide = tl.permute(tl.join(ab, cd), (0, 1, 4, 3, 2))
     return tl.reshape(wide, (TILE_N, TILE_U * unit)).to(dtype)
+
+
+@jit
+def _units(
+    words: tl.tensor,
+    scale: tl.tensor,
+    n: tl.tensor,
+    units: tl.tensor,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Of outputs n (N,) and units (U,) of their inputs: words (N, U, 4), and (N, U) scales in float32, the places of
+    their groups, and whether these are there."""
+    unit: tl.constexpr = 128 // BITS
+    num_units: tl.constexpr = (INPUTS + _CHUNK - 1) // _CHUNK * (_CHUNK // unit)
+    num_groups: tl.constexpr = (INPUTS + GROUP - 1) // GROUP
+    inside = (n < OUTPUTS)[:, None] & (units < num_units)[None, :]
+    places = (n.to(tl.int64)[:, None] * num_units + units[None, :])[:, :, None] * 4 + tl.arange(0, 4)[None, None, :]
+    held = tl.load(words + places, mask=inside[:, :, None], other=0)
+    groups = n[:, None] * num_groups + (units * unit // GROUP)[None, :]
+    in_groups = inside & (units * unit < INPUTS)[None, :]
+    return held, tl.load(scale + groups, mask=in_groups, other=0.0).to(tl.float32), groups, in_groups
 
 
 @jit
