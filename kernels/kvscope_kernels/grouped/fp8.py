@@ -30,6 +30,8 @@ E4M3: Final = torch.float8_e4m3fn
 LARGEST: Final = 448.0
 """Of e4m3."""
 _LARGEST = tl.constexpr(LARGEST)
+_NAN: Final = 0x7F
+"""And a sign."""
 _LARGEST_SCALE: Final = 128.0
 """Of a weight: its product with 2^120 is a float32."""
 _SMALLEST_SCALE: Final = 2.0**-40
@@ -49,7 +51,7 @@ class Fp8Weight:
     """weight[n, k] = scale[n, k // group] * codes[n, k], in float32."""
 
     codes: Tensor
-    """(outputs, inputs) float8_e4m3fn."""
+    """(outputs, inputs) float8_e4m3fn, without NaN."""
     scale: Tensor
     """(outputs, groups) float32, each below 2^7; groups = ceil(inputs / group)."""
     group: int
@@ -61,6 +63,8 @@ class Fp8Weight:
         shape = len(self.codes), -(-self.codes.shape[1] // self.group)
         if self.group % CHUNK or self.scale.shape != shape or self.scale.dtype != torch.float32:
             require(False, "scale", self.scale, f"{shape} float32")
+        if int((self.codes.view(torch.uint8) & _NAN).max()) == _NAN:  # of which the kernel would make 480
+            require(False, "codes", self.codes, "float8_e4m3fn without NaN")
         if not bool((self.scale.abs() < _LARGEST_SCALE).all()):
             require(False, "scale", float(self.scale.abs().max()), f"below {_LARGEST_SCALE}")
 

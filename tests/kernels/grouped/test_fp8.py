@@ -199,6 +199,10 @@ def test_bad_input_is_named() -> None:
     good = some_weight(4, 64, 0)
     with pytest.raises(ValueError, match="codes is"):
         Fp8Weight(good.codes.float(), good.scale, 64)
+    some_nan = good.codes.float()
+    some_nan[1, 2] = -torch.nan
+    with pytest.raises(ValueError, match="without NaN"):
+        Fp8Weight(some_nan.to(E4M3), good.scale, 64)
     with pytest.raises(ValueError, match="scale is"):
         Fp8Weight(good.codes, good.scale[:3], 64)
     with pytest.raises(ValueError, match="finite"):
