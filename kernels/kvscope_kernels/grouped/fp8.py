@@ -233,9 +233,9 @@ class GpuFp8:
 
     def _fault(self) -> str:
         """What torch says of a product with this weight; where it multiplies, how far its result is off, if it is."""
-        device, some = self._codes.device, slice(None, None, max(1, self.outputs // _TRIED_OUTPUTS))
-        x = torch.randn(_FEW_ROWS + 1, self.inputs, device=device, generator=torch.Generator(device).manual_seed(0))
-        codes, scale = round_rows_torch(x)
+        some = slice(None, None, max(1, self.outputs // _TRIED_OUTPUTS))
+        x = torch.randn(_FEW_ROWS + 1, self.inputs, generator=torch.Generator().manual_seed(0))
+        codes, scale = round_rows_torch(x.to(self._codes.device))
         try:
             found = _scaled_product(codes, self._codes, scale, self._scale)[:, some].float()
         except torch.OutOfMemoryError:

@@ -60,8 +60,8 @@ def _ratio(weights: Sequence[Tensor], dtype: torch.dtype, rows: Sequence[int], c
 def _times(weights: Sequence[Tensor], dtype: torch.dtype, rows: int, clock: Clock) -> tuple[float, float]:
     """Ours and torch's, in turns; ours infinite where it is another product."""
     like = weights[0]
-    own = torch.Generator(like.device).manual_seed(0)  # the user's stays where it is
-    x = torch.randn(rows, like.shape[1], dtype=like.dtype, device=like.device, generator=own)
+    own = torch.Generator().manual_seed(0)  # the user's stays where it is
+    x = torch.randn(rows, like.shape[1], generator=own).to(like)
     given = x, like, None, dtype, ALWAYS
     if not _is_close(linear(*given), linear_torch(*given)):
         return float("inf"), 1.0
