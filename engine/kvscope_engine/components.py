@@ -24,6 +24,7 @@ from kvscope_engine.model.checks.tile_check import proven_tiles
 from kvscope_engine.model.cpu_offload.streaming import close_streaming, streamed_weights
 from kvscope_engine.model.fetching.progress import WAIT
 from kvscope_engine.model.fused.fuse import Fused
+from kvscope_engine.model.fused.round_linears import tell_failures
 from kvscope_engine.model.loading.device import free_bytes, gpu_uuids
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
@@ -280,6 +281,7 @@ def build_components(
             *_notes_on_states(asked, states, together=recurrent_layers(loaded.module).decode_together),
             *([PAGING_NOTE] if loaded.device.type == "cuda" and is_wsl() else []),
         ]
+        tell_failures(loaded.module, notes.append)
         runner = _build_runner(config, loaded, cache.storage, model, leader, notes, has_pieces, states)
         runner.warm_up(progress)
         if leader is not None:

@@ -89,6 +89,21 @@ def varying_arguments(kernel: Kernel) -> frozenset[str]:
 
 def compile_for(launch: Launch, capability: int) -> Resources:
     """Compile for one of `MAX_SHARED_BYTES`. Raises RuntimeError where Triton is missing or interprets."""
+    ptx, shared_bytes = assembly(launch, capability)
+    return Resources(
+        **_assembler_report(ptx, capability),
+        shared_bytes=shared_bytes,
+        num_async_copies=len(re.findall(r"cp\.async\.c[ag]", ptx)),
+        num_matrix_ops=len(re.findall(r"mma\.sync|wgmma\.mma_async|tcgen05\.mma", ptx)),
+        num_warps=launch.num_warps,
+        capability=capability,
+        loop=inner_loop(ptx),
+        accepted_spill_bytes=launch.accepted_spill_bytes,
+    )
+
+
+def assembly(launch: Launch, capability: int) -> tuple[str, int]:
+    """PTX, and bytes of shared memory. Raises as `compile_for`."""
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # its default differs between Triton versions
     require_triton()
     import triton  # type: ignore[import-untyped]
@@ -106,17 +121,7 @@ def compile_for(launch: Launch, capability: int) -> Resources:
     )
     options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages, "maxnreg": launch.max_registers}
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    ptx: str = compiled.asm["ptx"]
-    return Resources(
-        **_assembler_report(ptx, capability),
-        shared_bytes=compiled.metadata.shared,
-        num_async_copies=len(re.findall(r"cp\.async\.c[ag]", ptx)),
-        num_matrix_ops=len(re.findall(r"mma\.sync|wgmma\.mma_async|tcgen05\.mma", ptx)),
-        num_warps=launch.num_warps,
-        capability=capability,
-        loop=inner_loop(ptx),
-        accepted_spill_bytes=launch.accepted_spill_bytes,
-    )
+    return compiled.asm["ptx"], compiled.metadata.shared
 
 
 def _assembler_report(ptx: str, capability: int) -> dict[str, int]:

@@ -19,6 +19,7 @@ except ImportError:  # a CPU-only installation: kernels are defined, never launc
 
 __all__ = [
     "Kernel",
+    "add_product",
     "cdiv",
     "fast_log2",
     "is_interpreting",
@@ -92,6 +93,17 @@ class _AbsentKernel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         require_triton()
+
+
+@jit
+def add_product(
+    weights: "tl.tensor", numbers: "tl.tensor", sums: "tl.tensor", UPCAST_DOT: "tl.constexpr"
+) -> "tl.tensor":
+    """`sums` (N, M) float32 and weights (N, K) times numbers (M, K), with `UPCAST_DOT` in float32."""
+    if UPCAST_DOT:
+        weights = weights.to(tl.float32)
+        numbers = numbers.to(tl.float32)
+    return tl.dot(weights, tl.trans(numbers), sums, input_precision="ieee")
 
 
 @jit

@@ -3,10 +3,16 @@
 All of them in storms; some of them always."""
 
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
+
+from kvscope_kernels.compile_cases import GPT_OSS_EXPERTS, LLAMA_8B, expert_cases, round_case
+from kvscope_kernels.experts.weights import RELU_SQUARED
+from kvscope_kernels.offline_compile import assembly
 
 KERNELS = {
     *("paged_decode", "paged_prefill", "paged_latent", "merge_splits", "kv_write", "copy_rows"),
@@ -50,6 +56,18 @@ def test_no_spills(capability: str) -> None:
             assert int(num_wide) >= 2 * int(num_narrow) > 0, (
                 f"keys in 16 bytes a thread, and their block's number: {line}"
             )
+
+
+@pytest.mark.parametrize("capability", [80, 120])
+def test_roundings_and_limits_keep_what_is_no_number(capability: int) -> None:
+    """The interpreter keeps it whatever is asked for; a GPU's smallest and largest of two numbers drop it."""
+    pytest.importorskip("triton")
+    up = next(iter(expert_cases(GPT_OSS_EXPERTS)))
+    squared = replace(up, constants={**up.constants, "KIND": RELU_SQUARED, "IS_GATED": False, "LIMIT": None})
+    for launch in (round_case(LLAMA_8B, capability), up, squared):
+        ptx, _ = assembly(launch, capability)
+        assert re.search(r"(min|max)\.NaN", ptx)
+        assert not re.findall(r"(?:min|max)(?:\.ftz)?\.f32.*", ptx), launch.name
 
 
 def report(cases: str, *capabilities: str) -> dict[str, list[list[str]]]:

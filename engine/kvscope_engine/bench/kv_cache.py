@@ -33,11 +33,11 @@ ANSWER_TOKENS = 32
 Tell = Callable[[str], None]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this benchmark."""
+def add_arguments(parser: argparse.ArgumentParser, dtype: str = "float32") -> None:
+    """The options of a benchmark that reads the text; `dtype` is the default."""
     parser.add_argument("--model", metavar="M", default="default", help="model to measure (default: `default`)")
     parser.add_argument("--device", choices=DEVICES, default="auto", help="device to run on")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="data type of weights and activations")
+    parser.add_argument("--dtype", choices=DTYPES, default=dtype, help="data type of weights and activations")
     parser.add_argument(
         "--tokens", type=int, metavar="N", help="read only the first N tokens of the text, at least 2 (default: all)"
     )
@@ -45,8 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; 0 when all ran."""
-    if args.tokens is not None and args.tokens < 2:
-        raise BadInput(f"--tokens {args.tokens} is not accepted: at least 2")
+    check_tokens(args.tokens)
     config = EngineConfig(model=args.model, device=args.device, dtype=args.dtype, enable_prefix_caching=False)
     tell = progress_teller(args)
     report = _perplexities(config, args.tokens, tell)
@@ -55,6 +54,12 @@ def run(args: argparse.Namespace) -> int:
         row |= agreement(answers["auto"], answers[name])
     print(json.dumps(report) if args.json else _text(report))
     return 0
+
+
+def check_tokens(tokens: int | None) -> None:
+    """Raises BadInput for fewer than have a perplexity."""
+    if tokens is not None and tokens < 2:
+        raise BadInput(f"--tokens {tokens} is not accepted: at least 2")
 
 
 def agreement(expected: Sequence[Sequence[int]], found: Sequence[Sequence[int]]) -> dict[str, float | int]:

@@ -12,28 +12,22 @@ import gc
 import json
 from typing import Any, Final
 
+from kvscope_engine.bench import kv_cache
 from kvscope_engine.bench.kv_cache import progress_teller, text_ids
 from kvscope_engine.bench.table import table
-from kvscope_telemetry.engine_config import DEVICES, DTYPES, EngineConfig
-from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.engine_config import EngineConfig
 
 FORMATS: Final = ("none", "int8", "fp8", "int4")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
-    parser.add_argument("--model", metavar="M", default="default", help="model to measure (default: `default`)")
-    parser.add_argument("--device", choices=DEVICES, default="auto", help="device to run on")
-    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="data type of the plain weights")
-    parser.add_argument(
-        "--tokens", type=int, metavar="N", help="read only the first N tokens of the text, at least 2 (default: all)"
-    )
+    kv_cache.add_arguments(parser, dtype="bfloat16")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; 0 when all ran."""
-    if args.tokens is not None and args.tokens < 2:
-        raise BadInput(f"--tokens {args.tokens} is not accepted: at least 2")
+    kv_cache.check_tokens(args.tokens)
     report: dict[str, Any] = {"model": args.model, "dtype": args.dtype, "formats": {}}
     for name in FORMATS:
         report["formats"][name] = _measured(args, name, report)

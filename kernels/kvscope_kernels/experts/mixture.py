@@ -15,7 +15,16 @@ from kvscope_kernels.checks import FLOAT_DTYPES, require
 from kvscope_kernels.experts.alignment import ExpertTiles, align_experts
 from kvscope_kernels.experts.weights import GROUP, RELU_SQUARED, ExpertWeights, FourBits, Gate
 from kvscope_kernels.gated_activation import GELU_TANH
-from kvscope_kernels.triton_language import cdiv, is_interpreting, jit, jit_varying, next_power_of_2, require_triton, tl
+from kvscope_kernels.triton_language import (
+    add_product,
+    cdiv,
+    is_interpreting,
+    jit,
+    jit_varying,
+    next_power_of_2,
+    require_triton,
+    tl,
+)
 
 MOST_ROWS: Final = 128
 """Of a tile; of weights of 4 bits half as many, since these are widened in registers."""
@@ -211,9 +220,9 @@ def _expert_product_kernel(
                 in_weights = in_n[:, None] & inside[None, :]
                 numbers = tl.load(rows + (start + column)[None, :], mask=in_m[:, None] & inside[None, :], other=0.0)
                 some = tl.load(weights + start, mask=in_weights, other=0.0)
-                sums = _add_product(some, numbers, sums, UPCAST_DOT)
+                sums = add_product(some, numbers, sums, UPCAST_DOT)
                 if IS_GATED:
-                    ups = _add_product(tl.load(beside + start, mask=in_weights, other=0.0), numbers, ups, UPCAST_DOT)
+                    ups = add_product(tl.load(beside + start, mask=in_weights, other=0.0), numbers, ups, UPCAST_DOT)
         else:
             place = tl.arange(0, TILE_K // 2)
             group = tl.arange(0, TILE_K // _GROUP) * _BYTES
@@ -231,26 +240,26 @@ def _expert_product_kernel(
                 in_groups = in_n[:, None] & ((start + group < inputs // 2) | WHOLE_K)[None, :]
                 of_groups = groups + ((start + group) // _BYTES)[None, :]
                 power = _powers(tl.load(of_groups, mask=in_groups, other=1), TILE_N, TILE_K // _GROUP)
-                sums = _add_product(_widened(some & 15, power, numbers), numbers, sums, UPCAST_DOT)
-                sums = _add_product(_widened(some >> 4, power, numbers), others, sums, UPCAST_DOT)
+                sums = add_product(_widened(some & 15, power, numbers), numbers, sums, UPCAST_DOT)
+                sums = add_product(_widened(some >> 4, power, numbers), others, sums, UPCAST_DOT)
                 if IS_GATED:
                     some = tl.load(codes + beside // 2 + at[None, :], mask=in_codes, other=0)
                     power = _powers(
                         tl.load(of_groups + beside // _GROUP, mask=in_groups, other=1), TILE_N, TILE_K // _GROUP
                     )
-                    ups = _add_product(_widened(some & 15, power, numbers), numbers, ups, UPCAST_DOT)
-                    ups = _add_product(_widened(some >> 4, power, numbers), others, ups, UPCAST_DOT)
+                    ups = add_product(_widened(some & 15, power, numbers), numbers, ups, UPCAST_DOT)
+                    ups = add_product(_widened(some >> 4, power, numbers), others, ups, UPCAST_DOT)
         if bias is not None:
             sums += tl.load(bias + first + n, mask=in_n, other=0.0).to(tl.float32)[:, None]
             if IS_GATED:
                 ups += tl.load(bias + first + outputs + n, mask=in_n, other=0.0).to(tl.float32)[:, None]
         if KIND == _RELU_SQUARED:
-            sums = tl.maximum(sums, 0.0)
+            sums = tl.maximum(sums, 0.0, propagate_nan=tl.PropagateNan.ALL)
             sums = sums * sums
         if IS_GATED:
             if LIMIT is not None:
-                sums = tl.minimum(sums, LIMIT)
-                ups = tl.minimum(tl.maximum(ups, -LIMIT), LIMIT)
+                sums = tl.minimum(sums, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+                ups = tl.clamp(ups, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
             slope = ALPHA * sums
             if KIND == _GELU_TANH:
                 slope = _GELU_SLOPE * (sums + _GELU_CUBIC * sums * sums * sums)
@@ -259,15 +268,6 @@ def _expert_product_kernel(
             sums *= tl.load(shares + pair, mask=in_m, other=0.0).to(tl.float32)[None, :]
         places = out + pair.to(tl.int64)[None, :] * outputs + n[:, None]
         tl.store(places, sums.to(out.dtype.element_ty), mask=in_n[:, None] & in_m[None, :])
-
-
-@jit
-def _add_product(weights: tl.tensor, numbers: tl.tensor, sums: tl.tensor, UPCAST_DOT: tl.constexpr) -> tl.tensor:
-    """sums (N, M) and weights (N, K) times numbers (M, K)."""
-    if UPCAST_DOT:
-        weights = weights.to(tl.float32)
-        numbers = numbers.to(tl.float32)
-    return tl.dot(weights, tl.trans(numbers), sums, input_precision="ieee")
 
 
 @jit

@@ -6,9 +6,8 @@ one for this card, else our kernel, which widens in registers; on a CPU the refe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Final
 
 import torch
@@ -23,13 +22,16 @@ from kvscope_kernels.grouped.triton_product import (
     launch_product,
     out_type,
 )
-from kvscope_kernels.grouped.weight import CHUNK
+from kvscope_kernels.grouped.weight import CHUNK, in_parts
+from kvscope_kernels.launch import compute_capability
 from kvscope_kernels.triton_language import jit, next_power_of_2, require_triton, tl
 
 E4M3: Final = torch.float8_e4m3fn
 LARGEST: Final = 448.0
 """Of e4m3."""
 _LARGEST = tl.constexpr(LARGEST)
+_NAN: Final = 0x7F
+"""And a sign."""
 _LARGEST_SCALE: Final = 128.0
 """Of a weight: its product with 2^120 is a float32."""
 _SMALLEST_SCALE: Final = 2.0**-40
@@ -37,6 +39,11 @@ _SMALLEST_SCALE_TL = tl.constexpr(_SMALLEST_SCALE)
 _FEW_ROWS: Final = 16
 """Up to which our kernel reads the weight: torch's tiles are made for more."""
 _WIDEST: Final = 4096
+_TRIED_OUTPUTS: Final = 64
+_ALLOWED: Final = 1e-2
+"""Error of a product, over its size: its result is bfloat16."""
+_REFUSALS: Final = (RuntimeError, TypeError, ValueError)
+"""torch's, for a form or a card that it has no product for, and its libraries'."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,7 @@ class Fp8Weight:
     """weight[n, k] = scale[n, k // group] * codes[n, k], in float32."""
 
     codes: Tensor
-    """(outputs, inputs) float8_e4m3fn."""
+    """(outputs, inputs) float8_e4m3fn, without NaN."""
     scale: Tensor
     """(outputs, groups) float32, each below 2^7; groups = ceil(inputs / group)."""
     group: int
@@ -56,6 +63,8 @@ class Fp8Weight:
         shape = len(self.codes), -(-self.codes.shape[1] // self.group)
         if self.group % CHUNK or self.scale.shape != shape or self.scale.dtype != torch.float32:
             require(False, "scale", self.scale, f"{shape} float32")
+        if int((self.codes.view(torch.uint8) & _NAN).max()) == _NAN:  # of which the kernel would make 480
+            require(False, "codes", self.codes, "float8_e4m3fn without NaN")
         if not bool((self.scale.abs() < _LARGEST_SCALE).all()):
             require(False, "scale", float(self.scale.abs().max()), f"below {_LARGEST_SCALE}")
 
@@ -75,13 +84,15 @@ def joined_fp8(weights: Sequence[Fp8Weight]) -> Fp8Weight | None:
 def rounded_fp8(weight: Tensor) -> Fp8Weight:
     """`weight` (outputs, inputs) in e4m3, a scale a row. Raises ValueError for what is empty or not finite."""
     require(weight.dim() == 2 and weight.numel() > 0, "weight", weight, "(outputs, inputs), neither of them 0,")
-    require(bool(torch.isfinite(weight).all()), "weight", weight, "finite numbers")
-    codes, scale = round_rows_torch(weight.detach())
+    parts = [round_rows_torch(rows) for rows in in_parts(weight.detach())]
+    codes, scale = (torch.cat([part[i] for part in parts]) for i in range(2))
+    require(bool(torch.isfinite(scale).all()), "weight", weight, "finite numbers")
     return Fp8Weight(codes, scale[:, None], -(-weight.shape[1] // CHUNK) * CHUNK)
 
 
 def round_rows_torch(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Reference of `round_rows`: (rows, inputs) to e4m3 and (rows,) float32 scales, a row's largest number 448."""
+    """Reference of `round_rows`: (rows, inputs) to e4m3 and (rows,) float32 scales, a row's largest number 448. A row
+    that has a NaN or an infinite number is all NaN once it is widened."""
     wide = x.float()
     scale = (wide.abs().amax(-1) / LARGEST).clamp(min=_SMALLEST_SCALE)
     return (wide / scale[:, None]).clamp(-LARGEST, LARGEST).to(E4M3), scale
@@ -105,18 +116,19 @@ def _round_rows_kernel(
 ) -> None:
     """One program: a row, read twice where it is wider than a tile."""
     row = tl.program_id(0).to(tl.int64)
-    largest = tl.zeros([TILE], tl.float32)
+    largest = tl.zeros([TILE], tl.int32)  # bits of what is not negative are in its order, and NaN's are the largest
     for start in range(0, INPUTS, TILE):
         k = start + tl.arange(0, TILE)
         numbers = tl.load(x + row * INPUTS + k, mask=k < INPUTS, other=0.0).to(tl.float32)
-        largest = tl.maximum(largest, tl.abs(numbers))
-    factor = tl.maximum(tl.math.div_rn(tl.max(largest, 0), _LARGEST), _SMALLEST_SCALE_TL)
+        largest = tl.maximum(largest, numbers.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+    factor = tl.math.div_rn(tl.max(largest, 0).to(tl.float32, bitcast=True), _LARGEST)
+    factor = tl.maximum(factor, _SMALLEST_SCALE_TL, propagate_nan=tl.PropagateNan.ALL)
     tl.store(scale + row, factor)
     for start in range(0, INPUTS, TILE):
         k = start + tl.arange(0, TILE)
         numbers = tl.load(x + row * INPUTS + k, mask=k < INPUTS, other=0.0).to(tl.float32)
         scaled = tl.math.div_rn(numbers, factor + tl.zeros([TILE], tl.float32))
-        scaled = tl.minimum(tl.maximum(scaled, -_LARGEST), _LARGEST)
+        scaled = tl.clamp(scaled, -_LARGEST, _LARGEST, propagate_nan=tl.PropagateNan.ALL)
         tl.store(codes + row * INPUTS + k, _rounded(scaled).to(codes.dtype.element_ty), mask=k < INPUTS)
 
 
@@ -155,7 +167,11 @@ class TorchFp8:
 
 
 class GpuFp8:
-    """x @ weight.T summed in float32, both in e4m3 whatever the number of rows; or x as it is, in our kernel alone."""
+    """x @ weight.T summed in float32, both in e4m3 whatever the number of rows; or x as it is, in our kernel alone.
+
+    torch's product is tried with the weight itself as this is made, and not asked again once it fails. One stream at a
+    time may multiply with it: see `GroupFacts.arrived`.
+    """
 
     def __init__(
         self, weight: Fp8Weight, bias: Tensor | None, device: torch.device, *, rounds_activations: bool = True
@@ -167,7 +183,11 @@ class GpuFp8:
         self._arrived, self._group = counters(self.outputs, device), weight.group
         self._bias = None if bias is None else bias.detach().float().to(device)
         is_whole = self.inputs % CHUNK == 0 and self.outputs % 16 == 0 and self._scale.shape[1] == 1
-        self._is_scaled = rounds_activations and is_whole and device.type == "cuda" and has_scaled_product(device)
+        self._is_scaled = rounds_activations and is_whole and multiplies_fp8(device)
+        self._tell: Callable[[str], object] = lambda line: None
+        self._line = ""
+        if self._is_scaled and (why := self._fault()):
+            self._give_up(why)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -182,14 +202,49 @@ class GpuFp8:
         asked = out_type(x, add, dtype)
         if self._is_scaled and len(rows) > _FEW_ROWS and torch.bfloat16 in (x.dtype, asked):
             codes, scale = round_rows(rows)
-            found = _scaled_product(codes, self._codes, scale, self._scale).view(*x.shape[:-1], self.outputs)
-            found = found if self._bias is None else found + self._bias
-            return (found if add is None else found + add).to(asked)
+            try:
+                found = _scaled_product(codes, self._codes, scale, self._scale).view(*x.shape[:-1], self.outputs)
+            except torch.OutOfMemoryError:
+                raise
+            except _REFUSALS as error:
+                self._give_up(_in_words(error))
+            else:
+                found = found if self._bias is None else found + self._bias
+                return (found if add is None else found + add).to(asked)
         taken, row_scale = round_rows(rows, widened=True) if self._rounds else (rows, None)
         out = torch.empty((*x.shape[:-1], self.outputs), dtype=asked, device=x.device)
         held = GroupFacts(self._codes.view(torch.int32), self._scale, None, self._arrived, 8, self._group)
         launch_product(taken, held, out, self._bias, add, row_scale)
         return out
+
+    def tell_failure(self, tell: Callable[[str], object]) -> None:
+        """`tell` is told on a line that torch's product failed, if it did, or once it does."""
+        self._tell = tell
+        if self._line:
+            tell(self._line)
+
+    def _give_up(self, why: str) -> None:
+        self._is_scaled = False
+        self._line = (
+            f"torch's product of FP8 failed with {self.outputs:,} x {self.inputs:,} weights, kvscope's own kernel "
+            f"multiplies instead: {why}"
+        )
+        self._tell(self._line)
+
+    def _fault(self) -> str:
+        """What torch says of a product with this weight; where it multiplies, how far its result is off, if it is."""
+        some = slice(None, None, max(1, self.outputs // _TRIED_OUTPUTS))
+        x = torch.randn(_FEW_ROWS + 1, self.inputs, generator=torch.Generator().manual_seed(0))
+        codes, scale = round_rows_torch(x.to(self._codes.device))
+        try:
+            found = _scaled_product(codes, self._codes, scale, self._scale)[:, some].float()
+        except torch.OutOfMemoryError:
+            raise
+        except _REFUSALS as error:
+            return _in_words(error)
+        expected = (codes.float() @ self._codes[some].float().T) * scale[:, None] * self._scale[some, 0]
+        off = float((found - expected).norm() / expected.norm().clamp(min=_SMALLEST_SCALE))
+        return "" if off <= _ALLOWED else f"its result is off by {off:.0%}"
 
 
 def fp8_product(
@@ -201,23 +256,13 @@ def fp8_product(
     return TorchFp8(weight, bias, rounds_activations=rounds_activations)
 
 
-@cache
-def has_scaled_product(device: torch.device) -> bool:
-    """Whether this torch multiplies FP8 with a scale a row on this card: tried, and compared with the reference."""
-    if torch.cuda.get_device_capability(device) < (8, 9):
-        return False
-    x, weight = (torch.randn(32, 64, device=device, generator=_generator(device, seed)) for seed in (0, 1))
-    (codes, scale), rounded = round_rows_torch(x), rounded_fp8(weight)
-    try:
-        found = _scaled_product(codes, rounded.codes, scale, rounded.scale).float()
-    except (RuntimeError, NotImplementedError, TypeError, ValueError):
-        return False
-    expected = (codes.float() * scale[:, None]) @ rounded.widened().T
-    return bool((found - expected).norm() <= 1e-2 * expected.norm())
+def multiplies_fp8(device: torch.device) -> bool:
+    """Whether a card has matrix units for it, so that torch may have a product."""
+    return device.type == "cuda" and compute_capability(device) >= 89
 
 
-def _generator(device: torch.device, seed: int) -> torch.Generator:
-    return torch.Generator(device).manual_seed(seed)
+def _in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split()):.160}"
 
 
 def _scaled_product(codes: Tensor, weight: Tensor, scale: Tensor, weight_scale: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from kvscope_kernels.checks import FLOAT_DTYPES, require
 from kvscope_kernels.grouped.weight import CHUNK, GroupedWeight
 from kvscope_kernels.launch import num_multiprocessors
 from kvscope_kernels.triton_language import (
+    add_product,
     cdiv,
     is_interpreting,
     jit,
@@ -52,7 +53,10 @@ class ProductTiles(NamedTuple):
 
 
 class TritonGrouped:
-    """x @ weight.T with the weight widened to the type of x in registers; sums in float32."""
+    """x @ weight.T with the weight widened to the type of x in registers; sums in float32.
+
+    One stream at a time may multiply with it: see `GroupFacts.arrived`.
+    """
 
     def __init__(self, weight: GroupedWeight, bias: Tensor | None, device: torch.device) -> None:
         self.outputs, self.inputs = weight.codes.shape
@@ -79,12 +83,14 @@ class TritonGrouped:
 
 
 class GroupFacts(NamedTuple):
-    """A weight as the kernel reads it; `low` is None for e4m3, `arrived` counts programs and is 0 between launches."""
+    """A weight as the kernel reads it; `low` is None for e4m3."""
 
     words: Tensor
     scale: Tensor
     low: Tensor | None
     arrived: Tensor
+    """Counts the programs of a launch that are done, and is 0 between launches. Two at once would count each other's:
+    all products with a weight, and graphs of them, run on one stream at a time."""
     bits: int
     group: int
 
@@ -102,7 +108,8 @@ def counters(outputs: int, device: torch.device) -> Tensor:
 def launch_product(
     x: Tensor, held: GroupFacts, out: Tensor, bias: Tensor | None, add: Tensor | None, row_scale: Tensor | None = None
 ) -> None:
-    """Fills `out`, of which nothing is read before. Nothing waits for the device, so it can be in a graph."""
+    """Fills `out`, of which nothing is read before. Nothing waits for the device, so it can be in a graph. On one
+    stream at a time: see `GroupFacts.arrived`."""
     inputs, outputs = x.shape[-1], out.shape[-1]
     rows = x.numel() // inputs
     if not rows:
@@ -144,12 +151,14 @@ def product_tiles(rows: int, bits: int, element_bytes: int) -> ProductTiles:
 
 
 def num_splits(rows: int, outputs: int, inputs: int, bits: int, tiles: ProductTiles, multiprocessors: int) -> int:
-    """Parts of the inputs, each a program's: enough to fill a GPU, each of two tiles at least but for one row."""
+    """Parts of the inputs, each a program's: enough to fill a GPU, each of two tiles at least but for one row, and none
+    empty."""
     each = next((count for most, count in _PROGRAMS_EACH.items() if rows <= most), 0)
     turns = cdiv(inputs, tiles.tile_u * (128 // bits))
     most = turns if rows == 1 else turns // 2
     wanted = each * multiprocessors // (cdiv(outputs, tiles.tile_n) * cdiv(rows, tiles.tile_m))
-    return max(1, min(most, wanted)) if rows <= tiles.tile_m else 1
+    splits = max(1, min(most, wanted)) if rows <= tiles.tile_m else 1
+    return cdiv(turns, cdiv(turns, splits))
 
 
 def product_constants(
@@ -215,9 +224,7 @@ def _grouped_product_kernel(
             k = u * unit + tl.arange(0, TILE_U * unit)
             inside = (m < num_rows)[:, None] & (k < INPUTS)[None, :]
             numbers = tl.load(x + m.to(tl.int64)[:, None] * INPUTS + k[None, :], mask=inside, other=0.0)
-            if PLAIN:
-                tile, numbers = tile.to(tl.float32), numbers.to(tl.float32)
-            total = tl.dot(tile, tl.trans(numbers), total, input_precision="ieee")
+            total = add_product(tile, numbers, total, PLAIN)
     if SPLITS > 1:
         at = tl.arange(0, TILE_N)[:, None] * TILE_M + tl.arange(0, TILE_M)[None, :]
         mine = sums + tl.program_id(0).to(tl.int64) * (SPLITS * TILE_N * TILE_M) + at
@@ -253,18 +260,11 @@ def _one_row(
 ) -> tl.tensor:
     """(TILE_N,) sums of one row. A group's scale and low are applied to a unit's sums: of x times code, and of x."""
     unit: tl.constexpr = 128 // BITS
-    num_units: tl.constexpr = (INPUTS + _CHUNK - 1) // _CHUNK * (_CHUNK // unit)
-    num_groups: tl.constexpr = (INPUTS + GROUP - 1) // GROUP
     word = tl.arange(0, 4)
     parts = tl.zeros([TILE_N, TILE_U], tl.float32)
     for u in range(first, last, TILE_U):
         units = u + tl.arange(0, TILE_U)
-        inside = (n < OUTPUTS)[:, None] & (units < num_units)[None, :]
-        places = (n.to(tl.int64)[:, None] * num_units + units[None, :])[:, :, None] * 4 + word[None, None, :]
-        held = tl.load(words + places, mask=inside[:, :, None], other=0)
-        groups = n[:, None] * num_groups + (units * unit // GROUP)[None, :]
-        in_groups = inside & (units * unit < INPUTS)[None, :]
-        factor = tl.load(scale + groups, mask=in_groups, other=0.0).to(tl.float32)
+        held, factor, groups, in_groups = _units(words, scale, n, units, OUTPUTS, INPUTS, GROUP, BITS)
         products = tl.zeros([TILE_N, TILE_U, 4], tl.float32)
         numbers = tl.zeros([TILE_U, 4], tl.float32)
         offsets = tl.zeros([TILE_U, 4], tl.float32)
@@ -307,14 +307,8 @@ def _widened(
 ) -> tl.tensor:
     """(TILE_N, inputs of TILE_U units) numbers of the weight. A thread holds whole units: their order costs nothing."""
     unit: tl.constexpr = 128 // BITS
-    num_units: tl.constexpr = (INPUTS + _CHUNK - 1) // _CHUNK * (_CHUNK // unit)
-    num_groups: tl.constexpr = (INPUTS + GROUP - 1) // GROUP
-    inside = (n < OUTPUTS)[:, None] & (units < num_units)[None, :]
-    places = (n.to(tl.int64)[:, None] * num_units + units[None, :])[:, :, None] * 4 + tl.arange(0, 4)[None, None, :]
-    held = tl.load(words + places, mask=inside[:, :, None], other=0)
-    groups = n[:, None] * num_groups + (units * unit // GROUP)[None, :]
-    in_groups = inside & (units * unit < INPUTS)[None, :]
-    factor = tl.load(scale + groups, mask=in_groups, other=0.0).to(tl.float32)[:, :, None]
+    held, factor, groups, in_groups = _units(words, scale, n, units, OUTPUTS, INPUTS, GROUP, BITS)
+    factor = factor[:, :, None]
     a, b = _moved(held, 0), _moved(held, 1)
     c, d = _moved(held, 2), _moved(held, 3)
     if low is None:
@@ -337,6 +331,30 @@ def _widened(
             cd = tl.join(_code(c, 0, 8, PLAIN) * factor + below, _code(d, 0, 8, PLAIN) * factor + below)
             wide = tl.permute(tl.join(ab, cd), (0, 1, 4, 3, 2))
     return tl.reshape(wide, (TILE_N, TILE_U * unit)).to(dtype)
+
+
+@jit
+def _units(
+    words: tl.tensor,
+    scale: tl.tensor,
+    n: tl.tensor,
+    units: tl.tensor,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Of outputs n (N,) and units (U,) of their inputs: words (N, U, 4), and (N, U) scales in float32, the places of
+    their groups, and whether these are there."""
+    unit: tl.constexpr = 128 // BITS
+    num_units: tl.constexpr = (INPUTS + _CHUNK - 1) // _CHUNK * (_CHUNK // unit)
+    num_groups: tl.constexpr = (INPUTS + GROUP - 1) // GROUP
+    inside = (n < OUTPUTS)[:, None] & (units < num_units)[None, :]
+    places = (n.to(tl.int64)[:, None] * num_units + units[None, :])[:, :, None] * 4 + tl.arange(0, 4)[None, None, :]
+    held = tl.load(words + places, mask=inside[:, :, None], other=0)
+    groups = n[:, None] * num_groups + (units * unit // GROUP)[None, :]
+    in_groups = inside & (units * unit < INPUTS)[None, :]
+    return held, tl.load(scale + groups, mask=in_groups, other=0.0).to(tl.float32), groups, in_groups
 
 
 @jit

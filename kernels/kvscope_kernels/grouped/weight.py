@@ -85,12 +85,16 @@ def rounded(weight: Tensor, bits: int = 4, group: int = CHUNK) -> GroupedWeight:
     Raises ValueError for a weight that is not two-dimensional, is empty or is not finite.
     """
     require(weight.dim() == 2 and weight.numel() > 0, "weight", weight, "(outputs, inputs), neither of them 0,")
-    rows_at_once = max(1, _NUMBERS_AT_ONCE // weight.shape[1])
-    parts = [_rounded(rows.detach().float(), bits, group) for rows in torch.split(weight, rows_at_once)]
+    parts = [_rounded(rows.float(), bits, group) for rows in in_parts(weight.detach())]
     codes, scale, low = (torch.cat([part[i] for part in parts]) for i in range(3))
     if not bool(torch.isfinite(scale).all() & torch.isfinite(low).all()):
         require(False, "weight", weight, "finite numbers that float16 holds")
     return GroupedWeight(codes, scale, low, bits, group)
+
+
+def in_parts(weight: Tensor) -> tuple[Tensor, ...]:
+    """Its rows, as many at a time as may be made wide."""
+    return torch.split(weight, max(1, _NUMBERS_AT_ONCE // weight.shape[1]))
 
 
 def _rounded(rows: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -59,8 +59,10 @@ def _ratio(weights: Sequence[Tensor], dtype: torch.dtype, rows: Sequence[int], c
 
 def _times(weights: Sequence[Tensor], dtype: torch.dtype, rows: int, clock: Clock) -> tuple[float, float]:
     """Ours and torch's, in turns; ours infinite where it is another product."""
-    x = weights[0].new_empty(rows, weights[0].shape[1]).normal_()
-    given = x, weights[0], None, dtype, ALWAYS
+    like = weights[0]
+    own = torch.Generator().manual_seed(0)  # the user's stays where it is
+    x = torch.randn(rows, like.shape[1], generator=own).to(like)
+    given = x, like, None, dtype, ALWAYS
     if not _is_close(linear(*given), linear_torch(*given)):
         return float("inf"), 1.0
     samplers = [clock(_calls(product, x, weights, dtype)) for product in (linear, linear_torch)]

@@ -13,7 +13,15 @@ from torch.nn import functional
 
 from kvscope_kernels.checks import FLOAT_DTYPES, require
 from kvscope_kernels.launch import compute_capability, has_little_shared, num_multiprocessors
-from kvscope_kernels.triton_language import cdiv, is_interpreting, jit_varying, next_power_of_2, require_triton, tl
+from kvscope_kernels.triton_language import (
+    add_product,
+    cdiv,
+    is_interpreting,
+    jit_varying,
+    next_power_of_2,
+    require_triton,
+    tl,
+)
 
 MAX_ROWS: Final = 16
 """More of them are more arithmetic a weight, which is what cuBLAS is best at."""
@@ -168,10 +176,7 @@ def _skinny_linear_kernel(
             inside = (start + column < inputs) | WHOLE_K
             tile = tl.load(weights + start, mask=in_n[:, None] & inside[None, :], other=0.0)
             numbers = tl.load(rows + start, mask=in_m[:, None] & inside[None, :], other=0.0)
-            if UPCAST_DOT:
-                tile = tile.to(tl.float32)
-                numbers = numbers.to(tl.float32)
-            totals = tl.dot(tile, tl.trans(numbers), totals, input_precision="ieee")
+            totals = add_product(tile, numbers, totals, UPCAST_DOT)
         if bias is not None:
             totals += tl.load(bias + n, mask=in_n, other=0.0).to(tl.float32)[:, None]
         places = out + m[None, :] * outputs + n[:, None]

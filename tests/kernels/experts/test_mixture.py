@@ -154,6 +154,16 @@ def test_what_is_no_expert_adds_nothing(runner: Any, num_tokens: int) -> None:
     torch.testing.assert_close(found.cpu().double(), expected(x, ids, shares, weights), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("gate", GATES.values(), ids=GATES.keys())
+def test_what_is_no_number_stays_none(runner: Any, gate: Gate) -> None:
+    """A token's alone: limits and squares make no number of it."""
+    x, ids, shares, weights = drawn(3, 2, 4, 32, 48, gate, torch.float32)
+    x[1, 5] = math.nan
+    found = runner.ops.mix_experts(*(each.to(runner.device) for each in (x, ids, shares)), on(runner.device, weights))
+    assert found.isnan().all(1).tolist() == [False, True, False]
+    assert found.isnan().any(1).tolist() == [False, True, False]
+
+
 def test_experts_that_nobody_asks_for_are_not_read(runner: Any) -> None:
     """Nor what lies behind rows and columns of a tile: all of it is NaN."""
     x, ids, shares, weights = drawn(5, 2, 8, 24, 20, Gate(), torch.float32)

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from kvscope_kernels.grouped import fp8
 from kvscope_kernels.grouped.fp8 import E4M3, Fp8Weight, GpuFp8, TorchFp8, round_rows, round_rows_torch, rounded_fp8
 
 ALLOWED = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
@@ -71,6 +73,111 @@ def test_rows_are_rounded_as_torch_rounds_them(widened: bool, interpret: Callabl
     assert int(interpret(rounded_apart, x, widened=widened)) == 0
 
 
+def rows_of_nan(x: torch.Tensor, *, widened: bool) -> torch.Tensor:
+    """Which rows have no number by the kernel, once widened; in a function of the module, so that the interpreter finds
+    it. That makes infinite numbers of some NaN."""
+    codes, scale = round_rows(x, widened=widened)
+    is_number = (codes.float() * scale[:, None]).isfinite()
+    assert torch.equal(is_number.any(1), is_number.all(1))
+    return ~is_number.any(1)
+
+
+def with_nan(device: str = "cpu") -> torch.Tensor:
+    """In rows 1 and 2; an infinite number in row 3."""
+    x = some(5, 5000).to(device)
+    x[1, 4999], x[2, 3], x[3, 7] = torch.nan, -torch.nan, -torch.inf
+    return x
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("widened", [True, False])
+def test_what_is_no_number_stays_none(widened: bool, interpret: Callable[..., Any]) -> None:
+    expected = [False, True, True, True, False]
+    assert interpret(rows_of_nan, with_nan(), widened=widened).tolist() == expected
+    codes, scale = round_rows_torch(with_nan())
+    assert (codes.float() * scale[:, None]).isnan().all(1).tolist() == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("widened", [True, False])
+def test_what_is_no_number_stays_none_on_a_gpu(widened: bool) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    assert rows_of_nan(with_nan("cuda"), widened=widened).tolist() == [False, True, True, True, False]
+
+
+class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the largest tensor that is made, in bytes."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor):
+            self.num_bytes = max(self.num_bytes, made.nbytes)
+        return made
+
+
+def test_a_large_weight_is_not_made_wide_at_once() -> None:
+    weight = some(6000, 2048).bfloat16()
+    with Largest() as largest:  # type: ignore[no-untyped-call]
+        found = rounded_fp8(weight)
+    assert largest.num_bytes <= weight.nbytes
+    codes, scale = round_rows_torch(weight)
+    assert torch.equal(found.codes.float(), codes.float())
+    assert torch.equal(found.scale[:, 0], scale)
+
+
+@pytest.mark.parametrize("fails", ["at once", "later", "in its result"])
+def test_what_torch_cannot_multiply_goes_to_our_kernel(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torch's product on a CPU, which is as that of a GPU; our kernel only says that it was asked."""
+    plain, calls, ours, told = torch._scaled_mm, list[int](), list[int](), list[str]()
+
+    def scaled(codes: torch.Tensor, *args: Any, **more: Any) -> torch.Tensor:
+        calls.append(len(codes))
+        if fails == "at once" or (fails == "later" and len(calls) > 2):
+            raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
+        return plain(codes, *args, **more) * (1.5 if fails == "in its result" else 1.0)
+
+    monkeypatch.setattr(torch, "_scaled_mm", scaled)
+    monkeypatch.setattr(fp8, "multiplies_fp8", lambda device: True)
+    monkeypatch.setattr(fp8, "round_rows", lambda x, *, widened=False: round_rows_torch(x))
+    monkeypatch.setattr(fp8, "launch_product", lambda x, *rest: ours.append(len(x)))
+    weight, x = some_weight(96, 64, 0), some(20, 64, seed=3).bfloat16()
+    product = GpuFp8(weight, None, torch.device("cpu"))
+    assert calls == [17], "tried with the weight itself"
+    product.tell_failure(told.append)
+    if fails == "later":
+        expected = TorchFp8(weight, None).product(x).float()
+        assert float((product.product(x).float() - expected).norm()) <= 1e-2 * float(expected.norm())
+        assert (ours, told) == ([], [])
+    for _ in range(2):
+        product.product(x)
+    assert ours == [20, 20]
+    assert len(calls) == (3 if fails == "later" else 1), "not asked again"
+    assert len(told) == 1
+    why = "its result is off by 50%" if fails == "in its result" else "RuntimeError: CUBLAS_STATUS_NOT_SUPPORTED"
+    assert told[0].startswith("torch's product of FP8 failed with 96 x 64 weights")
+    assert told[0].endswith(why)
+
+
+def test_memory_that_is_short_is_no_reason_to_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fp8, "multiplies_fp8", lambda device: True)
+    monkeypatch.setattr(fp8, "round_rows", lambda x, *, widened=False: round_rows_torch(x))
+    product, plain = GpuFp8(some_weight(96, 64, 0), None, torch.device("cpu")), torch._scaled_mm
+    x = some(20, 64).bfloat16()
+    expected = product.product(x)
+
+    def short(*_: Any, **__: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch, "_scaled_mm", short)
+    with pytest.raises(torch.OutOfMemoryError):
+        product.product(x)
+    monkeypatch.setattr(torch, "_scaled_mm", plain)
+    assert torch.equal(product.product(x), expected)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", list(ALLOWED), ids=str)
 @pytest.mark.parametrize("shape", [*SHAPES, (8, 4096, 4096, 0), (70, 4096, 4096, 0), (70, 512, 1024, 128)], ids=str)
@@ -92,6 +199,10 @@ def test_bad_input_is_named() -> None:
     good = some_weight(4, 64, 0)
     with pytest.raises(ValueError, match="codes is"):
         Fp8Weight(good.codes.float(), good.scale, 64)
+    some_nan = good.codes.float()
+    some_nan[1, 2] = -torch.nan
+    with pytest.raises(ValueError, match="without NaN"):
+        Fp8Weight(some_nan.to(E4M3), good.scale, 64)
     with pytest.raises(ValueError, match="scale is"):
         Fp8Weight(good.codes, good.scale[:3], 64)
     with pytest.raises(ValueError, match="finite"):

@@ -1,5 +1,6 @@
 """Products with grouped weights: each implementation against float64, and what each device gets."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,8 @@ import pytest
 import torch
 
 from kvscope_kernels.grouped import product
-from kvscope_kernels.grouped.product import TorchGrouped, TritonGrouped, grouped_product
+from kvscope_kernels.grouped.product import TorchGrouped, grouped_product
+from kvscope_kernels.grouped.triton_product import TritonGrouped, num_splits, product_tiles
 from kvscope_kernels.grouped.weight import rounded
 from kvscope_kernels.native.grouped import NativeGrouped
 from kvscope_kernels.native.library import library
@@ -66,6 +68,16 @@ def test_the_kernel_on_a_gpu(shape: tuple[int, int, int, int], dtype: torch.dtyp
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     assert float(triton_product(shape, dtype, bits, "cuda").max()) <= 1
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_no_part_of_the_inputs_is_empty(bits: int) -> None:
+    for rows, outputs, inputs in itertools.product((1, 2, 16, 64, 512), (64, 576, 4096), range(64, 20000, 608)):
+        tiles = product_tiles(rows, bits, 2)
+        turns = -(-inputs // (tiles.tile_u * 128 // bits))
+        splits = num_splits(rows, outputs, inputs, bits, tiles, 132)
+        each = -(-turns // splits)
+        assert (splits - 1) * each < turns, (rows, outputs, inputs, splits)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -45,6 +45,13 @@ def test_the_faster_is_taken(one: float, several: float, taken: FewRows, monkeyp
     assert found.few == taken
 
 
+def test_the_users_random_numbers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "linear", ours)
+    before = torch.get_rng_state()
+    beside_torch(WEIGHTS, torch.bfloat16, clock(1.0, 1.0))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_kernels_that_fail_or_compute_something_else_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> torch.Tensor:
         raise RuntimeError("out of resource: shared memory")

@@ -5,13 +5,14 @@ Owns the module and the making of it. As with `int8_linear`, nothing here is for
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 from torch import nn
 
 from kvscope_engine.model.fused.released_weight import ReleasedWeight
-from kvscope_kernels.grouped.fp8 import Fp8Weight, fp8_product
+from kvscope_kernels.grouped.fp8 import Fp8Weight, GpuFp8, fp8_product
 from kvscope_kernels.grouped.product import GroupedProduct, grouped_product
 from kvscope_kernels.grouped.weight import GroupedWeight
 from kvscope_kernels.native.weight_buffer import WeightBuffer
@@ -55,3 +56,8 @@ class GroupedLinear(nn.Module):
     def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         """The same, plus `other` of the result's shape, in its type."""
         return self.grouped.product(x, other)
+
+    def tell_failure(self, tell: Callable[[str], object]) -> None:
+        """See `GpuFp8.tell_failure`."""
+        if isinstance(self.grouped, GpuFp8):
+            self.grouped.tell_failure(tell)

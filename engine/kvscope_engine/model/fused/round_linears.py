@@ -7,7 +7,7 @@ chosen by whoever loads it (`quantization`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Any, Final
 
 import torch
@@ -49,6 +49,20 @@ def round_linears(module: nn.Module, called: Container[nn.Module], quantization:
                 setattr(parent, name, made)
                 counts[made.bits] += 1
     return counts
+
+
+def tell_failures(module: nn.Module, tell: Callable[[str], object]) -> None:
+    """`tell` is told of each product that failed and was given up, those of one shape once; now, or when it does."""
+    told: set[str] = set()
+
+    def tell_once(line: str) -> None:
+        if line not in told:
+            told.add(line)
+            tell(line)
+
+    for part in module.modules():
+        if isinstance(part, GroupedLinear):
+            part.tell_failure(tell_once)
 
 
 def _made(

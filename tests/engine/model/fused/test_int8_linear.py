@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvscope_engine.model.checks.trial import TrialContext
-from kvscope_engine.model.fused import round_linears
+from kvscope_engine.model.fused import grouped_linear, round_linears
 from kvscope_engine.model.fused.fuse import weights_bytes
 from kvscope_engine.model.fused.grouped_linear import GroupedLinear
 from kvscope_engine.model.fused.int8_linear import Int8Linear, can_round
@@ -18,9 +18,9 @@ from kvscope_engine.model.loading.loader import LoadedModel
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
 from kvscope_engine.model.memory.weights_by_part import weights_by_part
 from kvscope_engine.model.quantized.filed_weight import keep_filed
-from kvscope_kernels.grouped import product
+from kvscope_kernels.grouped import fp8, product
 from kvscope_kernels.grouped import weight as grouped_weight
-from kvscope_kernels.grouped.fp8 import rounded_fp8
+from kvscope_kernels.grouped.fp8 import GpuFp8, rounded_fp8
 
 Load = Callable[..., LoadedModel]
 CPU = torch.device("cpu")
@@ -118,6 +118,24 @@ def test_fp8_rounds_activations_and_leaves_the_head(model_type: str, tiny_loaded
     error = float((logits_of(module) - expected).norm() / expected.norm())
     assert 1e-4 < error <= 0.1
     assert sum(part.num_bytes for part in weights_by_part(module)) == weights_bytes(module) < before
+
+
+def test_products_of_fp8_that_fail_are_told_once_a_shape(tiny_loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, for which torch has no such product."""
+
+    def refused(*_: Any, **__: Any) -> torch.Tensor:
+        raise RuntimeError("not supported\non this card")
+
+    monkeypatch.setattr(torch, "_scaled_mm", refused)
+    monkeypatch.setattr(fp8, "multiplies_fp8", lambda device: True)
+    monkeypatch.setattr(grouped_linear, "fp8_product", GpuFp8)
+    module: Any = tiny_loaded("llama").module
+    make_ready_to_run(module, "fp8")
+    shapes = {(part.out_features, part.in_features) for part in module.modules() if isinstance(part, GroupedLinear)}
+    told: list[str] = []
+    round_linears.tell_failures(module, told.append)
+    assert len(told) == len(set(told)) == len(shapes) > 1
+    assert all(line.endswith("RuntimeError: not supported on this card") for line in told)
 
 
 def test_4_bits_without_a_compiler(tiny_loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
