@@ -234,8 +234,8 @@ class ModelRunner:
 
     @property
     def captures_together(self) -> bool:
-        """Whether `capture_together` is to be called."""
-        return self._together is not None
+        """Whether all ranks are to call `capture_together`, if this is the first."""
+        return self._together is not None and not self._together.is_refused
 
     @torch.inference_mode()
     def capture_together(self, meeting: Meeting) -> None:
@@ -427,6 +427,8 @@ class ModelRunner:
 
     def _give_up_graphs(self, failure: str) -> None:
         self._graphs = self._mixed = None
+        if self._together is not None:  # others may capture, and have to hear that this rank does not
+            self._together.refuse(failure)
         self.notes.append(f"CUDA graphs could not be captured, steps run without them (slower): {failure}")
 
     def _forward(
