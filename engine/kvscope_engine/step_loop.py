@@ -41,10 +41,10 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from kvscope_engine.model.loading.shortage import is_no_memory
-from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult, without_ended
+from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult, to_run_again, without_ended
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.ahead import RESERVED
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
@@ -177,6 +177,8 @@ class StepLoop:
         if flight.launched is not None and not flight.is_void:
             plan = sample_or_none(flight.launched)
             flight = _Flight(flight.plan, None) if plan is None else _Flight(plan, flight.launched)
+        if flight.launched is None:
+            flight = _Flight(to_run_again(flight.plan), None)
         if not flight.is_void:
             return flight
         self.counts.void += 1
@@ -211,8 +213,7 @@ class StepLoop:
             self._runner.recover()
             if self._flight is not None:  # it computed with tokens that never came
                 self._flight = _Flight(self._flight.plan, None)
-        plan, _ = without_ended(flight.plan, StepResult(((),) * len(flight.plan.scheduled)))
-        outcome = run_with_shortages(self._runner, plan, self._explain)
+        outcome = run_with_shortages(self._runner, to_run_again(flight.plan), self._explain)
         return clock.ran(outcome.plan, outcome.result, outcome.failed, outcome.reason)
 
 
@@ -288,20 +289,33 @@ def run_with_shortages(runner: StepRunner, plan: StepPlan, explain: Explain = la
     done = {} if plan.changes_states else tries.run_in_halves(plan)
     ran = [number for number in range(len(plan.scheduled)) if number in done]
     failed = tuple(item.request for number, item in enumerate(plan.scheduled) if number not in done)
-    num_single_token = sum(done[number][0].num_tokens == 1 for number in ran)
-    ran.sort(key=lambda number: (done[number][0].num_tokens > 1, number))
-    left = replace(plan, scheduled=tuple(done[number][0] for number in ran), num_single_token=num_single_token)
-    has_logprobs = any(done[number][2] for number in ran)
+    num_single_token = sum(done[number].item.num_tokens == 1 for number in ran)
+    ran.sort(key=lambda number: (done[number].item.num_tokens > 1, number))
+    left = replace(plan, scheduled=tuple(done[number].item for number in ran), num_single_token=num_single_token)
     merged = StepResult(
-        token_ids=tuple(done[number][1] for number in ran),
-        logprobs=tuple(done[number][2] for number in ran) if has_logprobs else (),
+        token_ids=tuple(done[number].token_ids for number in ran),
+        logprobs=_or_nothing([done[number].logprobs for number in ran]),
         forward_ns=tries.forward_ns,
+        logit_sums=_or_nothing([done[number].logit_sums for number in ran]),
     )
     return StepOutcome(left, merged, failed, tries.reason if failed else "")
 
 
-_Done = tuple[Scheduled, tuple[int, ...], tuple[TokenLogprobs, ...]]
-"""An item as it was run in the end, its tokens and what is told of them."""
+class _Done(NamedTuple):
+    """An item as it was run in the end, its tokens and what is told of them."""
+
+    item: Scheduled
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    logit_sums: tuple[int, ...]
+
+
+T = TypeVar("T")
+
+
+def _or_nothing(of_items: list[tuple[T, ...]]) -> tuple[tuple[T, ...], ...]:
+    """Empty where nobody asked."""
+    return tuple(of_items) if any(of_items) else ()
 
 
 class _Tries:
@@ -344,11 +358,12 @@ class _Tries:
             if result is not None:
                 copies = ()
                 logprobs = result.logprobs or ((),) * len(items)
-                for (number, item), ids, told in zip(part, result.token_ids, logprobs, strict=True):
+                sums = result.logit_sums or ((),) * len(items)
+                for (number, item), ids, told, summed in zip(part, result.token_ids, logprobs, sums, strict=True):
                     whole = plan.scheduled[number]
                     ran = item.num_tokens if item.drafts or whole.drafts else whole.num_tokens
                     if item.start + item.num_tokens == whole.start + ran:
-                        done[number] = whole._replace(num_tokens=ran, drafts=item.drafts), ids, told
+                        done[number] = _Done(whole._replace(num_tokens=ran, drafts=item.drafts), ids, told, summed)
                 continue
             halves = _halves(part)
             if not halves:

@@ -67,9 +67,8 @@ class SmallRunner(Runner):
         if plan.num_tokens > self.most or self.too_much in numbers:
             raise RuntimeError("CUDA error: out of memory")
         self.ran.append(plan)
-        return StepResult(
-            tuple((number,) if item.samples else () for number, item in zip(numbers, plan.scheduled, strict=True))
-        )
+        said = tuple((number,) if item.samples else () for number, item in zip(numbers, plan.scheduled, strict=True))
+        return StepResult(said, logit_sums=tuple(tuple(1000 + token for token in tokens) for tokens in said))
 
     def release_graphs(self) -> bool:
         had, self.has_graphs = self.has_graphs, False
@@ -92,6 +91,7 @@ def test_a_step_runs_in_parts_and_nobody_ends(most: int) -> None:
     assert outcome.reason == ""
     assert outcome.plan == plan
     assert outcome.result.token_ids == ((0,), (1,), (2,), (3,), (4,))
+    assert outcome.result.logit_sums == ((1000,), (1001,), (1002,), (1003,), (1004,))
     assert [part.copies for part in runner.ran] == [plan.copies] + [()] * (len(runner.ran) - 1)
     for item in plan.scheduled:
         pieces = [each for part in runner.ran for each in part.scheduled if each.request is item.request]

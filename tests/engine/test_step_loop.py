@@ -328,6 +328,43 @@ def test_masks_that_are_late_take_their_own_request_out_of_a_step_that_was_begun
     assert not any(engine.snapshot().blocks.ref_count)
 
 
+@pytest.mark.parametrize("num_others", [0, 2], ids=["alone", "beside others"])
+@pytest.mark.parametrize("where", ["launch", "inputs"])
+def test_who_waits_for_a_mask_sits_out_a_step_that_is_run_again(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, num_others: int, where: str
+) -> None:
+    """The step had no memory when it was begun, or for its samples: nobody ends, and the tokens are the same."""
+    chance, calls = random.Random(num_others), iter(range(1, 1000))
+    engine, matcher, said = make_engine(async_scheduling=True), AnyText(), dict[str, list[int]]()
+    owner: Any = engine.components.runner if where == "launch" else Sampler
+    call = getattr(owner, where)
+
+    def every_third_fails(*args: Any) -> Any:
+        if next(calls) % 3 == 0:
+            raise torch.OutOfMemoryError("out of memory")
+        return call(*args)
+
+    for is_broken in (False, True):
+        said.clear()
+        if is_broken:
+            monkeypatch.setattr(owner, where, every_third_fails)
+        for name in ("formed", *(f"r{number}" for number in range(num_others))):
+            said[name] = []
+            submit(engine, name, max_tokens=14, frequency_penalty=1.5)
+        (formed, *_) = engine.components.scheduler.requests.values()
+        formed.matcher = matcher
+        while engine.has_unfinished:
+            matcher.is_ready = chance.random() < 0.5
+            for output in engine.step():
+                if isinstance(output, Tokens):
+                    said[output.request_id] += output.token_ids
+                else:
+                    assert output.finish_reason == "length", output.error
+            engine.components.scheduler.check_integrity()
+        assert {len(tokens) for tokens in said.values()} == {14}
+        assert len({tuple(tokens) for tokens in said.values()}) == 1, "the prompts and options are alike"
+
+
 def test_a_launch_that_raises_leaves_requests_that_can_be_aborted(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
