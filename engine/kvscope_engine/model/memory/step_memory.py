@@ -300,8 +300,8 @@ def _run_partials(max_queries: int, limits: StepLimits, heads: HeadShape, proces
     num_bytes = 0
     for visible in heads.visible(length, max_queries):
         most = most_cut_runs(max_queries, visible, programs_each, processors.num_multiprocessors, tiles.num_warps)
-        cut = programs_each, tiles.tile_n, processors.num_multiprocessors, tiles.num_warps
-        bounds = part_bounds(min(most, limits.max_num_seqs), visible, *cut)
+        shape = programs_each, tiles.tile_n, processors.num_multiprocessors, tiles.num_warps
+        bounds = part_bounds(min(most, limits.max_num_seqs), visible, *shape)
         num_bytes += partial_bytes(bounds, max_queries * heads.num_heads, heads.head_dim)
     return num_bytes
 

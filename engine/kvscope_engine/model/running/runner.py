@@ -350,8 +350,19 @@ class ModelRunner:
         with self._adapted(StepRows(lora_slots) if lora_slots is not None else None, slots):
             self._model.fill(tensors.input_ids, tensors.positions, self._context(tensors))
 
+    @torch.inference_mode()
+    def is_well(self) -> bool:
+        """Whether the device computes after a step that failed: of an illegal address or a failed assertion a process
+        has lost it. Nobody asks one of several, which others may be waiting for."""
+        if self._others is not None:
+            return False
+        try:
+            return torch.ones(2, device=self._device).sum().item() == 2
+        except RuntimeError:
+            return False
+
     def recover(self) -> None:
-        """After a step that ran out of memory: what it left is over, and memory that is only kept is given back."""
+        """After a step that failed: what it left is over, and memory that is only kept is given back."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             torch.cuda.empty_cache()
@@ -363,7 +374,7 @@ class ModelRunner:
             return False
         released = [graphs.release() for graphs in (self._graphs, self._mixed) if graphs is not None]
         if any(released):
-            self.notes.append("a step had no memory: the CUDA graphs' was given back, they are captured again later")
+            self.notes.append("a step failed twice: CUDA graphs and their memory were given back, to be captured later")
             self.recover()
         return any(released)
 
