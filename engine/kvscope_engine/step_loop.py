@@ -293,8 +293,8 @@ class StepOutcome:
     """Planned and not run: each ends with the `reason`."""
     reason: str = ""
     room_tokens: int | None = None
-    """Where it was cut for want of memory, the tokens that there seems to be room for: those of the largest part that
-    was run, half of it where none was. None: it was not."""
+    """Where memory was missing and smaller steps help, the tokens that there seems to be room for: those of the largest
+    part that was run, half of it where parts cannot be. None: memory was there, or a token alone found none."""
     error: Exception | None = None
     """The last that a library raised in it."""
 
@@ -332,8 +332,10 @@ def run_with_shortages(runner: StepRunner, plan: StepPlan, explain: Explain = la
         forward_ns=tries.forward_ns,
         logit_sums=_or_nothing([done[number].logit_sums for number in ran]),
     )
-    room_tokens = (tries.most_tokens or plan.num_tokens // 2) if tries.is_short else None
-    return StepOutcome(left, merged, failed, tries.reason if failed else "", room_tokens, tries.error)
+    room_tokens = plan.num_tokens // 2 if plan.changes_states else tries.most_tokens
+    is_cut = tries.is_short and 0 < room_tokens < plan.num_tokens
+    reason = tries.reason if failed else ""
+    return StepOutcome(left, merged, failed, reason, room_tokens if is_cut else None, tries.error)
 
 
 class _Done(NamedTuple):
@@ -394,7 +396,8 @@ class _Tries:
         one token is tried twice, so that nobody ends of a failure that passes."""
         done: dict[int, _Done] = {}
         lost: set[int] = set()
-        parts = _halves([(number, item) for number, item in enumerate(plan.scheduled)])
+        whole_plan = list(enumerate(plan.scheduled))
+        parts = _halves(whole_plan) or [whole_plan]
         copies = plan.copies  # are made with the first part: copying again after others wrote would undo it
         while parts:
             part = [(number, item) for number, item in parts.pop(0) if number not in lost]

@@ -209,5 +209,13 @@ def test_how_much_there_is_room_for_is_told(most: int, room: int | None) -> None
     assert run_with_shortages(SmallRunner(most), make_plan(3, 2)).room_tokens == room
 
 
-def test_where_nothing_ran_half_of_it_is_tried_next() -> None:
-    assert run_with_shortages(SmallRunner(0), make_plan(3, 2)).room_tokens == 10
+def test_smaller_steps_are_no_help_where_a_token_alone_fails_or_all_ran_in_the_end() -> None:
+    assert run_with_shortages(SmallRunner(0), make_plan(3, 2)).room_tokens is None
+    outcome = run_with_shortages(Runner(OUT, OUT), make_plan(1, 0))
+    assert (outcome.failed, outcome.room_tokens) == ((), None)
+
+
+def test_where_a_step_cannot_be_run_in_parts_half_of_it_is_tried_next() -> None:
+    plan = make_plan(3, 2)
+    plan.scheduled[0].request.state_slot = 3
+    assert run_with_shortages(SmallRunner(0), plan).room_tokens == 10
