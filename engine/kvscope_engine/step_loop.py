@@ -50,6 +50,7 @@ from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult, to_run_a
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.ahead import RESERVED
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
+from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.commands import TokenLogprobs
 
 Explain = Callable[[StepPlan], str]
@@ -376,15 +377,15 @@ class _Tries:
         try:
             result = self._runner.run(plan)
         except Exception as error:
+            if not is_survived(self._runner, error):
+                raise
             if is_no_memory(error):
                 self.is_short = True
                 self.reason = f"no memory for a step of {plan.num_tokens} tokens ({_first_line(error)})"
                 self.reason += _explained(self._explain, plan)
-            elif is_survived(self._runner, error):
+            else:
                 self.error = error
                 self.reason = f"a step of {plan.num_tokens} tokens failed ({_first_line(error)})"
-            else:
-                raise
             self._runner.recover()
             return None
         self.forward_ns += result.forward_ns
@@ -461,7 +462,9 @@ def sample_or_none(runner: StepRunner, launched: Launched) -> StepPlan | None:
 
 def is_survived(runner: StepRunner, error: Exception) -> bool:
     """Whether steps can go on after one that raised `error`: of want of memory, or of a library, on a device that
-    computes all the same."""
+    computes all the same. Our own words may quote another rank's."""
+    if isinstance(error, KvscopeError):
+        return False
     return is_no_memory(error) or (is_of_library(error) and runner.is_well())
 
 

@@ -11,6 +11,7 @@ import torch
 from kvscope_engine.policy.plan import Scheduled, StateSave, StepPlan, StepResult
 from kvscope_engine.policy.request import Request
 from kvscope_engine.step_loop import run_with_shortages
+from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 
@@ -190,9 +191,10 @@ def test_a_device_that_computes_no_more_is_told_of_as_it_was_lost(error: Runtime
     assert len(runner.ran) == 1
 
 
-def test_what_no_library_raises_is_raised() -> None:
-    with pytest.raises(ZeroDivisionError):
-        run_with_shortages(Runner(ZeroDivisionError("ours")), make_plan(1, 1))
+@pytest.mark.parametrize("error", [ZeroDivisionError("ours"), KvscopeError("rank 1 failed: can't allocate memory")])
+def test_what_no_library_raises_is_raised(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        run_with_shortages(Runner(error), make_plan(1, 1))
 
 
 def test_states_that_were_to_be_kept_of_a_step_that_failed_are_not() -> None:
