@@ -39,6 +39,7 @@ from kvscope_engine.policy.blocks.cache_log import CacheLog
 from kvscope_engine.policy.blocks.measured_attention import store_attention, store_skips
 from kvscope_engine.policy.plan import StepPlan, StepResult, keep_emitted
 from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.scheduling.eased_limits import EasedLimits
 from kvscope_engine.step_loop import OverlapCounts, Ran, StepLoop
 from kvscope_engine.stops import EngineStops
 from kvscope_engine.submission import child_requests
@@ -117,6 +118,8 @@ class Engine:
             lambda plan: self.components.explain_shortage(plan),  # of those it has then: once closed, no weights
             overlaps=self.components.overlaps,
         )
+        self._eased = EasedLimits(self.components.scheduler)
+        self._last_failure = ""
         self.interventions = Interventions(
             self.components.pool, self.components.scheduler, self._record_idle, self._settle, self.components.lora
         )
@@ -223,11 +226,12 @@ class Engine:
         if guard is not None:
             guard.look(self._settle)
         has_more = self.components.runner.while_idle()
+        self._note(self._eased.look(time.monotonic_ns()))
         if self._tell_notes(time.monotonic_ns()):
             self._record_idle()
         if self.components.lora is not None:
             self.components.lora.forget_unused(())
-        return has_more or (guard is not None and guard.is_lowered)
+        return has_more or self._eased.is_eased or (guard is not None and guard.is_lowered)
 
     def settle(self) -> list[Tokens | Finished]:
         """What a step that was begun ahead has to say, once it is over: the engine stands still afterwards."""
@@ -432,6 +436,10 @@ class Engine:
             store_skips(self.components.pool, ran.plan, ran.result.block_skips)
         for request in ran.failed:
             self._finish(request, self.streams[request.number], "error", ran.ended_ns, ran.reason)
+        if ran.failure and ran.failure != self._last_failure:  # one that comes again and again is told once
+            self._note(f"a step failed and was run again, as far as it could be: {ran.failure}")
+        self._last_failure = ran.failure or self._last_failure
+        self._note(self._eased.look(ran.ended_ns, ran.room_tokens))
         self._tell_notes(ran.ended_ns)
         self.components.scheduler.rate.observe(ran.plan, ran.result.forward_ns / 1e9)
         plan, result = self._commit(ran.plan, ran.result, ran.ended_ns)
@@ -452,6 +460,10 @@ class Engine:
         self._tell_cache_events()
         self._record_ns = time.monotonic_ns() - begun_ns
         self._loop.wrote_down(ran.ended_ns)
+
+    def _note(self, what: str) -> None:
+        if what:
+            self.components.notes.append(what)
 
     def _tell_notes(self, now_ns: int) -> bool:
         """What was noted since it was last told, as events too; whether there was anything."""

@@ -26,10 +26,12 @@ and published and the next step is scheduled. With overlap at most one step more
   owner's first. Memory is unmapped only by allocators that never overlap.
 - Between two calls one step may be in flight. Whoever wants to change running requests settles first (`settle`).
 
-A step for which the device's memory did not suffice is tried again, then without the memory of CUDA graphs, then in
-halves, down to one token, before anyone gives up: a plan may be run again, for writing the same keys and values, and
-copying to a block that was free, come to the same. Not so where layers keep a state that each token changes: such a
-step is tried once, and its requests end.
+A step for which the device's memory did not suffice, or in which a library failed, is tried again, then without CUDA
+graphs, then in halves, down to one token, before anyone gives up: a plan may be run again, for writing the same keys
+and values, and copying to a block that was free, come to the same. Not so where layers keep a state that each token
+changes: such a step is tried once, and its requests end. What was not run is not committed, so that blocks of requests
+that end are found by nobody. The engine itself ends of what no library raises, of a device that computes no more
+(`StepRunner.is_well`), and where nothing could be run for some steps in a row.
 
 Owns what is in flight. Commits nothing, and knows no tensors.
 """
@@ -41,17 +43,21 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-from kvscope_engine.model.loading.shortage import is_no_memory
-from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult, without_ended
+from kvscope_engine.model.loading.shortage import is_no_memory, is_of_library
+from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult, to_run_again, without_ended
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.ahead import RESERVED
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
+from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.commands import TokenLogprobs
 
 Explain = Callable[[StepPlan], str]
 """Why there is no memory for a plan, and what would help; empty where nobody knows."""
+
+MOST_BARREN: Final = 8
+"""Steps in a row of which a library let nothing be run: more of them are no fault of single requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,10 @@ class Ran:
     run_ns: int
     """The rest of the call: handing steps over, and waiting for this one."""
     ended_ns: int
+    room_tokens: int | None = None
+    """As in `StepOutcome`."""
+    failure: str = ""
+    """The same."""
 
 
 @dataclass(slots=True)
@@ -98,7 +108,7 @@ class OverlapCounts:
 class _Flight:
     plan: StepPlan
     launched: Launched | None
-    """None: there was no memory to launch it; it is to be run once the step before is over."""
+    """None: it could not be launched; it is to be run once the step before is over."""
 
     @property
     def is_void(self) -> bool:
@@ -116,6 +126,7 @@ class StepLoop:
         self._flight: _Flight | None = None
         self._begun_ns = 0
         self._may_begin = False
+        self._num_barren = 0
         self.counts = OverlapCounts()
 
     def begin(self, step: int) -> tuple[int, int]:
@@ -175,8 +186,10 @@ class StepLoop:
         if flight is None:
             return None
         if flight.launched is not None and not flight.is_void:
-            plan = sample_or_none(flight.launched)
+            plan = sample_or_none(self._runner, flight.launched)
             flight = _Flight(flight.plan, None) if plan is None else _Flight(plan, flight.launched)
+        if flight.launched is None:
+            flight = _Flight(to_run_again(flight.plan), None)
         if not flight.is_void:
             return flight
         self.counts.void += 1
@@ -201,19 +214,24 @@ class StepLoop:
 
     def _finish(self, flight: _Flight, clock: _Clock) -> Ran:
         self.counts.steps += 1
+        failure: Exception | None = None
         if flight.launched is not None:
             try:
                 plan, result = without_ended(flight.plan, flight.launched.result())
                 return clock.ran(plan, result)
-            except (RuntimeError, MemoryError) as error:
-                if not is_no_memory(error) or flight.plan.changes_states:
+            except Exception as error:
+                if flight.plan.changes_states or not is_survived(self._runner, error):
                     raise
+                failure = None if is_no_memory(error) else error
             self._runner.recover()
             if self._flight is not None:  # it computed with tokens that never came
                 self._flight = _Flight(self._flight.plan, None)
-        plan, _ = without_ended(flight.plan, StepResult(((),) * len(flight.plan.scheduled)))
-        outcome = run_with_shortages(self._runner, plan, self._explain)
-        return clock.ran(outcome.plan, outcome.result, outcome.failed, outcome.reason)
+        outcome = run_with_shortages(self._runner, to_run_again(flight.plan), self._explain)
+        is_barren = outcome.error is not None and not outcome.plan.scheduled
+        self._num_barren = self._num_barren + 1 if is_barren else 0
+        if outcome.error is not None and self._num_barren >= MOST_BARREN:
+            raise outcome.error
+        return clock.ran(outcome.plan, outcome.result, replace(outcome, error=outcome.error or failure))
 
 
 class _Clock:
@@ -226,10 +244,14 @@ class _Clock:
     def scheduled(self, since_ns: int | None = None) -> None:
         self.schedule_ns += time.monotonic_ns() - (self.started_ns if since_ns is None else since_ns)
 
-    def ran(self, plan: StepPlan, result: StepResult, failed: tuple[Request, ...] = (), reason: str = "") -> Ran:
+    def ran(self, plan: StepPlan, result: StepResult, outcome: StepOutcome | None = None) -> Ran:
+        """`outcome`: of a step that was not over when the device came back."""
         now_ns = time.monotonic_ns()
-        run_ns = now_ns - self.started_ns - self.schedule_ns
-        return Ran(plan, result, failed, reason, self.schedule_ns, run_ns, now_ns)
+        took = self.schedule_ns, now_ns - self.started_ns - self.schedule_ns, now_ns
+        if outcome is None:
+            return Ran(plan, result, (), "", *took)
+        failure = "" if outcome.error is None else _first_line(outcome.error)
+        return Ran(plan, result, outcome.failed, outcome.reason, *took, outcome.room_tokens, failure)
 
 
 class Launched(Protocol):
@@ -252,11 +274,14 @@ class StepRunner(Protocol):
     def launch(self, plan: StepPlan, after: Any = None) -> Launched:
         """Hand over one step, after the last one launched."""
 
+    def is_well(self) -> bool:
+        """Whether the device computes, after a step raised what is no lack of memory; asks it."""
+
     def recover(self) -> None:
-        """After a step that ran out of memory."""
+        """After a step that ran out of memory, or in which a library failed."""
 
     def release_graphs(self) -> bool:
-        """Give back memory that steps are only faster with; whether there was any."""
+        """Give back graphs, which steps are only faster with, and their memory; whether there were any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,10 +293,15 @@ class StepOutcome:
     failed: tuple[Request, ...] = ()
     """Planned and not run: each ends with the `reason`."""
     reason: str = ""
+    room_tokens: int | None = None
+    """Where memory was missing and smaller steps help, the tokens that there seems to be room for: those of the largest
+    part that was run, half of it where parts cannot be. None: memory was there, or a token alone found none."""
+    error: Exception | None = None
+    """The last that a library raised in it."""
 
 
 def run_with_shortages(runner: StepRunner, plan: StepPlan, explain: Explain = lambda plan: "") -> StepOutcome:
-    """Run a plan, or as much of it as there is memory for. Other failures are raised: nobody knows what they left.
+    """Run a plan, or as much of it as there is memory for and libraries do. What nobody survives is raised.
 
     `explain` is asked before anything is given back.
     """
@@ -284,24 +314,46 @@ def run_with_shortages(runner: StepRunner, plan: StepPlan, explain: Explain = la
         if result is None and runner.release_graphs():
             result = tries.run(plan)
     if result is not None:
-        return StepOutcome(plan, result)
+        return StepOutcome(plan, result, error=tries.error)
     done = {} if plan.changes_states else tries.run_in_halves(plan)
     ran = [number for number in range(len(plan.scheduled)) if number in done]
     failed = tuple(item.request for number, item in enumerate(plan.scheduled) if number not in done)
-    num_single_token = sum(done[number][0].num_tokens == 1 for number in ran)
-    ran.sort(key=lambda number: (done[number][0].num_tokens > 1, number))
-    left = replace(plan, scheduled=tuple(done[number][0] for number in ran), num_single_token=num_single_token)
-    has_logprobs = any(done[number][2] for number in ran)
-    merged = StepResult(
-        token_ids=tuple(done[number][1] for number in ran),
-        logprobs=tuple(done[number][2] for number in ran) if has_logprobs else (),
-        forward_ns=tries.forward_ns,
+    num_single_token = sum(done[number].item.num_tokens == 1 for number in ran)
+    ran.sort(key=lambda number: (done[number].item.num_tokens > 1, number))
+    requests = {done[number].item.request for number in ran}
+    left = replace(
+        plan,
+        scheduled=tuple(done[number].item for number in ran),
+        num_single_token=num_single_token,
+        state_saves=tuple(save for save in plan.state_saves if save.request in requests),
     )
-    return StepOutcome(left, merged, failed, tries.reason if failed else "")
+    merged = StepResult(
+        token_ids=tuple(done[number].token_ids for number in ran),
+        logprobs=_or_nothing([done[number].logprobs for number in ran]),
+        forward_ns=tries.forward_ns,
+        logit_sums=_or_nothing([done[number].logit_sums for number in ran]),
+    )
+    room_tokens = plan.num_tokens // 2 if plan.changes_states else tries.most_tokens
+    is_cut = tries.is_short and 0 < room_tokens < plan.num_tokens
+    reason = tries.reason if failed else ""
+    return StepOutcome(left, merged, failed, reason, room_tokens if is_cut else None, tries.error)
 
 
-_Done = tuple[Scheduled, tuple[int, ...], tuple[TokenLogprobs, ...]]
-"""An item as it was run in the end, its tokens and what is told of them."""
+class _Done(NamedTuple):
+    """An item as it was run in the end, its tokens and what is told of them."""
+
+    item: Scheduled
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    logit_sums: tuple[int, ...]
+
+
+T = TypeVar("T")
+
+
+def _or_nothing(of_items: list[tuple[T, ...]]) -> tuple[tuple[T, ...], ...]:
+    """Empty where nobody asked."""
+    return tuple(of_items) if any(of_items) else ()
 
 
 class _Tries:
@@ -313,26 +365,40 @@ class _Tries:
         self.reason = ""
         """Why the last one failed."""
         self.forward_ns = 0
+        self.most_tokens = 0
+        """Of those that were run."""
+        self.is_short = False
+        """Whether memory was missing in any."""
+        self.error: Exception | None = None
+        """The last that a library raised."""
 
     def run(self, plan: StepPlan) -> StepResult | None:
-        """None: there is no memory for it."""
+        """None: there is no memory for it, or a library failed."""
         try:
             result = self._runner.run(plan)
-        except (RuntimeError, MemoryError) as error:
-            if not is_no_memory(error):
+        except Exception as error:
+            if not is_survived(self._runner, error):
                 raise
-            self.reason = f"no memory for a step of {plan.num_tokens} tokens ({_first_line(error)})"
-            self.reason += _explained(self._explain, plan)
+            if is_no_memory(error):
+                self.is_short = True
+                self.reason = f"no memory for a step of {plan.num_tokens} tokens ({_first_line(error)})"
+                self.reason += _explained(self._explain, plan)
+            else:
+                self.error = error
+                self.reason = f"a step of {plan.num_tokens} tokens failed ({_first_line(error)})"
             self._runner.recover()
             return None
         self.forward_ns += result.forward_ns
+        self.most_tokens = max(self.most_tokens, plan.num_tokens)
         return result
 
     def run_in_halves(self, plan: StepPlan) -> dict[int, _Done]:
-        """What could be run, by its place in the plan. The plan itself failed; each half is tried once, then halved."""
+        """What could be run, by its place in the plan. The plan itself failed; each half is tried once, then halved;
+        one token is tried twice, so that nobody ends of a failure that passes."""
         done: dict[int, _Done] = {}
         lost: set[int] = set()
-        parts = _halves([(number, item) for number, item in enumerate(plan.scheduled)])
+        whole_plan = list(enumerate(plan.scheduled))
+        parts = _halves(whole_plan) or [whole_plan]
         copies = plan.copies  # are made with the first part: copying again after others wrote would undo it
         while parts:
             part = [(number, item) for number, item in parts.pop(0) if number not in lost]
@@ -340,17 +406,20 @@ class _Tries:
                 continue
             items = tuple(item for _, item in part)
             single = sum(item.num_tokens == 1 for item in items)
-            result = self.run(StepPlan(items, single, copies))
+            step, halves = StepPlan(items, single, copies), _halves(part)
+            result = self.run(step)
+            if result is None and not halves:
+                result = self.run(step)
             if result is not None:
                 copies = ()
                 logprobs = result.logprobs or ((),) * len(items)
-                for (number, item), ids, told in zip(part, result.token_ids, logprobs, strict=True):
+                sums = result.logit_sums or ((),) * len(items)
+                for (number, item), ids, told, summed in zip(part, result.token_ids, logprobs, sums, strict=True):
                     whole = plan.scheduled[number]
                     ran = item.num_tokens if item.drafts or whole.drafts else whole.num_tokens
                     if item.start + item.num_tokens == whole.start + ran:
-                        done[number] = whole._replace(num_tokens=ran, drafts=item.drafts), ids, told
+                        done[number] = _Done(whole._replace(num_tokens=ran, drafts=item.drafts), ids, told, summed)
                 continue
-            halves = _halves(part)
             if not halves:
                 lost.add(part[0][0])
             parts[:0] = halves
@@ -372,23 +441,31 @@ def _halves(part: list[tuple[int, Scheduled]]) -> list[list[tuple[int, Scheduled
 
 
 def launch_or_none(runner: StepRunner, plan: StepPlan, after: Launched | None) -> Launched | None:
-    """Launch a plan; None when there is no memory for it, while what was launched before may still run."""
+    """Launch a plan; None when it failed and may be run later, while what was launched before may still run."""
     try:
         return runner.launch(plan, after)
-    except (RuntimeError, MemoryError) as error:
-        if not is_no_memory(error):
+    except Exception as error:
+        if not is_survived(runner, error):
             raise
         return None
 
 
-def sample_or_none(launched: Launched) -> StepPlan | None:
-    """What is left of a step once all of it is handed over; None when there is no memory for that."""
+def sample_or_none(runner: StepRunner, launched: Launched) -> StepPlan | None:
+    """What is left of a step once all of it is handed over; None when that failed and it may be run again."""
     try:
         return launched.sample()
-    except (RuntimeError, MemoryError) as error:
-        if not is_no_memory(error):
+    except Exception as error:
+        if not is_survived(runner, error):
             raise
         return None
+
+
+def is_survived(runner: StepRunner, error: Exception) -> bool:
+    """Whether steps can go on after one that raised `error`: of want of memory, or of a library, on a device that
+    computes all the same. Our own words may quote another rank's."""
+    if isinstance(error, KvscopeError):
+        return False
+    return is_no_memory(error) or (is_of_library(error) and runner.is_well())
 
 
 def _explained(explain: Explain, plan: StepPlan) -> str:

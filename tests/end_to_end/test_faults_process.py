@@ -446,7 +446,7 @@ run, steps = ModelRunner.run, []
 def evil_run(self, plan):
     steps.append(plan)
     if len(steps) > 10:
-        raise RuntimeError("evil forward\\nin two lines")
+        raise ValueError("evil forward\\nin two lines")
     return run(self, plan)
 ModelRunner.run = evil_run
 from kvscope_engine.cli.main import main
@@ -468,7 +468,7 @@ def test_a_forward_pass_that_raises_ends_everything_at_once(
         talk.wait_for(lambda: len(talk.finished()) == 6)
         for last in talk.finished().values():
             assert last.finish_reason == "error"
-            assert last.error == "the engine died in a step: RuntimeError: evil forward in two lines"
+            assert last.error == "the engine died in a step: ValueError: evil forward in two lines"
             assert last.usage.completion_tokens == len(talk.token_ids(last.request_id))
         talk.wait_for(lambda: talk.source.status.state is SourceState.ENDED)
         assert "evil forward" in talk.source.status.reason
@@ -476,7 +476,7 @@ def test_a_forward_pass_that_raises_ends_everything_at_once(
         assert process.wait(240) == 1
         start, end = process.stderr.read().splitlines()
         assert start.startswith("kvscope-engine: weights: ")
-        assert end == "kvscope-engine: the engine died in a step: RuntimeError: evil forward in two lines"
+        assert end == "kvscope-engine: the engine died in a step: ValueError: evil forward in two lines"
     finally:
         process.kill()
         process.wait()

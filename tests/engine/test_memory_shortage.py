@@ -1,15 +1,17 @@
-"""A step without memory: tried again, then without prefills; what is no shortage is raised."""
+"""A step without memory, or in which a library fails: tried again, then in halves; a lost device ends the engine."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult
+from kvscope_engine.policy.plan import Scheduled, StateSave, StepPlan, StepResult
 from kvscope_engine.policy.request import Request
 from kvscope_engine.step_loop import run_with_shortages
+from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 
@@ -20,6 +22,7 @@ class Runner:
         self.errors = list(errors)
         self.ran: list[StepPlan] = []
         self.num_recovered = 0
+        self.computes = True
 
     def run(self, plan: StepPlan) -> StepResult:
         self.ran.append(plan)
@@ -29,6 +32,9 @@ class Runner:
 
     def launch(self, plan: StepPlan, after: Any = None) -> Any:
         raise AssertionError("nothing is launched here")
+
+    def is_well(self) -> bool:
+        return self.computes
 
     def recover(self) -> None:
         self.num_recovered += 1
@@ -67,9 +73,8 @@ class SmallRunner(Runner):
         if plan.num_tokens > self.most or self.too_much in numbers:
             raise RuntimeError("CUDA error: out of memory")
         self.ran.append(plan)
-        return StepResult(
-            tuple((number,) if item.samples else () for number, item in zip(numbers, plan.scheduled, strict=True))
-        )
+        said = tuple((number,) if item.samples else () for number, item in zip(numbers, plan.scheduled, strict=True))
+        return StepResult(said, logit_sums=tuple(tuple(1000 + token for token in tokens) for tokens in said))
 
     def release_graphs(self) -> bool:
         had, self.has_graphs = self.has_graphs, False
@@ -92,6 +97,7 @@ def test_a_step_runs_in_parts_and_nobody_ends(most: int) -> None:
     assert outcome.reason == ""
     assert outcome.plan == plan
     assert outcome.result.token_ids == ((0,), (1,), (2,), (3,), (4,))
+    assert outcome.result.logit_sums == ((1000,), (1001,), (1002,), (1003,), (1004,))
     assert [part.copies for part in runner.ran] == [plan.copies] + [()] * (len(runner.ran) - 1)
     for item in plan.scheduled:
         pieces = [each for part in runner.ran for each in part.scheduled if each.request is item.request]
@@ -152,6 +158,66 @@ def test_a_report_that_fails_does_not_hide_the_shortage() -> None:
     assert outcome.reason.startswith("no memory for a step of 1 tokens")
 
 
-def test_what_is_no_shortage_is_raised() -> None:
-    with pytest.raises(RuntimeError, match="illegal"):
-        run_with_shortages(Runner(RuntimeError("an illegal memory access")), make_plan(1, 1))
+LIBRARY = RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`")
+
+
+def test_a_step_in_which_a_library_failed_is_run_again() -> None:
+    runner, plan = Runner(LIBRARY), make_plan(2, 1)
+    outcome = run_with_shortages(runner, plan)
+    assert (outcome.plan, outcome.failed, outcome.error, outcome.room_tokens) == (plan, (), LIBRARY, None)
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2, 3])
+def test_only_who_makes_a_library_fail_ends(bad: int) -> None:
+    class Picky(SmallRunner):
+        def run(self, plan: StepPlan) -> StepResult:
+            if bad in (item.request.number for item in plan.scheduled):
+                raise LIBRARY
+            return super().run(plan)
+
+    outcome = run_with_shortages(Picky(99), make_plan(2, 2))
+    assert [request.number for request in outcome.failed] == [bad]
+    assert outcome.reason == f"a step of 1 tokens failed ({LIBRARY})"
+    assert outcome.room_tokens is None, "memory was there"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error: an illegal memory access"), LIBRARY], ids=["lost", "same"])
+def test_a_device_that_computes_no_more_is_told_of_as_it_was_lost(error: RuntimeError) -> None:
+    runner = Runner(error)
+    runner.computes = False
+    with pytest.raises(RuntimeError) as raised:
+        run_with_shortages(runner, make_plan(1, 1))
+    assert raised.value is error
+    assert len(runner.ran) == 1
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("ours"), KvscopeError("rank 1 failed: can't allocate memory")])
+def test_what_no_library_raises_is_raised(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        run_with_shortages(Runner(error), make_plan(1, 1))
+
+
+def test_states_that_were_to_be_kept_of_a_step_that_failed_are_not() -> None:
+    plan = make_plan(2, 1)
+    for item in plan.scheduled:
+        item.request.state_slot = item.request.number
+    plan = replace(plan, state_saves=(StateSave(plan.scheduled[0].request, 16, 7),))
+    assert run_with_shortages(Runner(), plan).plan.state_saves == plan.state_saves
+    assert run_with_shortages(Runner(OUT), plan).plan.state_saves == ()
+
+
+@pytest.mark.parametrize(("most", "room"), [(1, 1), (2, 2), (5, 5), (9, 9), (99, None)])
+def test_how_much_there_is_room_for_is_told(most: int, room: int | None) -> None:
+    assert run_with_shortages(SmallRunner(most), make_plan(3, 2)).room_tokens == room
+
+
+def test_smaller_steps_are_no_help_where_a_token_alone_fails_or_all_ran_in_the_end() -> None:
+    assert run_with_shortages(SmallRunner(0), make_plan(3, 2)).room_tokens is None
+    outcome = run_with_shortages(Runner(OUT, OUT), make_plan(1, 0))
+    assert (outcome.failed, outcome.room_tokens) == ((), None)
+
+
+def test_where_a_step_cannot_be_run_in_parts_half_of_it_is_tried_next() -> None:
+    plan = make_plan(3, 2)
+    plan.scheduled[0].request.state_slot = 3
+    assert run_with_shortages(SmallRunner(0), plan).room_tokens == 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from kvscope_engine import Engine, SamplingParams
+from kvscope_engine import Engine, SamplingParams, step_loop
 from kvscope_engine.model.sampling.sampler import Sampler
+from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.scheduling.ahead import SHARED, TURN
+from kvscope_engine.step_loop import MOST_BARREN
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessage
@@ -73,6 +76,11 @@ def close_to(said: list[tuple[list[int], str | None, Any]]) -> list[tuple[list[i
     ]
 
 
+def numbers(said: list[tuple[list[int], str | None, Any]]) -> list[tuple[list[int], str | None, Any]]:
+    """As `close_to` has them."""
+    return [(ids, reason, [(one.token_id, one.logprob) for one in logprobs]) for ids, reason, logprobs in said]
+
+
 ROOMS: dict[str, dict[str, Any]] = {
     "room for all": {"num_gpu_blocks_override": 2048, "max_num_seqs": 32},
     "alone": {"max_num_seqs": 1},
@@ -88,8 +96,7 @@ def test_tokens_are_those_of_steps_that_take_turns(
     make_engine: Make, jobs: list[Submit], expected: list[Any], room: str
 ) -> None:
     engine = make_engine(async_scheduling=True, **ROOMS[room])
-    found = said_by(engine, jobs)
-    assert [(ids, reason, [(one.token_id, one.logprob) for one in p]) for ids, reason, p in found] == close_to(expected)
+    assert numbers(said_by(engine, jobs)) == close_to(expected)
     engine.components.scheduler.check_integrity()
     counts = engine.overlaps
     if room == "virtual":
@@ -328,6 +335,43 @@ def test_masks_that_are_late_take_their_own_request_out_of_a_step_that_was_begun
     assert not any(engine.snapshot().blocks.ref_count)
 
 
+@pytest.mark.parametrize("num_others", [0, 2], ids=["alone", "beside others"])
+@pytest.mark.parametrize("where", ["launch", "inputs"])
+def test_who_waits_for_a_mask_sits_out_a_step_that_is_run_again(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, num_others: int, where: str
+) -> None:
+    """The step had no memory when it was begun, or for its samples: nobody ends, and the tokens are the same."""
+    chance, calls = random.Random(num_others), iter(range(1, 1000))
+    engine, matcher, said = make_engine(async_scheduling=True), AnyText(), dict[str, list[int]]()
+    owner: Any = engine.components.runner if where == "launch" else Sampler
+    call = getattr(owner, where)
+
+    def every_third_fails(*args: Any) -> Any:
+        if next(calls) % 3 == 0:
+            raise torch.OutOfMemoryError("out of memory")
+        return call(*args)
+
+    for is_broken in (False, True):
+        said.clear()
+        if is_broken:
+            monkeypatch.setattr(owner, where, every_third_fails)
+        for name in ("formed", *(f"r{number}" for number in range(num_others))):
+            said[name] = []
+            submit(engine, name, max_tokens=14, frequency_penalty=1.5)
+        (formed, *_) = engine.components.scheduler.requests.values()
+        formed.matcher = matcher
+        while engine.has_unfinished:
+            matcher.is_ready = chance.random() < 0.5
+            for output in engine.step():
+                if isinstance(output, Tokens):
+                    said[output.request_id] += output.token_ids
+                else:
+                    assert output.finish_reason == "length", output.error
+            engine.components.scheduler.check_integrity()
+        assert {len(tokens) for tokens in said.values()} == {14}
+        assert len({tuple(tokens) for tokens in said.values()}) == 1, "the prompts and options are alike"
+
+
 def test_a_launch_that_raises_leaves_requests_that_can_be_aborted(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,3 +415,107 @@ def test_host_time_beside_a_step_is_counted(make_engine: Make) -> None:
         submit(engine, "a")
         list(until_done(engine))
         assert (engine.overlaps.beside_ns > 0) == overlaps
+
+
+@pytest.mark.parametrize("overlaps", [False, True], ids=["in turn", "a step ahead"])
+def test_after_a_shortage_steps_are_planned_smaller_for_a_while(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, jobs: list[Submit], overlaps: bool
+) -> None:
+    """One fails and is cut, the others are planned to fit; both changes are told; tokens are the same."""
+    engine = make_engine(async_scheduling=overlaps, max_num_batched_tokens=64)
+    wanted, scheduler, runner = said_by(engine, jobs), engine.components.scheduler, engine.components.runner
+    limits, launch, failed = (scheduler.max_num_batched_tokens, scheduler.max_num_seqs), runner.launch, list[int]()
+
+    def small(plan: StepPlan, after: Any = None) -> Any:
+        if plan.num_tokens > 9:
+            failed.append(plan.num_tokens)
+            raise torch.OutOfMemoryError("out of memory")
+        return launch(plan, after)
+
+    with monkeypatch.context() as short:
+        short.setattr(runner, "launch", small)
+        assert numbers(said_by(engine, jobs)) == close_to(wanted)
+        assert scheduler.max_num_batched_tokens <= 9
+        eased = f"{scheduler.max_num_batched_tokens} tokens of {scheduler.max_num_seqs} requests"
+        assert engine.notes == (f"a step had no memory: steps have up to {eased} for now",)
+        assert len(failed) < 16, "the tries and parts of a step, and of the one that was begun behind it"
+    later_ns = time.monotonic_ns() + 60_000_000_000
+    monkeypatch.setattr(step_loop.time, "monotonic_ns", lambda: later_ns)
+    assert not engine.while_idle()
+    assert engine.notes[1:] == (f"steps have up to {limits[0]} tokens of {limits[1]} requests again",)
+    assert (scheduler.max_num_batched_tokens, scheduler.max_num_seqs) == limits
+
+
+POISON = (200, 201, 202, 203) * 6
+
+
+@pytest.mark.parametrize("overlaps", [False, True], ids=["in turn", "a step ahead"])
+def test_who_makes_a_library_fail_ends_alone(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, jobs: list[Submit], overlaps: bool
+) -> None:
+    """Nobody finds its blocks afterwards: what it was to write there was not written."""
+    engine = make_engine(async_scheduling=overlaps, num_gpu_blocks_override=256)
+    launch, runner = engine.components.runner.launch, engine.components.runner
+    wanted = said_by(engine, jobs)
+    poison = Submit(request_id="-", prompt_token_ids=POISON, sampling=SamplingParams(temperature=0.0, max_tokens=9))
+
+    def picky(plan: StepPlan, after: Any = None) -> Any:
+        launched = launch(plan, after)
+        if any(tuple(item.request.prompt_token_ids) == POISON for item in plan.scheduled):
+            raise RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED")
+        return launched
+
+    with monkeypatch.context() as broken:
+        broken.setattr(runner, "launch", picky)
+        *others, bad = engine.generate([*jobs, poison])
+        said = [(one.token_ids, one.finish_reason, one.logprobs) for one in others]
+        assert numbers(said) == close_to(wanted)
+        assert (bad.finish_reason, bad.token_ids) == ("error", [])
+        assert "CUBLAS_STATUS_EXECUTION_FAILED" in bad.error
+    assert engine.notes == (
+        "a step failed and was run again, as far as it could be: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED",
+    )
+    cached = engine.components.scheduler.totals.cached_tokens
+    (again,) = engine.generate([poison])
+    assert again.finish_reason != "error"
+    assert engine.components.scheduler.totals.cached_tokens == cached
+    with make_engine(num_gpu_blocks_override=256) as fresh:
+        assert [one.token_ids for one in fresh.generate([poison])] == [again.token_ids]
+    assert not any(engine.snapshot().blocks.ref_count)
+
+
+def test_a_device_that_is_lost_ends_the_engine_with_its_reason(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an illegal address CUDA refuses everything, the copy too by which it is asked."""
+    engine = make_engine()
+    ones, launch = torch.ones, engine.components.runner.launch
+    assert engine.components.runner.is_well()
+
+    def lost(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    submit(engine, "a")
+    monkeypatch.setattr(engine.components.runner, "launch", lost)
+    monkeypatch.setattr(torch, "ones", lost)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        engine.step()
+    monkeypatch.setattr(torch, "ones", ones)
+    monkeypatch.setattr(engine.components.runner, "launch", launch)
+
+
+def test_where_nothing_can_be_run_any_more_the_engine_ends(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that fails of every step is no fault of those who ask."""
+    engine = make_engine(max_num_seqs=1)
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED")
+
+    monkeypatch.setattr(engine.components.runner, "launch", broken)
+    for number in range(MOST_BARREN + 3):
+        submit(engine, f"r{number}")
+    outputs: list[Tokens | Finished] = []
+    with pytest.raises(RuntimeError, match="NOT_INITIALIZED"):
+        outputs.extend(until_done(engine))
+    assert [one.finish_reason for one in outputs if isinstance(one, Finished)] == ["error"] * (MOST_BARREN - 1)
+    engine.components.scheduler.check_integrity()

@@ -100,6 +100,15 @@ def without_ended(plan: StepPlan, result: StepResult) -> tuple[StepPlan, StepRes
     return keep_items(plan, result, [not item.request.is_finished for item in plan.scheduled])
 
 
+def to_run_again(plan: StepPlan) -> StepPlan:
+    """What is left of a plan that waited: without requests that ended meanwhile, and without those whose form does not
+    say yet which token may come, which sit the step out."""
+    is_kept = [
+        not item.request.is_finished and not (item.samples and item.request.awaits_its_form) for item in plan.scheduled
+    ]
+    return keep_items(plan, StepResult(((),) * len(plan.scheduled)), is_kept)[0]
+
+
 def keep_items(plan: StepPlan, result: StepResult, is_kept: Sequence[bool]) -> tuple[StepPlan, StepResult]:
     """What is left of both once the rows of some requests are taken out, as if they had not run."""
     kept = [index for index, keeps in enumerate(is_kept) if keeps]

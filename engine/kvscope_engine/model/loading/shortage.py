@@ -1,4 +1,4 @@
-"""Distinguishes a lack of memory from a bad file: libraries report both with errors of their own kinds."""
+"""Distinguishes a lack of memory from other failures: libraries report both with errors of their own kinds."""
 
 from __future__ import annotations
 
@@ -21,3 +21,10 @@ def is_no_memory(error: BaseException) -> bool:
         return True
     text = str(error).lower()
     return any(phrase in text for phrase in _PHRASES)
+
+
+def is_of_library(error: BaseException) -> bool:
+    """Whether torch, what torch calls, or Triton raised it: they may fail of one step and not of the next. Other errors
+    are of our own code."""
+    is_tritons = any(base.__module__.partition(".")[0] == "triton" for base in type(error).__mro__)
+    return is_tritons or (isinstance(error, RuntimeError) and not isinstance(error, NotImplementedError))

@@ -42,6 +42,8 @@ STATE_ROW_BYTES: Final = 64
 MAX_MASK_BYTES: Final = 8 << 20
 """Of a step's buffer, for the tokens that each request of a form may have, a bit each."""
 FLOAT32_BYTES: Final = 4
+SMALLEST_TILE_TOKENS: Final = 16
+"""Of attention's tiles, whatever is measured for a card."""
 CHOICE_BYTES_A_BLOCK: Final = 24
 """What choosing blocks holds at once for one block, request and KV head: scores, and what ranking makes of them."""
 CHOICE_BYTES_A_CHOSEN: Final = 96
@@ -86,6 +88,15 @@ class HeadShape:
     """Whether the cache has 8 bits."""
     latents: Latents | None = None
     """Where the cache holds these; `num_kv_heads` and `head_dim` are those of what is stored."""
+    windows: tuple[int, ...] = (0,)
+    """Tokens that layers see at most, each length once; 0: all. What layers of one share, those of another have too."""
+
+    def visible(self, length: int, num_queries: int = 1) -> set[int]:
+        """Tokens that the queries of a request of `length` see between them, in one layer or another. Where there are
+        latents all are read."""
+        if self.latents is not None:
+            return {length}
+        return {min(length, window + num_queries - 1) if window else length for window in self.windows}
 
     @property
     def query_dim(self) -> int:
@@ -144,6 +155,7 @@ def _heads(config: EngineConfig, loaded: LoadedModel) -> HeadShape:
         head_dim=loaded.head_dim,
         element_bytes=loaded.dtype.itemsize,
         is_quantized=is_quantized,
+        windows=_windows(calls),
     )
 
 
@@ -160,7 +172,12 @@ def head_shape(calls: Sequence[LayerCall], element_bytes: int, *, is_quantized: 
         element_bytes=element_bytes,
         is_quantized=is_quantized,
         latents=widest.options.latents,
+        windows=_windows(calls),
     )
+
+
+def _windows(calls: Sequence[LayerCall]) -> tuple[int, ...]:
+    return tuple({call.options.sliding_window or 0: None for call in calls}) or (0,)
 
 
 def latent_bytes(limits: StepLimits, heads: HeadShape) -> int:
@@ -201,8 +218,8 @@ def piecewise_bytes(limits: StepLimits, heads: HeadShape) -> int:
 
 
 def split_partials_bytes(limits: StepLimits, heads: HeadShape, processors: Processors) -> int:
-    """Bytes of partial results, which all layers overwrite: of the largest decode, and of the short runs of queries
-    beside it that take most."""
+    """Bytes of partial results, which all layers of a window overwrite: of the largest decode, and of the short runs of
+    queries beside it that take most."""
     sizes = range(1, limits.max_num_seqs + 1)  # many short ones are not cut, fewer are
     queries = range(1, MAX_CUT_QUERIES + 1)
     decodes = max(_decode_partials(size, limits.max_request_tokens, heads, processors) for size in sizes)
@@ -210,17 +227,28 @@ def split_partials_bytes(limits: StepLimits, heads: HeadShape, processors: Proce
 
 
 def shares_bytes(config: EngineConfig, limits: StepLimits, heads: HeadShape, processors: Processors) -> int:
-    """Bytes that measuring attention by blocks takes of a step: what a layer's parts leave of each block, which the
-    next one takes over, and where all layers and groups add up, in graphs and without, once more on the way down."""
+    """Bytes that measuring attention by blocks takes of a step, beside what one without it takes.
+
+    What a layer's parts leave of each block, or of each piece of one that is longer than a tile, which the next layer
+    of the same window takes over: in the memory of graphs, and in that of steps without. And tables of requests by
+    blocks: where a graph's layers add up, where those of a step without do, all groups put together, and two steps on
+    their way down.
+    """
     if not config.page_heat:
         return 0
     width = table_width(limits.max_request_tokens, limits.block_size)
     num_seqs, longest = limits.max_num_seqs, limits.max_request_tokens
-    places = num_places(num_seqs, longest, limits.block_size, heads.num_heads)
+    pieces_each = limits.block_size // math.gcd(limits.block_size, SMALLEST_TILE_TOKENS)
+    places = sum(
+        num_places(num_seqs, visible, limits.block_size, heads.num_heads, pieces_each)
+        for visible in heads.visible(longest)
+    )
     value_dim = heads.head_dim if heads.latents is None else heads.latents.latent_dim
     of_parts = max(_decode_partials(size, longest, heads, processors) for size in range(1, num_seqs + 1)) // value_dim
-    rows = (places + num_seqs) * heads.num_heads + 3 * limits.num_groups * num_seqs * width
-    return FLOAT32_BYTES * rows + of_parts
+    sums = FLOAT32_BYTES * (places * pieces_each + len(heads.windows) * num_seqs) * heads.num_heads + of_parts
+    num_tables = 5 if limits.num_groups > 1 else 4  # one group has nothing to put together
+    tables = FLOAT32_BYTES * num_tables * limits.num_groups * num_seqs * width
+    return sums * (1 if config.enforce_eager else 2) + tables
 
 
 def choice_bytes(config: EngineConfig, limits: StepLimits, num_kv_heads: int) -> int:
@@ -246,17 +274,19 @@ def logits_width(loaded: LoadedModel) -> int:
 
 
 def _decode_partials(size: int, length: int, heads: HeadShape, processors: Processors) -> int:
+    """Of all windows."""
     num_multiprocessors = processors.num_multiprocessors
     if heads.latents is not None:
         return _latent_partials(size, heads.num_heads, length, heads, processors)
     dims = heads.head_dim, heads.head_dim, heads.num_heads // heads.num_kv_heads, heads.element_bytes
     tiles = decode_tiles(*dims, is_quantized=heads.is_quantized)
-    bounds = part_bounds(size, length, heads.num_kv_heads, tiles.tile_n, num_multiprocessors, tiles.num_warps)
-    return partial_bytes(bounds, heads.num_heads, heads.head_dim)
+    cut = heads.num_kv_heads, tiles.tile_n, num_multiprocessors, tiles.num_warps
+    rooms = (part_bounds(size, visible, *cut) for visible in heads.visible(length))
+    return sum(partial_bytes(bounds, heads.num_heads, heads.head_dim) for bounds in rooms)
 
 
 def _run_partials(max_queries: int, limits: StepLimits, heads: HeadShape, processors: Processors) -> int:
-    """Of as many runs of up to `max_queries` queries as are cut; fewer take less."""
+    """Of as many runs of up to `max_queries` queries as are cut, in all windows; fewer take less."""
     group, length = heads.num_heads // heads.num_kv_heads, limits.max_request_tokens
     if heads.latents is not None:
         num_rows = max_queries * heads.num_heads
@@ -267,10 +297,13 @@ def _run_partials(max_queries: int, limits: StepLimits, heads: HeadShape, proces
     dims = heads.head_dim, heads.head_dim, group, heads.element_bytes
     tiles = prefill_tiles(*dims, max_queries, processors.capability, is_quantized=heads.is_quantized)
     programs_each = heads.num_kv_heads * -(-max_queries // (tiles.tile_m // group))
-    most = most_cut_runs(max_queries, length, programs_each, processors.num_multiprocessors, tiles.num_warps)
-    size = min(most, limits.max_num_seqs)
-    bounds = part_bounds(size, length, programs_each, tiles.tile_n, processors.num_multiprocessors, tiles.num_warps)
-    return partial_bytes(bounds, max_queries * heads.num_heads, heads.head_dim)
+    num_bytes = 0
+    for visible in heads.visible(length, max_queries):
+        most = most_cut_runs(max_queries, visible, programs_each, processors.num_multiprocessors, tiles.num_warps)
+        shape = programs_each, tiles.tile_n, processors.num_multiprocessors, tiles.num_warps
+        bounds = part_bounds(min(most, limits.max_num_seqs), visible, *shape)
+        num_bytes += partial_bytes(bounds, max_queries * heads.num_heads, heads.head_dim)
+    return num_bytes
 
 
 def _latent_partials(size: int, num_rows: int, length: int, heads: HeadShape, processors: Processors) -> int:

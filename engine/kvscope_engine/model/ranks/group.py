@@ -51,7 +51,8 @@ class RankGroup:
         self._is_lost = is_lost
         self._only_records = False
         self.num_points = 0
-        """Sums, broadcasts and steps that this rank has come to; the others come to the same ones."""
+        """Sums, broadcasts and steps that this rank has come to; the others come to the same ones. What is recorded is
+        none: nobody waits in it, and a rank whose capture fails leaves it out."""
         try:
             self._group: Any = (_nccl if self._is_cuda else _gloo)(store, rank)
             self._wait(self._group.allreduce([first := torch.zeros(1, device=device)]), CONNECT)
@@ -63,7 +64,7 @@ class RankGroup:
         """The sum of all ranks' parts, in place."""
         if self._only_records and not torch.cuda.is_current_stream_capturing():
             return part
-        self.num_points += 1
+        self.num_points += not self._only_records
         try:
             self._wait(self._group.allreduce([part]))
         except RuntimeError as error:

@@ -36,6 +36,17 @@ class GraphsTogether:
         self._graphs = graphs
         self.sizes: tuple[int, ...] = ()
         """Ascending; of batches that all ranks have a graph for."""
+        self._refusal = ""
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether nothing is captured here."""
+        return bool(self._refusal)
+
+    def refuse(self, why: str) -> None:
+        """Capture nothing on this rank, and say so to all that ask: `capture_all` has to be called all the same where
+        others do, who wait for this one's word."""
+        self._refusal = why
 
     def capture_all(self, meeting: Meeting) -> list[str]:
         """Before the first request, on all ranks at once. What has no graph and why, a line each."""
@@ -60,6 +71,8 @@ class GraphsTogether:
 
     def _try(self, size: int) -> str:
         """Why not; empty: it was captured."""
+        if self._refusal:
+            return self._refusal
         try:
             self._graphs.capture(size)
         except RuntimeError as error:  # torch.OutOfMemoryError among them

@@ -234,8 +234,8 @@ class ModelRunner:
 
     @property
     def captures_together(self) -> bool:
-        """Whether `capture_together` is to be called."""
-        return self._together is not None
+        """Whether all ranks are to call `capture_together`, if this is the first."""
+        return self._together is not None and not self._together.is_refused
 
     @torch.inference_mode()
     def capture_together(self, meeting: Meeting) -> None:
@@ -350,8 +350,19 @@ class ModelRunner:
         with self._adapted(StepRows(lora_slots) if lora_slots is not None else None, slots):
             self._model.fill(tensors.input_ids, tensors.positions, self._context(tensors))
 
+    @torch.inference_mode()
+    def is_well(self) -> bool:
+        """Whether the device computes after a step that failed: of an illegal address or a failed assertion a process
+        has lost it. Nobody asks one of several, which others may be waiting for."""
+        if self._others is not None:
+            return False
+        try:
+            return torch.ones(2, device=self._device).sum().item() == 2
+        except RuntimeError:
+            return False
+
     def recover(self) -> None:
-        """After a step that ran out of memory: what it left is over, and memory that is only kept is given back."""
+        """After a step that failed: what it left is over, and memory that is only kept is given back."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             torch.cuda.empty_cache()
@@ -363,7 +374,7 @@ class ModelRunner:
             return False
         released = [graphs.release() for graphs in (self._graphs, self._mixed) if graphs is not None]
         if any(released):
-            self.notes.append("a step had no memory: the CUDA graphs' was given back, they are captured again later")
+            self.notes.append("a step failed twice: CUDA graphs and their memory were given back, to be captured later")
             self.recover()
         return any(released)
 
@@ -443,6 +454,8 @@ class ModelRunner:
 
     def _give_up_graphs(self, failure: str) -> None:
         self._graphs = self._mixed = None
+        if self._together is not None:  # others may capture, and have to hear that this rank does not
+            self._together.refuse(failure)
         self.notes.append(f"CUDA graphs could not be captured, steps run without them (slower): {failure}")
 
     def _forward(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,20 +35,30 @@ PROCESSORS = Processors(num_multiprocessors=132, capability=90)
 HEADS = HeadShape(num_heads=8, num_kv_heads=2, head_dim=64, element_bytes=2)
 
 
-def limits(max_num_seqs: int, max_request_tokens: int, max_num_batched_tokens: int = 512) -> StepLimits:
+def limits(
+    max_num_seqs: int, max_request_tokens: int, max_num_batched_tokens: int = 512, block_size: int = 16
+) -> StepLimits:
     return StepLimits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_request_tokens=max_request_tokens,
-        block_size=16,
+        block_size=block_size,
     )
 
 
 def partials_of_a_launch(
-    monkeypatch: pytest.MonkeyPatch, num_seqs: int, length: int, num_queries: int = 1, *, is_measured: bool = False
+    monkeypatch: pytest.MonkeyPatch,
+    num_seqs: int,
+    length: int,
+    num_queries: int = 1,
+    *,
+    is_measured: bool = False,
+    block_size: int = 16,
+    windows: tuple[int, ...] = (0,),
+    heads: HeadShape = HEADS,
 ) -> int:
     """Bytes that a launcher makes for partial results, decode's or that of short runs; its kernels are stood in for.
-    Or for the sums of blocks, of a decode that is measured."""
+    Or for the sums of blocks, of a decode that is measured. Of a step's layers, one of each window."""
     module = paged_decode_attention if num_queries == 1 else paged_prefill_attention
     plans = plan.DecodePlans()
 
@@ -59,22 +70,25 @@ def partials_of_a_launch(
     monkeypatch.setattr(module, "merge_splits", lambda *_, **__: None)
     monkeypatch.setattr(plan, "plan_decode", lambda *_, **__: None)
     monkeypatch.setattr(module, "require_triton", lambda: None)
-    cache = torch.empty(1, 16, HEADS.num_kv_heads, HEADS.head_dim, dtype=torch.bfloat16)
-    args = AttentionArgs(
-        torch.empty(num_seqs * num_queries, HEADS.num_heads, HEADS.head_dim, dtype=torch.bfloat16),
-        cache,
-        cache.clone(),
-        torch.zeros(num_seqs, 16, dtype=torch.int32),
-        torch.zeros(num_seqs, dtype=torch.int32),
-        scale=1.0,
-        max_seq_len=length,
-    )
-    if num_queries == 1:
-        shares = torch.zeros(num_seqs, -(-length // 16)) if is_measured else None
-        paged_decode_attention.paged_decode_attention(args, plans, shares)
-    else:
-        starts = torch.arange(num_seqs + 1, dtype=torch.int32) * num_queries
-        paged_prefill_attention.paged_prefill_attention(args, QueryRuns(starts, num_queries, plans=plans))
+    cache = torch.empty(1, block_size, heads.num_kv_heads, heads.head_dim, dtype=torch.bfloat16)
+    seq_lens = torch.zeros(num_seqs, dtype=torch.int32)
+    for window in windows:
+        args = AttentionArgs(
+            torch.empty(num_seqs * num_queries, heads.num_heads, heads.head_dim, dtype=torch.bfloat16),
+            cache,
+            cache.clone(),
+            torch.zeros(num_seqs, 16, dtype=torch.int32),
+            seq_lens,
+            scale=1.0,
+            sliding_window=window or None,
+            max_seq_len=length,
+        )
+        if num_queries == 1:
+            shares = torch.zeros(num_seqs, -(-length // block_size)) if is_measured else None
+            paged_decode_attention.paged_decode_attention(args, plans, shares)
+        else:
+            starts = torch.arange(num_seqs + 1, dtype=torch.int32) * num_queries
+            paged_prefill_attention.paged_prefill_attention(args, QueryRuns(starts, num_queries, plans=plans))
     if is_measured:
         return sum(room.of_pieces.nbytes + room.lse.nbytes for room in plans._sums.values())
     return sum(room.partial.nbytes + room.lse.nbytes for room in plans._rooms.values())
@@ -100,21 +114,57 @@ def test_partials_are_those_of_the_largest_launch(
     assert max(runs) < 32 << 20
 
 
-@pytest.mark.parametrize(("max_num_seqs", "max_request_tokens"), [(1, 100), (8, 4096), (70, 1 << 17), (256, 1 << 17)])
-def test_sums_of_blocks_are_counted_where_attention_is_measured(
-    monkeypatch: pytest.MonkeyPatch, max_num_seqs: int, max_request_tokens: int
+@pytest.mark.parametrize("windows", [(0, 1024), (1024, 4096), (0, 100, 5000)], ids=str)
+@pytest.mark.parametrize(("max_num_seqs", "max_request_tokens"), [(8, 4096), (32, 1 << 17)])
+def test_layers_of_each_window_have_partials_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, max_num_seqs: int, max_request_tokens: int, windows: tuple[int, ...]
 ) -> None:
-    """With rows for every layer to add to, in graphs and without, and those on their way down."""
-    most = limits(max_num_seqs, max_request_tokens)
-    counted = shares_bytes(EngineConfig(model="any", page_heat=1), most, HEADS, PROCESSORS)
-    launches = [
-        partials_of_a_launch(monkeypatch, size, max_request_tokens, is_measured=True)
-        for size in captured_sizes(max_num_seqs)
-    ]
-    rows = 3 * 4 * max_num_seqs * -(-max_request_tokens // 256) * 16
-    assert 0 <= counted - max(launches) - rows <= counted // 10
-    assert counted - rows < 52 << 20
-    assert shares_bytes(EngineConfig(model="any"), most, HEADS, PROCESSORS) == 0
+    heads = replace(HEADS, windows=windows)
+    counted = split_partials_bytes(limits(max_num_seqs, max_request_tokens), heads, PROCESSORS)
+    sizes = range(1, max_num_seqs + 1)
+    launches, runs = (
+        max(
+            partials_of_a_launch(monkeypatch, size, max_request_tokens, num_queries, windows=windows)
+            for size in sizes
+            for num_queries in queries
+        )
+        for queries in ((1,), (2, 16, 17, 64, 128, 250, 256, 257))
+    )
+    assert launches + runs <= counted <= 1.3 * (launches + runs)
+
+
+SIZES = [(1, 100), (8, 4096), (70, 1 << 17), (256, 1 << 17)]
+
+
+@pytest.mark.parametrize("windows", [(0,), (0, 1024)], ids=str)
+@pytest.mark.parametrize("block_size", [16, 32, 64])
+@pytest.mark.parametrize("head_dim", [64, 256], ids=lambda dim: f"tiles for {dim}")
+@pytest.mark.parametrize(("max_num_seqs", "max_request_tokens"), SIZES)
+def test_sums_of_blocks_are_counted_where_attention_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+    max_num_seqs: int,
+    max_request_tokens: int,
+    head_dim: int,
+    block_size: int,
+    windows: tuple[int, ...],
+) -> None:
+    """With rows for every layer to add to, in graphs and without, and those on their way down: never less."""
+    most = limits(max_num_seqs, max_request_tokens, block_size=block_size)
+    heads = replace(HEADS, windows=windows, head_dim=head_dim)
+    config = EngineConfig(model="any", page_heat=1, enforce_eager=True)
+    counted = shares_bytes(config, most, heads, PROCESSORS)
+    options: dict[str, Any] = {"is_measured": True, "block_size": block_size, "windows": windows, "heads": heads}
+    largest = max(
+        partials_of_a_launch(monkeypatch, size, max_request_tokens, **options) for size in captured_sizes(max_num_seqs)
+    )
+    table = 4 * max_num_seqs * -(-max_request_tokens // (16 * block_size)) * 16
+    assert largest <= counted - 4 * table <= 1.2 * largest * (block_size // 16)
+    assert counted - 4 * table < len(windows) * (52 << 20)
+    with_graphs = shares_bytes(replace(config, enforce_eager=False), most, heads, PROCESSORS)
+    assert with_graphs - counted == counted - 4 * table, "a graph's layers have theirs in its own memory"
+    of_groups = shares_bytes(config, replace(most, num_groups=3), heads, PROCESSORS)
+    assert of_groups - counted == (5 * 3 - 4) * table, "put together before they come down"
+    assert shares_bytes(EngineConfig(model="any"), most, heads, PROCESSORS) == 0
 
 
 def test_tensors_of_graphs_are_those_of_the_largest_batch() -> None:

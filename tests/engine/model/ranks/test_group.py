@@ -49,7 +49,8 @@ def test_ranks_add_up_share_and_agree(in_all: InAll) -> None:
 def test_while_graphs_are_recorded_only_what_they_record_is_added(
     in_all: InAll, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank that fails between two sums leaves nobody waiting; in a graph they are as ever."""
+    """A rank that fails between two sums leaves nobody waiting, and is not behind afterwards: its tries count for
+    nothing. In a graph they are as ever."""
     capturing = threading.local()
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: getattr(capturing, "is_on", False))
 
@@ -59,6 +60,7 @@ def test_while_graphs_are_recorded_only_what_they_record_is_added(
             capturing.is_on = True
             inside = group.all_reduce(torch.ones(1)).item()
         capturing.is_on = False
-        return outside, inside, group.all_agree(True)
+        points = group.num_points
+        return outside, inside, points, group.all_agree(True), group.num_points
 
-    assert in_all(act) == [(1.0, float(COUNT), True)] * COUNT
+    assert in_all(act) == [(1.0, float(COUNT), 0, True, 1)] * COUNT

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engine.rehearsal.steps.plans import decodes, scheduled
 
-from kvscope_engine.policy.plan import Scheduled, StepPlan
-from kvscope_engine.policy.request import Request
-from kvscope_telemetry.messages.sampling_params import ResolvedSampling
+from kvscope_engine.policy.plan import StepPlan
 
 QWEN3: dict[str, Any] = {
     "architecture": "qwen3_moe",
@@ -33,24 +32,6 @@ MODELS = {
     },
 }
 EXPERTS = ("align_experts", "expert_product", "sum_experts")
-
-
-def scheduled(number: int, num_cached: int, num_tokens: int) -> Scheduled:
-    request = Request(
-        number=number,
-        request_id=f"r{number}",
-        prompt_token_ids=[7] * (num_cached + num_tokens),
-        sampling=ResolvedSampling(temperature=0.0),
-        max_tokens=9,
-        arrival_ns=0,
-        output_token_ids=[],
-        block_tables=(list(range((num_cached + num_tokens) // 16 + 2)),),
-    )
-    return Scheduled(request, num_cached, num_tokens, True)
-
-
-def decodes(count: int) -> StepPlan:
-    return StepPlan(tuple(scheduled(number, 30 + number, 1) for number in range(count)), count)
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())

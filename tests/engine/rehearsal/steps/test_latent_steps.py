@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engine.rehearsal.steps.plans import scheduled
 
-from kvscope_engine.policy.plan import Scheduled, StepPlan
-from kvscope_engine.policy.request import Request
-from kvscope_telemetry.messages.sampling_params import ResolvedSampling
+from kvscope_engine.policy.plan import StepPlan
 
 DEEPSEEK: dict[str, Any] = {
     "architecture": "youtu",
@@ -22,20 +21,6 @@ DEEPSEEK: dict[str, Any] = {
     "head_dim": 64,
 }
 """One layer's sizes, but for the number of heads."""
-
-
-def scheduled(number: int, num_cached: int, num_tokens: int) -> Scheduled:
-    request = Request(
-        number=number,
-        request_id=f"r{number}",
-        prompt_token_ids=[7] * (num_cached + num_tokens),
-        sampling=ResolvedSampling(temperature=0.0),
-        max_tokens=9,
-        arrival_ns=0,
-        output_token_ids=[],
-        block_tables=(list(range((num_cached + num_tokens) // 16 + 2)),),
-    )
-    return Scheduled(request, num_cached, num_tokens, True)
 
 
 STEPS = {

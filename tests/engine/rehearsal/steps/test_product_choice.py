@@ -7,30 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engine.rehearsal.steps.plans import decodes
 
 from kvscope_engine.model.running.product_choice import choose_products
-from kvscope_engine.policy.plan import Scheduled, StepPlan
-from kvscope_engine.policy.request import Request
 from kvscope_kernels.linear import choice
 from kvscope_kernels.linear.skinny_linear import linear
-from kvscope_telemetry.messages.sampling_params import ResolvedSampling
-
-
-def decodes(count: int) -> StepPlan:
-    requests = [
-        Request(
-            number=number,
-            request_id=f"r{number}",
-            prompt_token_ids=[7] * 19,
-            sampling=ResolvedSampling(temperature=0.0),
-            max_tokens=9,
-            arrival_ns=0,
-            output_token_ids=[3],
-            block_tables=([0, 1],),
-        )
-        for number in range(count)
-    ]
-    return StepPlan(tuple(Scheduled(request, 19, 1, True) for request in requests), count)
 
 
 def clock(calls: Sequence[Any]) -> Callable[[], float]:

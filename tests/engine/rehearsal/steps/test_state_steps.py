@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engine.rehearsal.steps.plans import scheduled
 
-from kvscope_engine.policy.plan import Scheduled, StateSave, StepPlan
-from kvscope_engine.policy.request import Request
-from kvscope_telemetry.messages.sampling_params import ResolvedSampling
+from kvscope_engine.policy.plan import StateSave, StepPlan
 
 HYBRID: dict[str, Any] = {
     "architecture": "qwen3_next",
@@ -21,23 +20,7 @@ HYBRID: dict[str, Any] = {
     "linear_conv_kernel_dim": 4,
     "mlp_only_layers": [0, 1],
 }
-
-
-def scheduled(number: int, num_cached: int, num_tokens: int) -> Scheduled:
-    request = Request(
-        number=number,
-        request_id=f"r{number}",
-        prompt_token_ids=(7,) * (num_cached + num_tokens),
-        sampling=ResolvedSampling(temperature=0.0),
-        max_tokens=9,
-        arrival_ns=0,
-        block_tables=(list(range((num_cached + num_tokens) // 16 + 2)),),
-        state_slot=number,
-    )
-    return Scheduled(request, num_cached, num_tokens, True)
-
-
-DECODES = (scheduled(1, 50, 1), scheduled(2, 400, 1), scheduled(3, 15, 1))
+DECODES = (scheduled(1, 50, 1, state_slot=1), scheduled(2, 400, 1, state_slot=2), scheduled(3, 15, 1, state_slot=3))
 
 
 def convolution(
@@ -74,7 +57,7 @@ def test_decodes_are_a_graph_whatever_is_copied_and_kept(fake_gpu: Any, runner: 
 def test_whoever_has_no_state_yet_runs_without_a_graph(fake_gpu: Any, runner: Any) -> None:
     for _ in range(2):
         fake_gpu.seen.clear()
-        runner.run(StepPlan((*DECODES[:2], scheduled(4, 0, 1)), 3))
+        runner.run(StepPlan((*DECODES[:2], scheduled(4, 0, 1, state_slot=4)), 3))
         assert fake_gpu.seen.replays == 0
-    runner.run(StepPlan((DECODES[0], scheduled(5, 0, 40)), 1))
+    runner.run(StepPlan((DECODES[0], scheduled(5, 0, 40, state_slot=5)), 1))
     assert fake_gpu.seen.replays == 0

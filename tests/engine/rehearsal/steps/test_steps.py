@@ -448,7 +448,7 @@ def test_a_capture_that_fails_in_service_costs_no_request(fake_gpu: Any, monkeyp
     assert [len(step.result().token_ids) for step in (first, second)] == [1, 1]
     assert fake_gpu.seen.replays == 1, "the second captured its size"
     given_back, *notes = runner.notes
-    assert given_back.startswith("a step had no memory")
+    assert given_back.startswith("a step failed twice")
     why = "OutOfMemoryError: CUDA out of memory; it will be retried later"
     assert notes == [f"no CUDA graph for batches of 1, which run slower: {why}", "batches of 1 have a CUDA graph again"]
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from numpy.typing import NDArray
+from tests.engine.rehearsal.steps.test_expert_steps import QWEN3
 
 from kvscope_engine.model.ranks.messages import Step, decode_to_rank, encode, inputs_of, step_of
 from kvscope_engine.model.running.graphs_together import ELSEWHERE
@@ -182,6 +183,33 @@ def test_without_any_graph_both_run_eagerly_and_say_why(
     assert follower.steps[-1].graph_size == 0
     assert fake_gpu.seen.replays == 0
     assert sums == [2] * (2 * SUMS_A_PASS), "of two rows, on each rank"
+
+
+@pytest.mark.parametrize("is_ours", [True, False], ids=["rank 0", "another rank"])
+def test_graphs_that_a_rank_cannot_hold_are_given_up_on_all(
+    is_ours: bool, fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 asks for none then; another, which finds it alone, says no to each size, so that nobody waits for it."""
+
+    def made(reads: bool, **options: Any) -> ModelRunner:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 9) if reads else (9, 0))
+        runner: ModelRunner = fake_gpu.make_runner(together=True, fuses_experts=False, **QWEN3, **options)
+        runner.warm_up(lambda _: None)
+        return runner
+
+    follower = Follower(made(not is_ours))
+    runner = made(is_ours, others=follower)
+    assert runner.captures_together is not is_ours
+    assert runner.captures_together or runner.notes[0].startswith("CUDA graphs could not be captured")
+    if runner.captures_together:
+        theirs = Agreement()
+        follower.runner.capture_together(theirs)
+        assert theirs.ours == [False] * len(SIZES)
+        runner.capture_together(Agreement(*theirs.ours))
+    assert runner.run(decodes(2)).graph_size == 0
+    assert follower.steps[-1].graph_size == 0
+    assert fake_gpu.seen.replays == 0
+    assert not runner.while_idle()
 
 
 def test_a_step_that_runs_ahead_is_told_before_its_tokens_are_known(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.engine.test_speculation import knowing
-from tests.engine.test_step_loop import Storm, close_to, jobs_of, said_by
+from tests.engine.test_step_loop import Storm, close_to, jobs_of, numbers, said_by
 
 from kvscope_engine import Engine
 from kvscope_telemetry.messages.commands import Submit
@@ -26,11 +26,6 @@ def expected(make_small: Make, jobs: list[Submit]) -> Said:
     """Without graphs, with room for all."""
     with make_small(num_gpu_blocks_override=2048, max_num_seqs=32) as engine:
         return said_by(engine, jobs)
-
-
-def numbers(said: Said) -> Said:
-    """As `close_to` has them."""
-    return [(ids, reason, [(one.token_id, one.logprob) for one in logprobs]) for ids, reason, logprobs in said]
 
 
 @pytest.mark.parametrize(

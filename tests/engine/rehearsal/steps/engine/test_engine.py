@@ -163,7 +163,7 @@ def test_a_graph_that_cannot_be_captured_in_service_is_an_event_and_a_note_at_on
     assert engine.components.runner.release_graphs()
     assert sum(step.replays for step in serve(engine, lanes, fake_gpu)) == 0
     given_back, *failed = notes
-    assert given_back.startswith("a step had no memory")
+    assert given_back.startswith("a step failed twice")
     assert all(note.startswith("no CUDA graph for batches of ") for note in failed)
     assert failed
     assert engine.notes == tuple(notes)
