@@ -114,7 +114,7 @@ def test_a_step_without_memory_ends_its_own_requests_alone(
 ) -> None:
     """Those that come after are served."""
     with Engine(config(tiny_model())) as engine:
-        runner, failures = engine.components.runner, [torch.OutOfMemoryError("out of memory")] * 3
+        runner, failures = engine.components.runner, [torch.OutOfMemoryError("out of memory")] * 30
         run = runner.run
         monkeypatch.setattr(runner, "run", lambda plan: run(plan) if not failures else _raise(failures.pop()))
         sampling = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
