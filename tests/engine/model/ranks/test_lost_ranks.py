@@ -72,12 +72,12 @@ def test_a_rank_that_stands_still_in_a_step_is_named_and_killed(make_engine: Mak
 
 
 def test_a_rank_without_memory_is_named(make_engine: Make) -> None:
-    """It says why, or dies where the room for its stack could not be had."""
+    """It says why, or dies where not even that could be had."""
     engine, child = two_ranks(make_engine, max_num_batched_tokens=2048)
     begin(engine, num_tokens=240)
     resource.prlimit(child.pid, resource.RLIMIT_AS, (1 << 20, resource.RLIM_INFINITY))
     reason, took_s = steps_until_it_fails(engine)
-    assert reason.startswith(("rank 1 of 2 failed: ", "rank 1 of 2 ended by SIGSEGV")), reason
+    assert reason.startswith(("rank 1 of 2 failed: ", "rank 1 of 2 ended ")), reason
     assert took_s < LIMIT_S
     engine.close()
     assert not psutil.pid_exists(child.pid)
