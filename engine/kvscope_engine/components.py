@@ -410,7 +410,7 @@ def _ready_model(
             uuids = gpu_uuids(config.tensor_parallel_size)
             register.await_turn(uuids, lambda whom: progress(Progress(stage=WAIT, detail=whom)))
 
-    loaded = load_model(config, progress, rank_of(leader), await_turn=await_turn)
+    loaded = load_model(config, progress, rank_of(leader), await_turn)
     undo.callback(close_streaming, loaded.module)
     if leader is not None:
         leader.load(config, layers_of(adapters))

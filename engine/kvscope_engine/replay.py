@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -21,7 +21,6 @@ from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
 from kvscope_telemetry.messages.telemetry import Fingerprints, Hello, TelemetryMessage
-from kvscope_telemetry.options import options_of
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.texts.block_texts import AskedRequest, RecordedText
 
@@ -66,10 +65,10 @@ def read_run(path: Path) -> RecordedRun:
     return RecordedRun(hello, requests, tuple(recording.fingerprints()), frozenset(failed))
 
 
-def config_of_run(hello: Hello, given: EngineConfig) -> EngineConfig:
-    """An engine as the recorded one was, but for what `given` says otherwise than by default."""
-    cache, plain = hello.cache, EngineConfig()
-    recorded: dict[str, object] = {
+def config_of_run(hello: Hello, given: Mapping[str, Any]) -> EngineConfig:
+    """An engine as the recorded one was, but for the fields that are `given`. Raises BadInput."""
+    cache = hello.cache
+    recorded: dict[str, Any] = {
         "model": hello.model.name,
         "device": "cpu",
         "dtype": hello.model.dtype,
@@ -83,9 +82,7 @@ def config_of_run(hello: Hello, given: EngineConfig) -> EngineConfig:
         "deterministic": True,
         "fingerprints": True,
     }
-    chosen = {name: getattr(given, name) for name in options_of(EngineConfig)}
-    left = {name: value for name, value in recorded.items() if chosen[name] == getattr(plain, name)}
-    return EngineConfig(**chosen | left)
+    return EngineConfig(**recorded | given)
 
 
 def check_same_engine(recorded: Hello, now: Hello) -> None:
@@ -147,8 +144,9 @@ class Comparison:
         left_out = [f"not compared: {'; '.join(self.left_out)}"] if self.left_out else []
         counts = f"{self.num_requests} requests, {self.num_blocks} blocks, {self.num_layers} layers"
         if not self.first and not self.num_blocks and not self.num_logits:
-            told = "keys and values were not recorded (--fingerprints)"
-            return [f"equal tokens: {self.num_requests} requests; {told}", *left_out]
+            why = "of keys and values none was computed in both runs"
+            why = why if self.num_layers else "keys and values were not recorded (--fingerprints)"
+            return [f"equal tokens: {self.num_requests} requests; {why}", *left_out]
         if not self.first:
             return [f"bit-equal: {counts}, {self.num_logits} tokens", *left_out]
         return [
@@ -164,25 +162,27 @@ class Comparison:
 class RunDigests:
     """What a run computed, by the text that it follows from."""
 
-    blocks: defaultdict[bytes, list[tuple[Moment, bytes]]] = field(default_factory=lambda: defaultdict(list))
-    """Digests of all layers of a block, each time it was computed; `Moment.layer` is 0."""
-    logits: defaultdict[bytes, list[tuple[Moment, int]]] = field(default_factory=lambda: defaultdict(list))
+    blocks: defaultdict[bytes, dict[bytes, Moment]] = field(default_factory=lambda: defaultdict(dict))
+    """Digests of all layers of a block, and when it first had them; `Moment.layer` is 0."""
+    logits: defaultdict[bytes, dict[int, Moment]] = field(default_factory=lambda: defaultdict(dict))
+    """Sums of a token's logits, and when they first were these."""
 
     def add(self, message: Fingerprints, texts: dict[int, PrefixKeys], block_size: int) -> None:
         """What a step told; of requests that are not among `texts` nothing is known."""
         number, place = np.frombuffer(message.number, "<u4").tolist(), np.frombuffer(message.place, "<u4").tolist()
         width = 8 * message.num_layers
         for row, (request, block) in enumerate(zip(number, place, strict=True)):
-            if (key := _key(texts, request, (block + 1) * block_size)) is not None:
-                digests = message.digests[row * width : (row + 1) * width]
-                self.blocks[key].append((Moment(message.step, 0, request, block), digests))
+            digests = message.digests[row * width : (row + 1) * width]
+            key = _key(texts, request, (block + 1) * block_size)
+            if key is not None and any(digests):  # of 0 they say nothing
+                self.blocks[key].setdefault(digests, Moment(message.step, 0, request, block))
         sampled = np.frombuffer(message.sampled_number, "<u4").tolist()
         places = np.frombuffer(message.sampled_place, "<u4").tolist()
         sums = np.frombuffer(message.logit_sums, "<u8").tolist()
         for request, said, total in zip(sampled, places, sums, strict=True):
             text = texts.get(request)
             if text is not None and (key := text.key(text.num_prompt_tokens + said)) is not None:
-                self.logits[key].append((Moment(message.step, message.num_layers, request, said), total))
+                self.logits[key].setdefault(total, Moment(message.step, message.num_layers, request, said))
 
 
 class PrefixKeys:
@@ -264,15 +264,13 @@ def _left_out(run: RecordedRun, before: RunDigests, now: RunDigests) -> tuple[st
     told = {number for message in run.fingerprints for packed in _numbers(message) for number in packed}
     without_end = len(told - run.failed - {text.number for text in run.requests})
     counts = (
-        (len(run.failed), "requests that failed in the recording"),
-        (without_end, "requests whose end was not recorded"),
-        (
-            len(before.blocks.keys() ^ now.blocks.keys()) if run.fingerprints else 0,
-            "blocks that one run alone computed",
-        ),
-        (len(before.logits.keys() ^ now.logits.keys()) if run.fingerprints else 0, "tokens that one run alone sampled"),
+        (len(run.failed), "request", "that failed in the recording"),
+        (without_end, "request", "whose end was not recorded"),
+        (len(before.blocks.keys() ^ now.blocks.keys()), "block", "that one run alone computed"),
+        (len(before.logits.keys() ^ now.logits.keys()), "token", "that one run alone sampled"),
     )
-    return tuple(f"{count} {what}" for count, what in counts if count > 0)
+    what_told = counts if run.fingerprints else counts[:2]
+    return tuple(f"{count} {what}{'s' * (count > 1)} {which}" for count, what, which in what_told if count > 0)
 
 
 def _numbers(message: Fingerprints) -> tuple[list[int], list[int]]:
@@ -295,11 +293,11 @@ def _compare_blocks(before: RunDigests, now: RunDigests) -> tuple[int, int, list
     """How many blocks both have, how many of them are equal, and where others part."""
     count, parted = 0, list[Moment]()
     for key, computed in before.blocks.items():
-        again = [digests for _, digests in now.blocks.get(key, ())]
+        again = now.blocks.get(key)
         if not again:
             continue
         count += 1
-        different = [(moment, _first_layer(digests, other)) for moment, digests in computed for other in again]
+        different = [(moment, _first_layer(digests, other)) for digests, moment in computed.items() for other in again]
         layers = [moment._replace(layer=layer) for moment, layer in different if layer is not None]
         parted += layers and [min(layers)]
     return count, count - len(parted), parted
@@ -308,11 +306,11 @@ def _compare_blocks(before: RunDigests, now: RunDigests) -> tuple[int, int, list
 def _compare_logits(before: RunDigests, now: RunDigests) -> tuple[int, int, list[Moment]]:
     count, parted = 0, list[Moment]()
     for key, computed in before.logits.items():
-        again = [total for _, total in now.logits.get(key, ())]
+        again = now.logits.get(key)
         if not again:
             continue
         count += 1
-        different = [moment for moment, total in computed if any(total != other for other in again)]
+        different = [moment for total, moment in computed.items() if again.keys() != {total}]
         parted += different and [min(different)]
     return count, count - len(parted), parted
 

@@ -83,7 +83,7 @@ def record(path: Path, config: EngineConfig, asked: Sequence[Submit], *, texts: 
 
 def replayed(run: RecordedRun, **options: Any) -> Comparison:
     replayer = Replayer(run)
-    with Engine(config_of_run(run.hello, EngineConfig(**options)), publish=replayer.take) as engine:
+    with Engine(config_of_run(run.hello, options), publish=replayer.take) as engine:
         return replayer.replay(engine)
 
 
@@ -207,6 +207,17 @@ def test_another_model_parts_or_is_refused(
     assert "num_layers is 4, and was 3" in capsys.readouterr().err
 
 
+def test_an_option_is_taken_at_its_default_too(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(recording), "--block-size", "16"]) == 2
+    assert "block_size is 16, and was 4" in capsys.readouterr().err
+
+
+def test_what_was_computed_many_times_is_compared_once(recording: Path) -> None:
+    run = read_run(recording)
+    often = RecordedRun(run.hello, run.requests, run.fingerprints * 100)
+    assert replayed(often).lines == replayed(run).lines
+
+
 def test_what_a_recording_lacks_is_one_line(tmp_path: Path, config: EngineConfig, model: str) -> None:
     plain = EngineConfig(model=model, device="cpu", dtype="float32", num_gpu_blocks_override=64)
     with pytest.raises(BadInput, match=r"its engine was not deterministic; start the engine with --deterministic"):
@@ -282,7 +293,7 @@ def test_what_failed_or_has_no_end_is_left_out_and_counted(recording: Path, tmp_
     found = replayed(read_run(path))
     assert found.num_requests == 6
     assert found.first == ""
-    assert found.left_out[:2] == ("1 requests that failed in the recording", "1 requests whose end was not recorded")
+    assert found.left_out[:2] == ("1 request that failed in the recording", "1 request whose end was not recorded")
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4", "a8"])
@@ -292,7 +303,7 @@ def test_quantized_weights_are_those_of_the_recording(
     given = {name: getattr(config, name) for name in config.__dataclass_fields__} | {"quantization": quantization}
     path = record(tmp_path / "few_bits.mcap", EngineConfig(**given), submits(2))
     run = read_run(path)
-    assert config_of_run(run.hello, EngineConfig()).quantization == quantization
+    assert config_of_run(run.hello, {}).quantization == quantization
     assert replayed(run).lines[0].startswith("bit-equal: 2 requests, ")
     other = "int4" if quantization != "int4" else "int8"
     assert main(["replay", str(path), "--quantization", other]) == 2

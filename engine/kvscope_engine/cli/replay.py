@@ -6,12 +6,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from kvscope_engine.cli.arguments.options import add_engine_options, engine_config
+from kvscope_engine.cli.arguments.options import add_engine_options, given_options
 from kvscope_engine.cli.engine_class import engine_class
 from kvscope_engine.cli.notes import print_notes
 from kvscope_engine.replay import Comparison, Replayer, config_of_run, read_run
 from kvscope_engine.server.service import one_line
+from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.options import options_of
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -25,7 +27,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
     )
     parser.add_argument("file", metavar="FILE", type=Path, help="the recording")
     add_engine_options(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, **dict.fromkeys(options_of(EngineConfig)))  # what is not given is as it was
     return parser
 
 
@@ -44,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _replayed(args: argparse.Namespace) -> Comparison:
     recorded = read_run(args.file)
-    config = config_of_run(recorded.hello, engine_config(args))
+    config = config_of_run(recorded.hello, given_options(args))
     engine_type = engine_class()
     from kvscope_engine.model.fetching.progress import TerminalProgress
 

@@ -20,8 +20,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """The configuration that the options ask for; raises BadInput for what does not go together."""
-    given: dict[str, Any] = {name: getattr(args, name) for name in options_of(EngineConfig)}
-    for name, value in given.items():
-        if isinstance(value, list):
-            given[name] = tuple(value)
-    return EngineConfig(**given)
+    return EngineConfig(**given_options(args))
+
+
+def given_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Fields of a configuration, without those that are None."""
+    values = {name: getattr(args, name) for name in options_of(EngineConfig)}
+    given = {name: value for name, value in values.items() if value is not None}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}

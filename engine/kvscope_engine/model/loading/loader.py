@@ -117,7 +117,6 @@ def load_model(
     config: EngineConfig,
     progress: ProgressCallback,
     rank: Rank = ALONE,
-    *,
     await_turn: Callable[[torch.device], object] = lambda device: None,
 ) -> LoadedModel:
     """Find, download, convert and load `config.model`, or the share of it that is of `rank`, as far as each is needed.
