@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from PySide6.QtCore import QSize, Signal
+from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QWidget
 
@@ -41,7 +41,7 @@ class TimeBar(QWidget):
         layout = QHBoxLayout(self)
         layout.setContentsMargins(*((8, 6, 8, 2) if inset else (0, 0, 0, 0)))
         layout.setSpacing(8)
-        layout.addWidget(self.ranges)
+        layout.addWidget(self.ranges, alignment=Qt.AlignmentFlag.AlignLeft)
         layout.addWidget(self.time, 1)
         layout.addWidget(self.live)
 
