@@ -72,7 +72,7 @@ _TYPES: Final = {
     "asked": "*fp64",
     "logits": "*fp32",
     **dict.fromkeys(("partial", "partial_lse", "k_scale", "v_scale"), "*fp32"),
-    **dict.fromkeys(("of_pieces", "lse_of_parts", "shares"), "*fp32"),
+    **dict.fromkeys(("of_pieces", "lse_of_parts", "shares", "sums"), "*fp32"),
     **dict.fromkeys(("x", "total", "weight", "norm_weight", "eps"), "*fp32"),
     **dict.fromkeys(("scale", "softcap"), "fp32"),
 }
