@@ -408,7 +408,8 @@ def _ready_model(
     def await_turn(device: torch.device) -> None:
         if device.type == "cuda":
             uuids = gpu_uuids(config.tensor_parallel_size)
-            register.await_turn(uuids, lambda whom: progress(Progress(stage=WAIT, detail=whom)))
+            if not register.await_turn(uuids, lambda whom: progress(Progress(stage=WAIT, detail=whom))):
+                progress(Progress(stage=WAIT, detail="no longer: memory may be short, since the other is not done"))
 
     loaded = load_model(config, progress, rank_of(leader), await_turn)
     undo.callback(close_streaming, loaded.module)
@@ -682,6 +683,7 @@ def _build_guard(
         0 if plan is None else plan.needed + max(plan.kv, 0),
         step_costs(plan, *most, has_graphs=runner.has_graphs),
         *(scheduler, runner, runner.notes.append),
+        expected=None if plan is None else plan.others,
         pages=storage.resident_bytes,
         promise=register.promise,
         paging=PagingWatch() if is_wsl() else None,
