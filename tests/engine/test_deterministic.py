@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from tests.kernels import conftest as kernels
 
 from kvscope_engine import Engine, EngineConfig, SamplingParams
 from kvscope_engine.model.checks.hook_check import check_hook
 from kvscope_engine.model.checks.tile_check import differing_part, proven_tiles
 from kvscope_engine.model.loading.loader import load_model
 from kvscope_kernels import ops_for
+from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
 from kvscope_kernels.native.library import library
 from kvscope_telemetry.engine_config import LoraModule
 from kvscope_telemetry.errors import BadInput
@@ -30,6 +33,8 @@ WIDE = {
 
 Answer = list[tuple[int, float]]
 """Tokens and their log-probabilities."""
+
+interpret = kernels.interpret
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no compiler: attention is not the CPU's own")
 
@@ -123,6 +128,27 @@ def test_the_proof_at_load_names_a_layer_that_looks_at_places(tiny_model: Callab
     assert differing_part(loaded.module, 16, ops_for("cpu")).startswith("layer 1 ")
 
 
+@pytest.mark.interpreter
+def test_attention_of_a_gpu_is_the_same_bits_at_every_place(
+    interpret: Callable[..., Any], tiny_model: Callable[..., str]
+) -> None:
+    """Its kernel between a CPU's products; as it is launched elsewhere it does not pass the proof."""
+    name = tiny_model(model_type="mistral", architectures=["MistralForCausalLM"], sliding_window=9)
+    loaded = load_model(EngineConfig(model=name, device="cpu", dtype="float32"), lambda progress: None)
+    check_hook(loaded.module)
+    prefill = ops_for("cuda").prefill
+
+    def fixed(args: AttentionArgs, runs: QueryRuns) -> torch.Tensor:
+        result: torch.Tensor = interpret(prefill, args, runs._replace(plans=None, lengths=None))
+        return result
+
+    def varying(args: AttentionArgs, runs: QueryRuns) -> torch.Tensor:
+        return fixed(args, runs._replace(is_fixed=False))
+
+    assert differing_part(loaded.module, 16, replace(ops_for("cpu"), prefill=fixed)) == ""
+    assert differing_part(loaded.module, 16, replace(ops_for("cpu"), prefill=varying)).startswith("layer 1 ")
+
+
 def test_tiles_of_other_sizes_are_used_where_they_give_the_same_bits(tiny_model: Callable[..., str]) -> None:
     loaded = load_model(EngineConfig(model=tiny_model(), device="cpu", dtype="float32"), lambda progress: None)
     check_hook(loaded.module)
@@ -138,7 +164,9 @@ def test_tiles_of_other_sizes_are_used_where_they_give_the_same_bits(tiny_model:
 @pytest.mark.parametrize(
     "options",
     [
-        {"device": "cuda"},
+        {"piecewise_graphs": True},
+        {"attention_backend": "flashinfer"},
+        {"cpu_offload_gb": 1.0},
         {"tensor_parallel_size": 2},
         {"kv_cache_dtype": "int8"},
         {
