@@ -128,6 +128,15 @@ def test_the_proof_at_load_names_a_layer_that_looks_at_places(tiny_model: Callab
     assert differing_part(loaded.module, 16, ops_for("cpu")).startswith("layer 1 ")
 
 
+def test_the_proof_at_load_names_a_head_that_looks_at_places(tiny_model: Callable[..., str]) -> None:
+    loaded = load_model(EngineConfig(model=tiny_model(), device="cpu", dtype="float32"), lambda progress: None)
+    check_hook(loaded.module)
+    head = loaded.module.get_output_embeddings()  # type: ignore[operator]
+    plain = head.forward
+    head.forward = lambda x: plain(x) + (torch.arange(x.shape[1])[:, None] > 9) * 1e-3
+    assert differing_part(loaded.module, 16, ops_for("cpu")).startswith("its last layers ")
+
+
 @pytest.mark.interpreter
 def test_attention_of_a_gpu_is_the_same_bits_at_every_place(
     interpret: Callable[..., Any], tiny_model: Callable[..., str]

@@ -161,21 +161,23 @@ class _Trial:
         return ""
 
     def _beside(self, before: int) -> torch.Tensor:
-        """Behind so many tokens of the other sequence, and then token by token beside it."""
+        """Behind so many tokens of the other sequence, and then token by token beside it; the head has as many rows
+        before."""
         before = min(before, self.length - NUM_SINGLE)
         start = self.length - NUM_SINGLE
         other = _Piece(self.others, self.beside, 0, before)
         found = self._run(other, _Piece(self.ids, self.tried, 0, start))
         for step in range(NUM_SINGLE):
             other = _Piece(self.others, self.beside, before + step, before + step + 1)
-            found = self._run(other, _Piece(self.ids, self.tried, start + step, start + step + 1))
+            found = self._run(other, _Piece(self.ids, self.tried, start + step, start + step + 1), head_rows=before)
         return found
 
-    def _run(self, *pieces: _Piece, size: int | None = None) -> torch.Tensor:
-        """Logits of the last token, (vocabulary,), in tiles of another `size` but for the head of ours."""
+    def _run(self, *pieces: _Piece, size: int | None = None, head_rows: int = 0) -> torch.Tensor:
+        """Logits of the last token, (vocabulary,), in tiles of another `size` but for the head of ours, behind
+        `head_rows` others in the head."""
         tiles = FixedTiles(self._model, self.storage, self._ops, size or self.size)
         tiles.set_head_rows(self.size)
-        logits = tiles.logits(_inputs(pieces))
+        logits = tiles.logits(_inputs(pieces, head_rows))
         assert logits is not None, "the last token is sampled"
         return logits[-1].clone()
 
@@ -187,8 +189,8 @@ class _Trial:
         )
 
 
-def _inputs(pieces: tuple[_Piece, ...]) -> StepInputs:
-    """A step of these."""
+def _inputs(pieces: tuple[_Piece, ...], head_rows: int) -> StepInputs:
+    """A step of these; its first token is sampled so often before the last."""
     places = [np.arange(piece.start, piece.end) for piece in pieces]
     slots = [
         np.array(piece.table)[place // BLOCK_SIZE] * BLOCK_SIZE + place % BLOCK_SIZE
@@ -203,5 +205,5 @@ def _inputs(pieces: tuple[_Piece, ...]) -> StepInputs:
         seq_lens=np.array([piece.end for piece in pieces], np.int32),
         query_start=np.array([0, *ends], np.int32),
         num_single_token=0,
-        sample_rows=ends[-1:] - 1,
+        sample_rows=np.array([0] * head_rows + [ends[-1] - 1]),
     )
