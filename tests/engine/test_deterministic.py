@@ -39,15 +39,21 @@ interpret = kernels.interpret
 pytestmark = pytest.mark.skipif(library() is None, reason="no compiler: attention is not the CPU's own")
 
 
-@pytest.fixture(params=["float32", "bfloat16"])
+GPU = [pytest.param(("cuda", dtype), marks=pytest.mark.gpu) for dtype in ("float32", "bfloat16", "float16")]
+
+
+@pytest.fixture(params=[("cpu", "float32"), ("cpu", "bfloat16"), *GPU], ids=" ".join)
 def make(request: pytest.FixtureRequest, tiny_model: Callable[..., str]) -> Iterator[Callable[..., Engine]]:
     """Makes deterministic engines, and closes them."""
     engines: list[Engine] = []
+    device, dtype = request.param
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
     name = tiny_model(**WIDE, initializer_range=0.1)
 
     def made(**options: Any) -> Engine:
         given = {"block_size": 4, "num_gpu_blocks_override": 256, "max_num_batched_tokens": 64} | options
-        engines.append(Engine(EngineConfig(model=name, device="cpu", dtype=request.param, deterministic=True, **given)))
+        engines.append(Engine(EngineConfig(model=name, device=device, dtype=dtype, deterministic=True, **given)))
         return engines[-1]
 
     yield made
@@ -91,7 +97,7 @@ def test_a_request_says_the_same_bits_alone_and_beside_others(make: Callable[...
     for options in (
         {},
         {"max_num_batched_tokens": 16, "max_num_seqs": 4},  # prompts are cut elsewhere
-        {"enable_prefix_caching": False, "block_size": 8},
+        {"enable_prefix_caching": False, "block_size": 8, "fingerprints": True},
         {"num_gpu_blocks_override": 40},  # preempted and computed again
         {"num_gpu_blocks_override": 40, "host_kv_memory_bytes": 1 << 22, "preemption": "swap"},
     ):

@@ -275,6 +275,13 @@ class Products(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.usefixtures("proven")
+def test_a_deterministic_engine_keeps_no_memory_for_graphs(start: Start) -> None:
+    engine = start(deterministic=True, num_gpu_blocks_override=None, gpu_memory_utilization=0.08)
+    assert engine.memory().graphs_bytes < 16 << 20, "with graphs it is 256 MiB and more"
+    assert engine.memory().kv_bytes > 1 << 28
+
+
 def test_a_deterministic_engine_is_refused_where_the_gpu_adds_by_the_place(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
