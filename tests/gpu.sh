@@ -90,6 +90,7 @@ if "$PYTHON" -c 'import kvscope_engine.engine, kvscope_engine.cli.main' 2>"$LOG"
     tests "virtual memory" tests/engine/model/virtual_memory
     tests "streamed weights" tests/engine/model/cpu_offload/test_streaming_on_gpu.py
     tests "end to end" tests/engine/test_engine_on_gpu.py
+    tests deterministic tests/engine/test_deterministic.py
     if [ -n "$REHEARSAL" ]; then set -- --device cpu --only copy --rounds 1; else set -- --device cuda --rounds 5; fi
     part "kernels, beside" "$PYTHON" -m kvscope_engine.cli.main bench kernels "$@"
     if [ -n "$REHEARSAL" ]; then set -- --device cpu --mib 32; else set -- --device cuda --mib 512; fi

@@ -382,8 +382,9 @@ class _Cache:
 
 
 def _as_it_runs(config: EngineConfig) -> EngineConfig:
-    """Streamed weights and CUDA graphs do not go together, and what is reserved for graphs hangs on it too."""
-    return replace(config, enforce_eager=True) if config.cpu_offload_gb else config
+    """Streamed weights, and tiles of tokens, do not go together with CUDA graphs, and what is reserved for graphs hangs
+    on it too."""
+    return replace(config, enforce_eager=True) if config.cpu_offload_gb or config.deterministic else config
 
 
 def _as_model_allows(config: EngineConfig, module: torch.nn.Module) -> EngineConfig:
@@ -427,7 +428,8 @@ def _ready_model(
         progress(Progress(stage="warm up", detail=tried))
 
     attention = attention_choice(config, loaded, tell)
-    products = "" if config.cpu_offload_gb else choose_products(loaded.module, tell)
+    is_chosen = not (config.cpu_offload_gb or config.deterministic)
+    products = choose_products(loaded.module, tell) if is_chosen else ""
     check_fused(fused.layers, loaded.num_layers, loaded.rank, loaded.info.name)
     return _ReadyModel(loaded, fused, attention, products, fingerprint, lora, tiles)
 
@@ -691,8 +693,10 @@ def _build_guard(
 
 
 def overlaps_steps(config: EngineConfig, device: torch.device) -> bool:
-    """Where the host does the computing there is nobody to do it beside."""
-    return device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
+    """Where the host does the computing there is nobody to do it beside; where it cuts tiles it has to know their
+    tokens."""
+    is_default = device.type == "cuda" and not config.deterministic
+    return is_default if config.async_scheduling is None else config.async_scheduling
 
 
 def _fingerprint(config: EngineConfig, loaded: LoadedModel) -> str:

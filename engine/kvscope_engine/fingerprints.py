@@ -74,8 +74,9 @@ class FingerprintRecorder:
             return [_NOTHING] * len(filled)
         blocks = [request.block_tables[kv.group][place] for request, place in filled]
         is_held = [place >= request.num_let_go[kv.group] for request, place in filled]
-        where = torch.tensor([block if held else 0 for block, held in zip(blocks, is_held, strict=True)])
-        keys, values = (part.index_select(0, where).view(torch.uint8).numpy() for part in (kv.k, kv.v))
+        places = [block if held else 0 for block, held in zip(blocks, is_held, strict=True)]
+        where = torch.tensor(places, device=kv.k.device)
+        keys, values = (part.index_select(0, where).cpu().view(torch.uint8).numpy() for part in (kv.k, kv.v))
         return [
             _digest(key.data, value.data) if held else _NOTHING
             for key, value, held in zip(keys, values, is_held, strict=True)

@@ -70,11 +70,11 @@ def config_of_run(hello: Hello, given: Mapping[str, Any]) -> EngineConfig:
     cache = hello.cache
     recorded: dict[str, Any] = {
         "model": hello.model.name,
-        "device": "cpu",
+        "device": hello.device.kind,
         "dtype": hello.model.dtype,
         "quantization": hello.model.quantization_option or ("auto" if hello.model.quantization else "none"),
         "max_model_len": hello.model.max_model_len,
-        "num_threads": hello.device.num_threads,
+        "num_threads": hello.device.num_threads or None,
         "block_size": cache.block_size,
         "num_gpu_blocks_override": cache.num_blocks,
         "max_num_seqs": cache.max_num_seqs,
@@ -86,8 +86,9 @@ def config_of_run(hello: Hello, given: Mapping[str, Any]) -> EngineConfig:
 
 
 def check_same_engine(recorded: Hello, now: Hello) -> None:
-    """Raise BadInput where it is another kind of model, or adds with another number of threads."""
+    """Raise BadInput where it is another kind of model or of device, or adds with another number of threads."""
     pairs = [(name, getattr(recorded.model, name), getattr(now.model, name)) for name in _SAME]
+    pairs.append(("device", recorded.device.kind, now.device.kind))
     pairs.append(("num_threads", recorded.device.num_threads, now.device.num_threads))
     pairs.append(("block_size", recorded.cache.block_size, now.cache.block_size))
     pairs.append(("kv_cache_dtype", recorded.cache.dtype, now.cache.dtype))
@@ -101,7 +102,7 @@ def check_same_engine(recorded: Hello, now: Hello) -> None:
 def _surroundings(recorded: Hello, now: Hello) -> str:
     """What else may change last bits and is another than it was, in words; empty: nothing that is told."""
     pairs = (
-        ("the CPU", recorded.device.name, now.device.name),
+        ("the CPU" if now.device.kind == "cpu" else "the GPU", recorded.device.name, now.device.name),
         ("the software", recorded.device.software, now.device.software),
         ("kvscope", recorded.engine_version, now.engine_version),
     )

@@ -232,10 +232,11 @@ class EngineConfig:
         False,
         Switch(),
         group=_MODEL,
-        help="on a CPU: give a request the same numbers to the last bit whatever runs beside it, however its prompt is"
-        " cut and whatever was cached, so that a recording can be run again (kvscope replay); steps are slower, and the"
-        " number of threads stays as it is; refused where it cannot be proven at the start",
-        brief="on a CPU: the same numbers to the last bit whatever runs beside a request (slower)",
+        help="give a request the same numbers to the last bit whatever runs beside it, however its prompt is cut and"
+        " whatever was cached, so that a recording can be run again (kvscope replay); steps are slower, the number of"
+        " CPU threads stays as it is, and a GPU runs without CUDA graphs and begins no step before the last one's end;"
+        " refused where it cannot be proven at the start",
+        brief="the same numbers to the last bit whatever runs beside a request (slower)",
     )
     fingerprints: bool = option(
         False,
@@ -552,9 +553,15 @@ class EngineConfig:
         """What adds in an order that hangs on the batch, or is not known not to."""
         lora = "lora_modules" if self.lora_modules else "allow_runtime_lora_updating"
         refused: tuple[tuple[str, object, object, str], ...] = (
-            ("device", self.device if self.device == "cuda" else "", "", "kernels of a GPU split by the batch"),
             ("tensor_parallel_size", self.tensor_parallel_size, 1, "ranks add in an order of their own"),
-            ("cpu_offload_gb", self.cpu_offload_gb, 0, "it is for GPUs"),
+            ("cpu_offload_gb", self.cpu_offload_gb, 0, "each tile of tokens would stream all weights"),
+            ("piecewise_graphs", self.piecewise_graphs or None, None, "tiles of tokens run without CUDA graphs"),
+            (
+                "attention_backend",
+                self.attention_backend if self.attention_backend != "kvscope" else "auto",
+                "auto",
+                "libraries add by the batch",
+            ),
             ("async_scheduling", self.async_scheduling or None, None, "tiles of tokens are cut on the host"),
             ("kv_cache_dtype", self.kv_cache_dtype, "auto", "attention over 8 bits adds by the batch"),
             ("keep_disk_kv", self.keep_disk_kv, False, "the file may hold what another engine computed"),

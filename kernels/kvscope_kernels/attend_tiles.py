@@ -61,6 +61,7 @@ def attend_tiles(
     num_kept: tl.tensor = None,
     SUMS_STRIDE: tl.constexpr = 0,
     PIECE: tl.constexpr = 0,
+    ALIGNED: tl.constexpr = False,
 ) -> tl.tensor:
     """Tokens [begin, end) added to the running softmax (top, total, weighted) of TILE_M query rows.
 
@@ -79,6 +80,7 @@ def attend_tiles(
     sums          where log2 of the sum of 2^score over a piece goes: that of `begin` for each of the first `num_kept`
                   rows, and SUMS_STRIDE numbers behind them those of the next
     PIECE         tokens of these pieces, which divides TILE_N; tiles then begin where a piece does. 0: none are kept
+    ALIGNED       tiles lie at multiples of TILE_N, wherever `begin` is
     A fourth result is, with PIECE, `total` without what was there before.
     With WHOLE_TILES, end - begin is a multiple of TILE_N, and nothing is masked but by MASK_ROWS.
     Slots outside [begin, end) are not read: what is there cannot leak, NaN included.
@@ -94,10 +96,12 @@ def attend_tiles(
         seen = tl.zeros_like(total)
         piece = tl.arange(0, TILE_N // PIECE)
         row = tl.arange(0, query.shape[0])
+    if ALIGNED:
+        first = begin // TILE_N * TILE_N
     for start in range(first, end, TILE_N):
         position = start + token
         inside = (position < end) | WHOLE_TILES
-        if PIECE:
+        if PIECE or ALIGNED:
             inside = inside & (position >= begin)
         place = position.to(tl.uint32)  # never negative, which spares the division what rounds towards zero
         block = tl.load(table + place // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)

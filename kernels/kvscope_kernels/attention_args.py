@@ -83,3 +83,5 @@ class QueryRuns(NamedTuple):
     """What the host knows of them, for `libraries`, which plan by it; None where no request is behind them."""
     plans: DecodePlans | None = None
     """Of the step: layers given the same ones share how runs are cut, as in decode; made if None."""
+    is_fixed: bool = False
+    """A query's numbers are the same bits wherever its run was cut and whatever runs beside it, which costs time."""

@@ -35,6 +35,7 @@ from kvscope_kernels.launch import (
     DotTiles,
     attention_constants,
     decode_tiles,
+    fixed_prefill_tiles,
     latent_tiles,
     prefill_tiles,
 )
@@ -208,15 +209,16 @@ def prefill_case(
     *,
     max_query_len: int = 512,
     is_cut: bool = False,
+    is_fixed: bool = False,
     tiles: DotTiles | None = None,
 ) -> Launch:
-    """Prefill, of long or short runs of queries; `is_cut`: of short ones behind long contexts. In other `tiles` than
-    those of a launch, if given."""
+    """Prefill, of long or short runs of queries; `is_cut`: of short ones behind long contexts; `is_fixed`: in tiles of
+    one size, whatever the runs. In other `tiles` than those of a launch, if given."""
+    dims = heads.head_dim, heads.value_dim or heads.head_dim, heads.group, _element_bytes(dtype)
+    if is_fixed:
+        tiles = fixed_prefill_tiles(*dims, capability, is_quantized=form != AS_IS)
     tiles = tiles or prefill_tiles(
-        heads.head_dim,
-        heads.value_dim or heads.head_dim,
-        heads.group,
-        _element_bytes(dtype),
+        *dims,
         max_query_len,
         capability,
         num_runs=heads.num_kv_heads * (_MANY_RUNS if max_query_len >= _LONG_RUN else 1),
@@ -227,11 +229,13 @@ def prefill_case(
         "IS_CHUNKED": options.chunks,
         "SAME_STRIDES": not heads.value_dim,
         "IS_CUT": is_cut,
+        "IS_FIXED": is_fixed,
         "QUERY_IN_REGISTERS": tiles.query_in_registers,
         **({} if is_cut else dict.fromkeys(("parts", "partial", "partial_lse"))),
         **_attention_constants(heads, tiles, options, form),
     }
-    variant = f"{heads} {dtype}{_FORMAT_NAMES[form]} {options} queries<={max_query_len}{' cut' * is_cut}"
+    queries = "fixed" if is_fixed else f"queries<={max_query_len}"
+    variant = f"{heads} {dtype}{_FORMAT_NAMES[form]} {options} {queries}{' cut' * is_cut}"
     launch = _launch("paged_prefill", variant, _paged_prefill_attention_kernel, constants, dtype, tiles)
     return replace(launch, accepted_spill_bytes=_LARGE_TILES_SPILL if tiles.tile_m > 128 else 0)
 
@@ -478,6 +482,7 @@ def _all_cases(capability: int) -> Iterator[Launch]:
                 for is_measured in (False, True):
                     yield decode_case(heads, options, is_measured=is_measured)
             yield prefill_case(heads, options, capability)
+            yield prefill_case(heads, options, capability, is_fixed=True)
             yield from cut_cases(heads, capability, options=options)
         for max_query_len in (1, _LONG_RUN):
             yield prefill_case(heads, PLAIN, capability, max_query_len=max_query_len)
@@ -499,7 +504,9 @@ def _all_cases(capability: int) -> Iterator[Launch]:
     yield from choice_cases(SMOLLM2_135M, "fp32")
     for is_measured in (False, True):
         yield decode_case(SMOLLM2_135M, PLAIN, "fp32", is_measured=is_measured)
-    yield prefill_case(SMOLLM2_135M, PLAIN, capability, "fp32")
+    for is_fixed in (False, True):
+        yield prefill_case(SMOLLM2_135M, PLAIN, capability, "fp32", is_fixed=is_fixed)
+    yield prefill_case(SMOLLM2_135M, PLAIN, capability, "fp16", is_fixed=True)
 
 
 def few_cases(capability: int) -> Iterator[Launch]:
@@ -536,6 +543,8 @@ def core_cases(capability: int) -> Iterator[Launch]:
     yield from fp8_cases(LLAMA_8B, capability)
     yield prefill_case(LLAMA_8B, PLAIN, capability, max_query_len=_LONG_RUN)
     yield prefill_case(LLAMA_8B, Options(chunks=True), capability)
+    for heads, options in ((LLAMA_8B, PLAIN), (SMOLLM2_135M, EVERY_OPTION[-1])):
+        yield prefill_case(heads, options, capability, is_fixed=True)
     yield prefill_case(SMOLLM2_135M, PLAIN, capability, form=INT8)
     yield from cut_cases(SMOLLM2_135M, capability, form=INT8)
     for is_measured in (False, True):

@@ -10,6 +10,7 @@ UNBOUNDED: Final = 2**31 - 1
 """The sliding window of a layer without one."""
 
 
+_FIXED_ROWS: Final = 64
 _LARGE_ROWS: Final = 256
 _PROGRAMS_EACH: Final = 2
 """Of large tiles a multiprocessor, for them to be worth it."""
@@ -92,6 +93,15 @@ def prefill_tiles(
     num_warps = 8 if tile_m >= 128 or (is_wide and tile_m >= 64) else 4
     is_tight = is_quantized or tile_m <= max(32, fewest)  # small tiles would spill to fit one program more
     return DotTiles(tile_m, tile_n, tile_d, tile_v, num_warps, 3, max_registers=255 if is_tight else None)
+
+
+def fixed_prefill_tiles(
+    head_dim: int, value_dim: int, group: int, element_bytes: int, capability: int, *, is_quantized: bool = False
+) -> DotTiles:
+    """The same whatever the runs are. A token alone does not fill them, and waits for memory."""
+    most = max(1, _FIXED_ROWS // group)
+    tiles = prefill_tiles(head_dim, value_dim, group, element_bytes, most, capability, is_quantized=is_quantized)
+    return tiles._replace(max_registers=tiles.max_registers or 255)
 
 
 def _hopper_tiles_of_128(num_rows: int, fewest: int, tile_d: int, tile_v: int, *, is_large: bool) -> DotTiles:

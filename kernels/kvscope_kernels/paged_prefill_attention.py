@@ -21,6 +21,7 @@ from kvscope_kernels.launch import (
     DotTiles,
     attention_constants,
     compute_capability,
+    fixed_prefill_tiles,
     num_multiprocessors,
     prefill_tiles,
 )
@@ -50,6 +51,9 @@ def paged_prefill_attention(args: AttentionArgs, runs: QueryRuns) -> Tensor:
     among programs, as in decode (`most_cut_runs`). Launch shapes follow from bounds, not from runs.lengths. Sums in
     float32. Reads no device data on the host. Raises ValueError.
 
+    With `runs.is_fixed` tiles have one size, those of keys lie at the same positions for every query and all are
+    masked, so that a row is added up in one order; no keys are split, and long contexts of few requests are slow.
+
     Sources: PagedAttention arXiv 2309.06180; FlashAttention-2 arXiv 2307.08691; query tokens times the heads
     of one KV head as rows of one tile, arXiv 2511.11581; split KV of Flash-Decoding.
     """
@@ -65,20 +69,22 @@ def paged_prefill_attention(args: AttentionArgs, runs: QueryRuns) -> Tensor:
     group = num_heads // num_kv_heads
     form = kv_format(k_cache)
     capability = compute_capability(query.device)
+    dims = head_dim, value_dim, group, query.element_size()
     tiles = prefill_tiles(
-        head_dim,
-        value_dim,
-        group,
-        query.element_size(),
+        *dims,
         runs.max_len,
         capability,
         num_runs=num_kv_heads * len(seq_lens),
         multiprocessors=num_multiprocessors(query.device),
         is_quantized=k_scale is not None,
     )
-    bounds = _bounds_of_cut(args, runs, tiles)
-    shape = group, query.element_size(), query.device
-    tiles = tuned(PREFILL, tiles, *shape, is_quantized=k_scale is not None, is_cut=bounds is not None)
+    bounds = None
+    if runs.is_fixed:
+        tiles = fixed_prefill_tiles(*dims, capability, is_quantized=k_scale is not None)
+    else:
+        bounds = _bounds_of_cut(args, runs, tiles)
+        shape = group, query.element_size(), query.device
+        tiles = tuned(PREFILL, tiles, *shape, is_quantized=k_scale is not None, is_cut=bounds is not None)
     cut = None if bounds is None else _cut(args, runs, tiles, bounds)
     pieces = len(seq_lens) if cut is None else cut.plan.bounds.num_parts
     grid = (cdiv(runs.max_len, tiles.tile_m // group), num_kv_heads, pieces)
@@ -115,6 +121,7 @@ def paged_prefill_attention(args: AttentionArgs, runs: QueryRuns) -> Tensor:
         UPCAST_DOT=is_interpreting(),
         SAME_STRIDES=k_cache.stride()[:2] == v_cache.stride()[:2],
         IS_CUT=cut is not None,
+        IS_FIXED=runs.is_fixed,
         QUERY_IN_REGISTERS=tiles.query_in_registers,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
@@ -208,10 +215,12 @@ def _paged_prefill_attention_kernel(
     UPCAST_DOT: tl.constexpr,
     SAME_STRIDES: tl.constexpr,
     IS_CUT: tl.constexpr,
+    IS_FIXED: tl.constexpr,
     QUERY_IN_REGISTERS: tl.constexpr,
 ) -> None:
     """One program: TILE_M // GROUP queries of one request, by the heads of one KV head, over all tokens that they see;
-    with IS_CUT over one part of the request's. A request of one part is written straight to `out`.
+    with IS_CUT over one part of the request's. A request of one part is written straight to `out`. With IS_FIXED every
+    tile is masked, and lies at a multiple of TILE_N.
 
     Row m of the tile is query m // GROUP, head m % GROUP. The last tiles, which see most, start first.
     """
@@ -272,9 +281,9 @@ def _paged_prefill_attention_kernel(
     edge = begin + (seen_by_all - begin) // TILE_N * TILE_N
     if IS_CHUNKED:
         edge = tl.where(first_seen(num_cached + tile_end - 1, window, True) > begin, begin, edge)
-    if IS_SLIDING:
+    if IS_SLIDING or IS_FIXED:
         edge = begin
-    for masked in tl.static_range(IS_SLIDING, 2):
+    for masked in tl.static_range(1 if IS_FIXED else IS_SLIDING, 2):
         top, total, weighted, _ = attend_tiles(
             tile,
             top,
@@ -309,6 +318,7 @@ def _paged_prefill_attention_kernel(
             HAS_SOFTCAP,
             UPCAST_DOT,
             SAME_STRIDES,
+            ALIGNED=IS_FIXED,
         )
 
     divisor = tl.where(total > 0.0, total, 1.0)

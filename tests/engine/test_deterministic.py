@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from tests.kernels import conftest as kernels
 
 from kvscope_engine import Engine, EngineConfig, SamplingParams
 from kvscope_engine.model.checks.hook_check import check_hook
 from kvscope_engine.model.checks.tile_check import differing_part, proven_tiles
 from kvscope_engine.model.loading.loader import load_model
 from kvscope_kernels import ops_for
+from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
 from kvscope_kernels.native.library import library
 from kvscope_telemetry.engine_config import LoraModule
 from kvscope_telemetry.errors import BadInput
@@ -31,18 +34,26 @@ WIDE = {
 Answer = list[tuple[int, float]]
 """Tokens and their log-probabilities."""
 
+interpret = kernels.interpret
+
 pytestmark = pytest.mark.skipif(library() is None, reason="no compiler: attention is not the CPU's own")
 
 
-@pytest.fixture(params=["float32", "bfloat16"])
+GPU = [pytest.param(("cuda", dtype), marks=pytest.mark.gpu) for dtype in ("float32", "bfloat16", "float16")]
+
+
+@pytest.fixture(params=[("cpu", "float32"), ("cpu", "bfloat16"), *GPU], ids=" ".join)
 def make(request: pytest.FixtureRequest, tiny_model: Callable[..., str]) -> Iterator[Callable[..., Engine]]:
     """Makes deterministic engines, and closes them."""
     engines: list[Engine] = []
+    device, dtype = request.param
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
     name = tiny_model(**WIDE, initializer_range=0.1)
 
     def made(**options: Any) -> Engine:
         given = {"block_size": 4, "num_gpu_blocks_override": 256, "max_num_batched_tokens": 64} | options
-        engines.append(Engine(EngineConfig(model=name, device="cpu", dtype=request.param, deterministic=True, **given)))
+        engines.append(Engine(EngineConfig(model=name, device=device, dtype=dtype, deterministic=True, **given)))
         return engines[-1]
 
     yield made
@@ -86,7 +97,7 @@ def test_a_request_says_the_same_bits_alone_and_beside_others(make: Callable[...
     for options in (
         {},
         {"max_num_batched_tokens": 16, "max_num_seqs": 4},  # prompts are cut elsewhere
-        {"enable_prefix_caching": False, "block_size": 8},
+        {"enable_prefix_caching": False, "block_size": 8, "fingerprints": True},
         {"num_gpu_blocks_override": 40},  # preempted and computed again
         {"num_gpu_blocks_override": 40, "host_kv_memory_bytes": 1 << 22, "preemption": "swap"},
     ):
@@ -123,6 +134,36 @@ def test_the_proof_at_load_names_a_layer_that_looks_at_places(tiny_model: Callab
     assert differing_part(loaded.module, 16, ops_for("cpu")).startswith("layer 1 ")
 
 
+def test_the_proof_at_load_names_a_head_that_looks_at_places(tiny_model: Callable[..., str]) -> None:
+    loaded = load_model(EngineConfig(model=tiny_model(), device="cpu", dtype="float32"), lambda progress: None)
+    check_hook(loaded.module)
+    head = loaded.module.get_output_embeddings()  # type: ignore[operator]
+    plain = head.forward
+    head.forward = lambda x: plain(x) + (torch.arange(x.shape[1])[:, None] > 9) * 1e-3
+    assert differing_part(loaded.module, 16, ops_for("cpu")).startswith("its last layers ")
+
+
+@pytest.mark.interpreter
+def test_attention_of_a_gpu_is_the_same_bits_at_every_place(
+    interpret: Callable[..., Any], tiny_model: Callable[..., str]
+) -> None:
+    """Its kernel between a CPU's products; as it is launched elsewhere it does not pass the proof."""
+    name = tiny_model(model_type="mistral", architectures=["MistralForCausalLM"], sliding_window=9)
+    loaded = load_model(EngineConfig(model=name, device="cpu", dtype="float32"), lambda progress: None)
+    check_hook(loaded.module)
+    prefill = ops_for("cuda").prefill
+
+    def fixed(args: AttentionArgs, runs: QueryRuns) -> torch.Tensor:
+        result: torch.Tensor = interpret(prefill, args, runs._replace(plans=None, lengths=None))
+        return result
+
+    def varying(args: AttentionArgs, runs: QueryRuns) -> torch.Tensor:
+        return fixed(args, runs._replace(is_fixed=False))
+
+    assert differing_part(loaded.module, 16, replace(ops_for("cpu"), prefill=fixed)) == ""
+    assert differing_part(loaded.module, 16, replace(ops_for("cpu"), prefill=varying)).startswith("layer 1 ")
+
+
 def test_tiles_of_other_sizes_are_used_where_they_give_the_same_bits(tiny_model: Callable[..., str]) -> None:
     loaded = load_model(EngineConfig(model=tiny_model(), device="cpu", dtype="float32"), lambda progress: None)
     check_hook(loaded.module)
@@ -138,7 +179,9 @@ def test_tiles_of_other_sizes_are_used_where_they_give_the_same_bits(tiny_model:
 @pytest.mark.parametrize(
     "options",
     [
-        {"device": "cuda"},
+        {"piecewise_graphs": True},
+        {"attention_backend": "flashinfer"},
+        {"cpu_offload_gb": 1.0},
         {"tensor_parallel_size": 2},
         {"kv_cache_dtype": "int8"},
         {

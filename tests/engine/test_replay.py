@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from kvscope_engine import Engine, EngineConfig, SamplingParams
 from kvscope_engine.cli.main import main
-from kvscope_engine.replay import Comparison, RecordedRun, Replayer, config_of_run, read_run
+from kvscope_engine.replay import Comparison, RecordedRun, Replayer, check_same_engine, config_of_run, read_run
 from kvscope_engine.server.service import EngineService
 from kvscope_kernels.native.library import library
 from kvscope_telemetry import LiveSource
@@ -161,8 +161,8 @@ def changed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     load = components.load_model
 
     def change(name: str) -> None:
-        def load_changed(*args: Any) -> Any:
-            loaded = load(*args)
+        def load_changed(*args: Any, **options: Any) -> Any:
+            loaded = load(*args, **options)
             weight = loaded.module.get_parameter(name)
             with torch.no_grad():
                 weight.view(torch.uint8).view(-1)[1] ^= 0x01  # of the exponent of a bfloat16
@@ -269,6 +269,16 @@ def test_a_request_that_was_aborted_says_as_much_as_it_said(config: EngineConfig
     assert "that one run alone" in found.lines[1]
 
 
+def test_a_run_on_a_gpu_is_run_again_on_a_gpu(recording: Path) -> None:
+    """And nowhere else: a CPU adds in another order."""
+    run = read_run(recording)
+    on_gpu = replace(run.hello, device=replace(run.hello.device, kind="cuda", num_threads=0))
+    config = config_of_run(on_gpu, EngineConfig())
+    assert (config.device, config.num_threads, config.deterministic) == ("cuda", None, True)
+    with pytest.raises(BadInput, match="cannot run the recording again: device is 'cpu', and was 'cuda'"):
+        check_same_engine(on_gpu, run.hello)
+
+
 def whole(run: RecordedRun) -> list[Any]:
     return [text for text in run.requests if text.request is not None]
 
@@ -324,7 +334,7 @@ def test_another_machine_is_a_likely_reason_and_no_refusal(recording: Path, chan
 def test_a_failure_on_the_way_is_no_answer(
     recording: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(*_: Any) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("the disk is gone")
 
     monkeypatch.setattr("kvscope_engine.components.load_model", fail)

@@ -6,6 +6,7 @@ tiles, and the end of it token by token. Keys and values of all layers and the l
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from kvscope_engine.model.running.forward import Forward
 from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.running.own_forward import own_forward
 from kvscope_engine.model.running.recurrent import recurrent_layers
-from kvscope_engine.model.running.step_inputs import StepInputs
+from kvscope_engine.model.running.step_inputs import Int64, StepInputs
 from kvscope_kernels import Ops, ops_for
 from kvscope_kernels.native.library import library
 from kvscope_telemetry.errors import BadInput
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from kvscope_engine.model.loading.loader import LoadedModel
 
 BLOCK_SIZE: Final = 8
+_TUNABLE: Final = "PYTORCH_TUNABLEOP_ENABLED"
 NUM_SINGLE: Final = 3
 """Last tokens that are computed one by one."""
 
@@ -41,12 +43,12 @@ def proven_tiles(loaded: LoadedModel) -> tuple[int, ...]:
 
     Raises BadInput, in one line, for a model or a machine of which it cannot be proven.
     """
-    size = tile_tokens(loaded.dtype, loaded.quantization)
+    size = tile_tokens(loaded.device.type, loaded.dtype, loaded.quantization)
     ops = ops_for(loaded.device.type)
     why = _why_not(loaded, size) or differing_part(loaded.module, size, ops)
     if why:
         raise BadInput(f"deterministic=True is not accepted with model {loaded.info.name!r}: {why}")
-    return (size, *_equal_sizes(loaded.module, size, ops))
+    return (size, *(_equal_sizes(loaded.module, size, ops) if loaded.device.type == "cpu" else ()))
 
 
 def differing_part(module: nn.Module, size: int, ops: Ops) -> str:
@@ -71,13 +73,14 @@ def _trial(module: nn.Module, size: int, ops: Ops, length: int) -> Iterator[_Tri
 
 
 def _why_not(loaded: LoadedModel, size: int) -> str:
-    if loaded.device.type != "cpu":
-        return "it runs on a GPU, whose kernels split by the batch; --device cpu runs it on the CPU"
+    is_on_cpu = loaded.device.type == "cpu"
+    if not is_on_cpu and os.environ.get(_TUNABLE, "0") != "0":
+        return f"{_TUNABLE} lets each start choose its products by time"
     if not size:
         return (
             f"attention of {str(loaded.dtype).removeprefix('torch.')} adds by the batch (float32 and bfloat16 do not)"
         )
-    if library() is None:
+    if is_on_cpu and library() is None:
         return "the CPU's own attention could not be compiled on this machine"
     module: Any = loaded.module
     if own_forward(module) is not None:
@@ -87,22 +90,23 @@ def _why_not(loaded: LoadedModel, size: int) -> str:
     config = module.config.get_text_config(decoder=True)
     if any(getattr(config, name, None) for name in EXPERT_COUNTS):
         return "how many rows an expert has hangs on the batch"
-    return next(filter(None, map(_why_not_layer, check_hook(module))), "")
+    return next(filter(None, (_why_not_layer(call, is_on_cpu=is_on_cpu) for call in check_hook(module))), "")
 
 
-def _why_not_layer(call: LayerCall) -> str:
+def _why_not_layer(call: LayerCall, *, is_on_cpu: bool) -> str:
     if call.shape.latent_dim:
         return "it attends over latents, by two ways that add differently"
     if call.options.bias is not None:
         return "its layers attend by torch's operations, which add by the batch"
-    return "" if call.shape.head_dim % 2 == 0 else f"its heads have an odd size, {call.shape.head_dim}"
+    is_odd = is_on_cpu and call.shape.head_dim % 2
+    return f"its heads have an odd size, {call.shape.head_dim}" if is_odd else ""
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
     """Tokens `start` to `end` of a sequence whose blocks are in `table`."""
 
-    ids: torch.Tensor
+    ids: Int64
     table: list[int]
     start: int
     end: int
@@ -116,7 +120,7 @@ class _Trial:
         self.length = min(length, position_limit(config) or size)
         self.size = size
         vocabulary = int(config.vocab_size)
-        numbers = torch.arange(self.length)
+        numbers = np.arange(self.length, dtype=np.int64)
         self.ids, self.others = (numbers * 37 + 11) % vocabulary, (numbers * 53 + 5) % vocabulary
         count = -(-self.length // BLOCK_SIZE)
         first = range(1, 1 + count)
@@ -157,21 +161,23 @@ class _Trial:
         return ""
 
     def _beside(self, before: int) -> torch.Tensor:
-        """Behind so many tokens of the other sequence, and then token by token beside it."""
+        """Behind so many tokens of the other sequence, and then token by token beside it; the head has as many rows
+        before."""
         before = min(before, self.length - NUM_SINGLE)
         start = self.length - NUM_SINGLE
         other = _Piece(self.others, self.beside, 0, before)
         found = self._run(other, _Piece(self.ids, self.tried, 0, start))
         for step in range(NUM_SINGLE):
             other = _Piece(self.others, self.beside, before + step, before + step + 1)
-            found = self._run(other, _Piece(self.ids, self.tried, start + step, start + step + 1))
+            found = self._run(other, _Piece(self.ids, self.tried, start + step, start + step + 1), head_rows=before)
         return found
 
-    def _run(self, *pieces: _Piece, size: int | None = None) -> torch.Tensor:
-        """Logits of the last token, (vocabulary,), in tiles of another `size` but for the head of ours."""
+    def _run(self, *pieces: _Piece, size: int | None = None, head_rows: int = 0) -> torch.Tensor:
+        """Logits of the last token, (vocabulary,), in tiles of another `size` but for the head of ours, behind
+        `head_rows` others in the head."""
         tiles = FixedTiles(self._model, self.storage, self._ops, size or self.size)
         tiles.set_head_rows(self.size)
-        logits = tiles.logits(_inputs(pieces))
+        logits = tiles.logits(_inputs(pieces, head_rows))
         assert logits is not None, "the last token is sampled"
         return logits[-1].clone()
 
@@ -183,8 +189,8 @@ class _Trial:
         )
 
 
-def _inputs(pieces: tuple[_Piece, ...]) -> StepInputs:
-    """A step of these."""
+def _inputs(pieces: tuple[_Piece, ...], head_rows: int) -> StepInputs:
+    """A step of these; its first token is sampled so often before the last."""
     places = [np.arange(piece.start, piece.end) for piece in pieces]
     slots = [
         np.array(piece.table)[place // BLOCK_SIZE] * BLOCK_SIZE + place % BLOCK_SIZE
@@ -192,12 +198,12 @@ def _inputs(pieces: tuple[_Piece, ...]) -> StepInputs:
     ]
     ends = np.cumsum([piece.end - piece.start for piece in pieces])
     return StepInputs(
-        input_ids=np.concatenate([piece.ids[piece.start : piece.end].numpy() for piece in pieces]),
+        input_ids=np.concatenate([piece.ids[piece.start : piece.end] for piece in pieces]),
         positions=np.concatenate(places),
         slot_mapping=np.concatenate(slots)[None],
         block_tables=np.array([[piece.table for piece in pieces]], np.int32),
         seq_lens=np.array([piece.end for piece in pieces], np.int32),
         query_start=np.array([0, *ends], np.int32),
         num_single_token=0,
-        sample_rows=ends[-1:] - 1,
+        sample_rows=np.array([0] * head_rows + [ends[-1] - 1]),
     )

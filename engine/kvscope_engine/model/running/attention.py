@@ -103,6 +103,8 @@ class PrefillBatch:
     max_query_len: int
     lengths: HostLengths | None = None
     """What the host knows of them; None where no request is behind them."""
+    is_fixed: bool = False
+    """See `QueryRuns`."""
 
 
 class OneRequest(NamedTuple):
@@ -287,7 +289,7 @@ class PagedContext(AttentionContext):
     ) -> torch.Tensor:
         batch = self.prefill
         assert batch is not None, "only called with prefill"
-        runs = QueryRuns(batch.query_start, batch.max_query_len, batch.lengths, self.plans)
+        runs = QueryRuns(batch.query_start, batch.max_query_len, batch.lengths, self.plans, batch.is_fixed)
         tables = batch.block_tables[kv.group]
         if options.latents is not None:
             if self.run_groups is None:

@@ -31,6 +31,8 @@ def attention_choice(
         if wanted not in (AUTO, OURS):
             raise BadInput(f"attention_backend={wanted!r} is not accepted with a cache of 8 bits: auto or kvscope")
         wanted = OURS
+    if config.deterministic:
+        wanted = OURS
     if own_forward(loaded.module) is not None:
         if wanted not in (AUTO, OURS):
             raise BadInput(f"attention_backend={wanted!r} is not accepted: the model is run by transformers' own code")

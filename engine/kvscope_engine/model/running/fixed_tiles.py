@@ -1,10 +1,10 @@
 """A step computed in tiles of a fixed number of tokens, so that a token's numbers do not depend on what runs beside it.
 
-oneDNN, and torch's own loops, choose how they add by how many rows there are: a row of a product of 64 rows and of one
-has other last bits. Where each product has the same number of rows, only a row's place in its tile changes, and that it
-gives the same bits at every place is proven at load, as is which other sizes give them, too (`checks.tile_check`).
-Decodes go the way of prompts: attention of prefill.c gives a token the same wherever its run was cut (decode's own adds
-in another order).
+oneDNN, cuBLAS, and torch's own loops, choose how they add by how many rows there are: a row of a product of 64 rows and
+of one has other last bits. Where each product has the same number of rows, only a row's place in its tile changes, and
+that it gives the same bits at every place is proven at load, as is on a CPU which other sizes give them, too
+(`checks.tile_check`). Decodes go the way of prompts: attention of prefill.c, and on a GPU that with
+`QueryRuns.is_fixed`, gives a token the same wherever its run was cut (decode's own adds in another order).
 
 A tile runs through all layers before the next one: what it reads of its own requests was written by those before it.
 Knows neither policy nor sampling.
@@ -33,15 +33,21 @@ long as one, 16 of float32 1.7 times; a row of a tile takes 1.4 and 1.3 times as
 ROUNDED_TILE_TOKENS: Final = 8
 """Where weights have few bits: such products take a time for each row. A decode of the default model alone took 8 times
 as long in tiles of 32, prompts as long as without tiles."""
+GPU_TILE_TOKENS: Final = 128
+"""Of any type. By what GPUs are sold with, reading 16-bit weights takes as long as multiplying 75 (RTX 3090) to 300
+(H100) rows by them; not measured."""
 OTHER_SIZES: Final = (1, 4, 16, 64)
-"""Are used besides where they are proven to give the same bits: products of few bits and many of float32 do."""
+"""Are used besides on a CPU where they are proven to give the same bits: products of few bits and many of float32
+do."""
 _MORE_ROWS: Final = 1.25
 """Than there are tokens left are computed at most, and some to spare, where smaller tiles would do: each tile reads all
 weights, so that rows cost little beside it where these are whole."""
 
 
-def tile_tokens(dtype: torch.dtype, quantization: str) -> int:
+def tile_tokens(device_type: str, dtype: torch.dtype, quantization: str) -> int:
     """Tokens a tile; 0: attention of this type adds by the batch."""
+    if device_type == "cuda":
+        return GPU_TILE_TOKENS
     size = TILE_TOKENS.get(dtype, 0)
     return size if quantization == "none" else min(size, ROUNDED_TILE_TOKENS)
 
@@ -97,10 +103,10 @@ def _next_size(num_tokens: int, sizes: Sequence[int], spare_rows: int) -> int:
 
 
 class FixedTiles:
-    """Runs a model on a CPU, `size` tokens at a time, over the blocks of `storage`.
+    """Runs a model, `size` tokens at a time, over the blocks of `storage`.
 
-    `others` are sizes that give the same bits. The head's products have `size` rows, whatever the tile, or in models
-    without a head of ours as many as the tile.
+    `others` are sizes that give the same bits. The head's products have as many rows as the tile; on a CPU those of a
+    head of ours have `size`, whatever the tile.
     """
 
     def __init__(self, model: Forward, storage: KVStorage, ops: Ops, size: int, others: Iterable[int] = ()) -> None:
@@ -109,13 +115,23 @@ class FixedTiles:
         self._model = model
         self._storage = storage
         self._ops = ops
-        self._heads = [part for part in model.parts() if isinstance(part, Float32Head)]
+        is_on_cpu = storage.device.type == "cpu"
+        self._heads = [part for part in model.parts() if is_on_cpu and isinstance(part, Float32Head)]
         self.set_head_rows(size)
 
     def set_head_rows(self, size: int) -> None:
         """How many rows the products of a head of ours have."""
         for head in self._heads:
             head.tile_rows = size
+
+    def run_idle(self) -> torch.Tensor:
+        """A tile that writes nowhere and reads no block: logits of one row."""
+        groups, nothing = self._storage.num_groups, np.zeros(self.sizes[0], np.int64)
+        tables, slots = np.zeros((groups, 1, 1), np.int32), np.full((groups, self.sizes[0]), -1)
+        lengths = np.zeros(2, np.int32)
+        found = self._run(Tile(nothing, nothing, slots, tables, lengths[:1], lengths, nothing[:1]))
+        assert found is not None, "a row is sampled"
+        return found
 
     def logits(self, inputs: StepInputs) -> torch.Tensor | None:
         """Of the sampled rows of a step, (num_samples, vocabulary); None when nothing is sampled."""
@@ -125,7 +141,7 @@ class FixedTiles:
         return torch.cat(found) if found else None
 
     def _run(self, tile: Tile) -> torch.Tensor | None:
-        ids, positions = torch.from_numpy(tile.input_ids), torch.from_numpy(tile.positions)
+        ids, positions = self._put(tile.input_ids), self._put(tile.positions)
         context, count = self._context(tile), len(tile.sample_rows)
         if not count:
             self._model.fill(ids, positions, context)
@@ -133,18 +149,23 @@ class FixedTiles:
         rows = tile.sample_rows
         if not self._heads:
             rows = _filled_up(rows, len(tile.input_ids), rows[0])
-        return self._model.logits(ids, positions, context, torch.from_numpy(rows))[:count]
+        return self._model.logits(ids, positions, context, self._put(rows))[:count]
+
+    def _put(self, array: Int64 | Int32) -> torch.Tensor:
+        """On the device; a GPU's copy is waited for."""
+        return torch.from_numpy(array).to(self._storage.device)
 
     def _context(self, tile: Tile) -> PagedContext:
         prefill = PrefillBatch(
-            block_tables=tuple(map(torch.from_numpy, tile.block_tables)),
-            seq_lens=torch.from_numpy(tile.seq_lens),
-            max_seq_len=int(tile.seq_lens.max()),
-            query_start=torch.from_numpy(tile.query_start),
-            max_query_len=int(np.diff(tile.query_start).max()),
+            block_tables=tuple(map(self._put, tile.block_tables)),
+            seq_lens=self._put(tile.seq_lens),
+            max_seq_len=max(int(tile.seq_lens.max()), 1),
+            query_start=self._put(tile.query_start),
+            max_query_len=max(int(np.diff(tile.query_start).max()), 1),
             lengths=HostLengths(tile.query_start, tile.seq_lens),
+            is_fixed=True,
         )
-        slots = tuple(map(torch.from_numpy, tile.slot_mapping))
+        slots = tuple(map(self._put, tile.slot_mapping))
         return _TileContext(self._storage, self._ops, slots, 0, decode=None, prefill=prefill)
 
 

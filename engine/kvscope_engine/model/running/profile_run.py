@@ -14,6 +14,7 @@ import torch
 from kvscope_engine.model.memory.device_memory import DeviceMemory
 from kvscope_engine.model.memory.step_memory import max_batched_tokens
 from kvscope_engine.model.running.attention import AttentionContext, AttentionOptions
+from kvscope_engine.model.running.fixed_tiles import GPU_TILE_TOKENS
 from kvscope_engine.model.running.forward import Forward
 from kvscope_kernels.rotate_write import Rotation
 from kvscope_telemetry.engine_config import EngineConfig
@@ -59,7 +60,7 @@ class NoAttention(AttentionContext):
 def step_profile(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory) -> StepProfile:
     """Run the largest step. Raises KvscopeError when not even that step fits."""
     tokens = min(max_batched_tokens(config, loaded.device.type), loaded.max_model_len * config.max_num_seqs)
-    samples = min(config.max_num_seqs, tokens)
+    samples = min(max(config.max_num_seqs, GPU_TILE_TOKENS if config.deterministic else 0), tokens)
     forward = Forward(loaded.module)
     ids = torch.zeros(tokens, dtype=torch.int64, device=loaded.device)
     positions = torch.arange(tokens, device=loaded.device) % loaded.max_model_len

@@ -497,7 +497,9 @@ class ModelRunner:
 
     def _warm_measuring(self, tensors: StepTensors) -> torch.Tensor:
         """The same, and again measured where service measures some. Of a model that is run by its own code no kernels
-        are known."""
+        are known; fixed tiles have one shape, whatever the step."""
+        if self._tiles is not None:
+            return self._tiles.run_idle()
         if self._is_own:
             return torch.zeros(len(tensors.input_ids), self._vocab_size, device=self._device)
         measures = self._measures(is_due=self._measured.any(tensors.num_single_token))

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.nn.functional import pad
 
 from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.sampling.logit_bias import LogitBiases, apply_biases
@@ -122,7 +123,10 @@ class RawLogprobs:
 
     def __init__(self, logits: torch.Tensor, inputs: LogprobInputs) -> None:
         self._inputs = inputs
-        self._values = logits.index_select(0, inputs.where).log_softmax(-1)
+        values, width = logits.index_select(0, inputs.where), logits.shape[1]
+        if width % 4:  # a GPU adds by where in 16 bytes a row begins: all begin alike
+            values = pad(values, (0, -width % 4), value=-torch.inf)
+        self._values = values.log_softmax(-1)[:, :width]
 
     @property
     def num_top(self) -> int:

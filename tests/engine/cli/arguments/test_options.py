@@ -96,7 +96,7 @@ def test_every_field_has_its_option() -> None:
 def test_bit_equal_runs() -> None:
     found = config("--deterministic", "--fingerprints")
     assert (found.deterministic, found.fingerprints) == (True, True)
-    for refused in ("--page-heat=8", "--kv-cache-dtype=int8", "--device=cuda"):
+    for refused in ("--page-heat=8", "--kv-cache-dtype=int8", "--attention-backend=flashinfer"):
         with pytest.raises(BadInput, match="is not accepted with deterministic=True"):
             config("--deterministic", refused)
     with pytest.raises(BadInput, match="without deterministic"):

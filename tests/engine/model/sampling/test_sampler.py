@@ -248,16 +248,17 @@ def test_biases_of_finished_requests_are_given_up() -> None:
     assert len(sampler._biases._of) < 70
 
 
-def test_logprobs_are_raw_whatever_is_done_to_the_logits() -> None:
+@pytest.mark.parametrize("vocabulary", [VOCABULARY, VOCABULARY + 1])
+def test_logprobs_are_raw_whatever_is_done_to_the_logits(vocabulary: int) -> None:
     rng = np.random.default_rng(5)
-    logits = torch.from_numpy(rng.normal(0, 3, (4, VOCABULARY)).astype(np.float32))
+    logits = torch.from_numpy(rng.normal(0, 3, (4, vocabulary)).astype(np.float32))
     requests = [
         make_request(1, temperature=0.0, logprobs=0),
         make_request(2),
         make_request(3, [4, 5], seed=1, logprobs=20, top_k=3, repetition_penalty=2.0, temperature=0.2),
         make_request(4, seed=3, logprobs=2, min_p=0.5),
     ]
-    tokens, logprobs = Sampler([EOS], VOCABULARY).sample(logits.clone(), requests)
+    tokens, logprobs = Sampler([EOS], vocabulary).sample(logits.clone(), requests)
     expected = logits.log_softmax(-1)
     assert logprobs[1] is None
     for row, count in ((0, 0), (2, 20), (3, 2)):

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._subclasses import fake_tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -241,6 +242,7 @@ def start(
     """
     engines: list[Engine] = []
     gpu = torch.device("cuda:0")
+    monkeypatch.setattr(fake_tensor, "CONSTANT_NUMEL_LIMIT", 0)  # a tensor of one number would be copied for real
     monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # its threads would know nothing of this mode
     monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(loader, "choose_device", lambda _: gpu)

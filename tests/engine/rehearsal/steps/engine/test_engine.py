@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.rehearsal.steps.engine.conftest import GIB, SIZES, Card, storage_of
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvscope_engine import Engine, EngineConfig, components, memory_guard
 from kvscope_engine.components import NO_ROOM_FOR_PIECES
@@ -21,6 +23,7 @@ from kvscope_engine.model.lora.peft_folder import AdapterWeights, Delta
 from kvscope_engine.model.memory import memory_watch
 from kvscope_engine.model.memory.gpu_register import GpuRegister, promised_bytes
 from kvscope_engine.model.running import capture_failures
+from kvscope_engine.model.running.fixed_tiles import GPU_TILE_TOKENS
 from kvscope_telemetry.engine_config import LoraModule
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Submit
@@ -29,6 +32,8 @@ from kvscope_telemetry.messages.sampling_params import SamplingParams
 Start = Callable[..., Engine]
 SWAPPING = {"num_gpu_blocks_override": 8, "preemption": "swap", "host_kv_memory_bytes": 1 << 20}
 """Three requests of 37 + 40 tokens take 15 blocks of 16."""
+
+PREFILL = "paged_prefill_attention"
 
 
 @dataclass
@@ -224,6 +229,73 @@ def held(module: torch.nn.Module) -> Iterator[torch.Tensor]:
         for value in vars(part).values():
             inner = vars(value).values() if hasattr(value, "__dict__") else ()
             yield from (tensor for tensor in (value, *inner) if isinstance(tensor, torch.Tensor))
+
+
+@pytest.fixture
+def proven(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Comparisons of bits find no difference. Filled with how many numbers were compared."""
+    compared: list[int] = []
+    monkeypatch.setattr(torch, "equal", lambda found, expected: compared.append(found.numel()) or True)  # type: ignore[func-returns-value]
+    return compared
+
+
+@pytest.mark.parametrize("options", [{}, SWAPPING, {"dtype": "float16", "max_num_batched_tokens": 512}], ids=str)
+def test_a_deterministic_engine_runs_tiles_of_one_shape(
+    start: Start, lanes: Any, fake_gpu: Any, proven: list[int], options: dict[str, Any]
+) -> None:
+    """Decodes go the way of prompts, whose attention has one launch shape; each product has as many rows as a tile."""
+    engine = start(deterministic=True, **options)
+    layers, rows = SIZES["num_hidden_layers"], GPU_TILE_TOKENS
+    assert len(proven) == 3 * (2 * layers + 1), "keys and values of each layer, and logits"
+    assert engine.hello.capabilities.deterministic
+    assert engine.notes == ()
+    known, launches = set(fake_gpu.seen.compiled), Counter[str]()
+    products = Products()
+    with products:
+        for step in serve(engine, lanes, fake_gpu):
+            launches += fake_gpu.seen.launches
+            assert step.replays == 0
+    assert fake_gpu.seen.compiled == known, "nothing is compiled in service"
+    assert engine.overlaps.overlapped == 0
+    assert products.rows == {rows}
+    assert {name for name in launches if name.startswith(("paged", "merge", "plan", "skinny"))} == {PREFILL}
+
+
+class Products(TorchDispatchMode):
+    """Notes how many rows products on the GPU have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ in ("mm", "addmm", "linear"):
+            left = args[1] if func.overloadpacket.__name__ == "addmm" else args[0]
+            self.rows.add(left.shape[:-1].numel())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("proven")
+def test_a_deterministic_engine_keeps_no_memory_for_graphs(start: Start) -> None:
+    engine = start(deterministic=True, num_gpu_blocks_override=None, gpu_memory_utilization=0.08)
+    assert engine.memory().graphs_bytes < 16 << 20, "with graphs it is 256 MiB and more"
+    assert engine.memory().kv_bytes > 1 << 28
+
+
+def test_a_deterministic_engine_is_refused_where_the_gpu_adds_by_the_place(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "equal", lambda *_: False)
+    with pytest.raises(BadInput, match="layer 0 gives a token other numbers beside other tokens, on this machine"):
+        start(deterministic=True)
+
+
+def test_a_deterministic_engine_is_refused_where_products_are_chosen_by_time(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTORCH_TUNABLEOP_ENABLED", "1")
+    with pytest.raises(BadInput, match="PYTORCH_TUNABLEOP_ENABLED"):
+        start(deterministic=True)
 
 
 def test_swaps_go_beside_the_steps(start: Start, lanes: Any, fake_gpu: Any) -> None:
