@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import zip_longest
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import msgspec
 import torch
@@ -68,6 +68,9 @@ from kvscope_telemetry.texts.block_texts import RecordedText
 ProgressCallback = Callable[[Progress], None]
 Publish = Callable[[TelemetryMessage], None]
 
+FAILURE_NS: Final = 60_000_000_000
+"""Between two notes about steps in which a library failed."""
+
 
 class Engine:
     """A model, its paged KV cache, and the requests that run on it.
@@ -119,7 +122,8 @@ class Engine:
             overlaps=self.components.overlaps,
         )
         self._eased = EasedLimits(self.components.scheduler)
-        self._last_failure = ""
+        self._next_failure_ns = 0
+        self._untold_failures = 0
         self.interventions = Interventions(
             self.components.pool, self.components.scheduler, self._record_idle, self._settle, self.components.lora
         )
@@ -434,11 +438,10 @@ class Engine:
             store_attention(self.components.pool, ran.plan, ran.result.block_shares, self.step_count)
         if ran.result.block_skips is not None:
             store_skips(self.components.pool, ran.plan, ran.result.block_skips)
-        for request in ran.failed:
-            self._finish(request, self.streams[request.number], "error", ran.ended_ns, ran.reason)
-        if ran.failure and ran.failure != self._last_failure:  # one that comes again and again is told once
-            self._note(f"a step failed and was run again, as far as it could be: {ran.failure}")
-        self._last_failure = ran.failure or self._last_failure
+        for request, reason in zip(ran.failed, ran.reasons, strict=True):
+            self._finish(request, self.streams[request.number], "error", ran.ended_ns, reason)
+        if ran.failure:
+            self._tell_failure(ran)
         self._note(self._eased.look(ran.ended_ns, ran.room_tokens))
         self._tell_notes(ran.ended_ns)
         self.components.scheduler.rate.observe(ran.plan, ran.result.forward_ns / 1e9)
@@ -460,6 +463,16 @@ class Engine:
         self._tell_cache_events()
         self._record_ns = time.monotonic_ns() - begun_ns
         self._loop.wrote_down(ran.ended_ns)
+
+    def _tell_failure(self, ran: Ran) -> None:
+        """Of a step in which a library failed: once a minute."""
+        if ran.ended_ns < self._next_failure_ns:
+            self._untold_failures += 1
+            return
+        ended = f"{len(ran.failed)} of its requests ended" if ran.failed else "was run again"
+        more = f"; so did {self._untold_failures} since the last such note" if self._untold_failures else ""
+        self._note(f"a step failed and {ended}: {ran.failure}{more}")
+        self._untold_failures, self._next_failure_ns = 0, ran.ended_ns + FAILURE_NS
 
     def _note(self, what: str) -> None:
         if what:

@@ -28,10 +28,10 @@ and published and the next step is scheduled. With overlap at most one step more
 
 A step for which the device's memory did not suffice, or in which a library failed, is tried again, then without CUDA
 graphs, then in halves, down to one token, before anyone gives up: a plan may be run again, for writing the same keys
-and values, and copying to a block that was free, come to the same. Not so where layers keep a state that each token
-changes: such a step is tried once, and its requests end. What was not run is not committed, so that blocks of requests
-that end are found by nobody. The engine itself ends of what no library raises, of a device that computes no more
-(`StepRunner.is_well`), and where nothing could be run for some steps in a row.
+and values comes to the same, and the runner makes a plan's copies once. Not so where layers keep a state that each
+token changes: such a step is tried once, and its requests end. What was not run is not committed, so that blocks of
+requests that end are found by nobody. The engine itself ends of what no library raises, of a device that computes no
+more (`StepRunner.is_well`), and where nothing could be run for some steps in a row.
 
 Owns what is in flight. Commits nothing, and knows no tensors.
 """
@@ -67,8 +67,9 @@ class Ran:
     plan: StepPlan
     result: StepResult
     failed: tuple[Request, ...]
-    """Planned and not run: each ends with the `reason`."""
-    reason: str
+    """Planned and not run."""
+    reasons: tuple[str, ...]
+    """Why each of them ends."""
     schedule_ns: int
     """Spent on scheduling in this call, for this step or for the next."""
     run_ns: int
@@ -109,6 +110,8 @@ class _Flight:
     plan: StepPlan
     launched: Launched | None
     """None: it could not be launched; it is to be run once the step before is over."""
+    error: Exception | None = None
+    """Of a library, that kept it from being launched."""
 
     @property
     def is_void(self) -> bool:
@@ -141,7 +144,7 @@ class StepLoop:
         plan = self._scheduler.schedule(step, started_ns)
         scheduled_ns = time.monotonic_ns()
         if plan.scheduled:
-            self._flight = _Flight(plan, launch_or_none(self._runner, plan, None))
+            self._flight = self._launched(plan)
             self.counts.begun += 1
         self._begun_ns = time.monotonic_ns()
         return scheduled_ns - started_ns, self._begun_ns - scheduled_ns
@@ -164,7 +167,7 @@ class StepLoop:
             clock.scheduled()
             if not plan.scheduled:
                 return None
-            flight = _Flight(plan, launch_or_none(self._runner, plan, None) if overlaps else None)
+            flight = self._launched(plan) if overlaps else _Flight(plan, None)
         if overlaps and flight.launched is not None:
             self._flight = self._launch_beside(flight.plan, flight.launched, clock)
         return self._finish(flight, clock)
@@ -186,10 +189,9 @@ class StepLoop:
         if flight is None:
             return None
         if flight.launched is not None and not flight.is_void:
-            plan = sample_or_none(self._runner, flight.launched)
-            flight = _Flight(flight.plan, None) if plan is None else _Flight(plan, flight.launched)
+            flight = self._sampled(flight.plan, flight.launched)
         if flight.launched is None:
-            flight = _Flight(to_run_again(flight.plan), None)
+            flight = replace(flight, plan=to_run_again(flight.plan))
         if not flight.is_void:
             return flight
         self.counts.void += 1
@@ -207,17 +209,37 @@ class StepLoop:
         clock.scheduled(since_ns=started_ns)
         if not plan.scheduled:
             return None
-        flight = _Flight(plan, launch_or_none(self._runner, plan, launched))
+        flight = self._launched(plan, launched)
         self.counts.beside_ns += time.monotonic_ns() - started_ns
         self.counts.overlapped += 1
         return flight
 
+    def _launched(self, plan: StepPlan, after: Launched | None = None) -> _Flight:
+        """A plan on its way, or to be run later where that failed: what was launched before may still run."""
+        try:
+            return _Flight(plan, self._runner.launch(plan, after))
+        except Exception as error:
+            return self._put_off(plan, error)
+
+    def _sampled(self, plan: StepPlan, launched: Launched) -> _Flight:
+        """What is left of a step once all of it is handed over, or the step, to be run again where that failed."""
+        try:
+            return _Flight(launched.sample(), launched)
+        except Exception as error:
+            return self._put_off(plan, error)
+
+    def _put_off(self, plan: StepPlan, error: Exception) -> _Flight:
+        if not is_survived(self._runner, error):
+            raise error
+        return _Flight(plan, None, None if is_no_memory(error) else error)
+
     def _finish(self, flight: _Flight, clock: _Clock) -> Ran:
         self.counts.steps += 1
-        failure: Exception | None = None
+        failure = flight.error
         if flight.launched is not None:
             try:
                 plan, result = without_ended(flight.plan, flight.launched.result())
+                self._num_barren = 0
                 return clock.ran(plan, result)
             except Exception as error:
                 if flight.plan.changes_states or not is_survived(self._runner, error):
@@ -227,8 +249,10 @@ class StepLoop:
             if self._flight is not None:  # it computed with tokens that never came
                 self._flight = _Flight(self._flight.plan, None)
         outcome = run_with_shortages(self._runner, to_run_again(flight.plan), self._explain)
-        is_barren = outcome.error is not None and not outcome.plan.scheduled
-        self._num_barren = self._num_barren + 1 if is_barren else 0
+        if outcome.plan.scheduled:
+            self._num_barren = 0
+        elif outcome.error is not None:
+            self._num_barren += 1
         if outcome.error is not None and self._num_barren >= MOST_BARREN:
             raise outcome.error
         return clock.ran(outcome.plan, outcome.result, replace(outcome, error=outcome.error or failure))
@@ -249,9 +273,9 @@ class _Clock:
         now_ns = time.monotonic_ns()
         took = self.schedule_ns, now_ns - self.started_ns - self.schedule_ns, now_ns
         if outcome is None:
-            return Ran(plan, result, (), "", *took)
+            return Ran(plan, result, (), (), *took)
         failure = "" if outcome.error is None else _first_line(outcome.error)
-        return Ran(plan, result, outcome.failed, outcome.reason, *took, outcome.room_tokens, failure)
+        return Ran(plan, result, outcome.failed, outcome.reasons, *took, outcome.room_tokens, failure)
 
 
 class Launched(Protocol):
@@ -291,8 +315,9 @@ class StepOutcome:
     plan: StepPlan
     result: StepResult
     failed: tuple[Request, ...] = ()
-    """Planned and not run: each ends with the `reason`."""
-    reason: str = ""
+    """Planned and not run."""
+    reasons: tuple[str, ...] = ()
+    """Why each of them ends."""
     room_tokens: int | None = None
     """Where memory was missing and smaller steps help, the tokens that there seems to be room for: those of the largest
     part that was run, half of it where parts cannot be. None: memory was there, or a token alone found none."""
@@ -317,7 +342,11 @@ def run_with_shortages(runner: StepRunner, plan: StepPlan, explain: Explain = la
         return StepOutcome(plan, result, error=tries.error)
     done = {} if plan.changes_states else tries.run_in_halves(plan)
     ran = [number for number in range(len(plan.scheduled)) if number in done]
-    failed = tuple(item.request for number, item in enumerate(plan.scheduled) if number not in done)
+    failed = {
+        item.request: tries.lost.get(number, tries.reason)
+        for number, item in enumerate(plan.scheduled)
+        if number not in done
+    }
     num_single_token = sum(done[number].item.num_tokens == 1 for number in ran)
     ran.sort(key=lambda number: (done[number].item.num_tokens > 1, number))
     requests = {done[number].item.request for number in ran}
@@ -335,8 +364,8 @@ def run_with_shortages(runner: StepRunner, plan: StepPlan, explain: Explain = la
     )
     room_tokens = plan.num_tokens // 2 if plan.changes_states else tries.most_tokens
     is_cut = tries.is_short and 0 < room_tokens < plan.num_tokens
-    reason = tries.reason if failed else ""
-    return StepOutcome(left, merged, failed, reason, room_tokens if is_cut else None, tries.error)
+    room = room_tokens if is_cut else None
+    return StepOutcome(left, merged, tuple(failed), tuple(failed.values()), room, tries.error)
 
 
 class _Done(NamedTuple):
@@ -364,6 +393,9 @@ class _Tries:
         self._explain = explain
         self.reason = ""
         """Why the last one failed."""
+        self.lost: dict[int, str] = {}
+        """Items of the plan that could not be run, by their places, and why."""
+        self._explained: str | None = None
         self.forward_ns = 0
         self.most_tokens = 0
         """Of those that were run."""
@@ -381,11 +413,12 @@ class _Tries:
                 raise
             if is_no_memory(error):
                 self.is_short = True
-                self.reason = f"no memory for a step of {plan.num_tokens} tokens ({_first_line(error)})"
-                self.reason += _explained(self._explain, plan)
+                if self._explained is None:  # once: it may ask the driver
+                    self._explained = _explained(self._explain, plan)
+                self.reason = f"no memory for a step of {_tokens(plan)} ({_first_line(error)}){self._explained}"
             else:
                 self.error = error
-                self.reason = f"a step of {plan.num_tokens} tokens failed ({_first_line(error)})"
+                self.reason = f"a step of {_tokens(plan)} failed ({_first_line(error)})"
             self._runner.recover()
             return None
         self.forward_ns += result.forward_ns
@@ -396,12 +429,11 @@ class _Tries:
         """What could be run, by its place in the plan. The plan itself failed; each half is tried once, then halved;
         one token is tried twice, so that nobody ends of a failure that passes."""
         done: dict[int, _Done] = {}
-        lost: set[int] = set()
         whole_plan = list(enumerate(plan.scheduled))
         parts = _halves(whole_plan) or [whole_plan]
         copies = plan.copies  # are made with the first part: copying again after others wrote would undo it
         while parts:
-            part = [(number, item) for number, item in parts.pop(0) if number not in lost]
+            part = [(number, item) for number, item in parts.pop(0) if number not in self.lost]
             if not part:
                 continue
             items = tuple(item for _, item in part)
@@ -421,7 +453,7 @@ class _Tries:
                         done[number] = _Done(whole._replace(num_tokens=ran, drafts=item.drafts), ids, told, summed)
                 continue
             if not halves:
-                lost.add(part[0][0])
+                self.lost[part[0][0]] = self.reason
             parts[:0] = halves
         return done
 
@@ -440,26 +472,6 @@ def _halves(part: list[tuple[int, Scheduled]]) -> list[list[tuple[int, Scheduled
     return [[(number, item._replace(num_tokens=first, samples=False))], [(number, rest)]]
 
 
-def launch_or_none(runner: StepRunner, plan: StepPlan, after: Launched | None) -> Launched | None:
-    """Launch a plan; None when it failed and may be run later, while what was launched before may still run."""
-    try:
-        return runner.launch(plan, after)
-    except Exception as error:
-        if not is_survived(runner, error):
-            raise
-        return None
-
-
-def sample_or_none(runner: StepRunner, launched: Launched) -> StepPlan | None:
-    """What is left of a step once all of it is handed over; None when that failed and it may be run again."""
-    try:
-        return launched.sample()
-    except Exception as error:
-        if not is_survived(runner, error):
-            raise
-        return None
-
-
 def is_survived(runner: StepRunner, error: Exception) -> bool:
     """Whether steps can go on after one that raised `error`: of want of memory, or of a library, on a device that
     computes all the same. Our own words may quote another rank's."""
@@ -475,6 +487,10 @@ def _explained(explain: Explain, plan: StepPlan) -> str:
     except Exception:
         return ""
     return f"; {why}" if why else ""
+
+
+def _tokens(plan: StepPlan) -> str:
+    return "1 token" if plan.num_tokens == 1 else f"{plan.num_tokens} tokens"
 
 
 def _first_line(error: BaseException) -> str:

@@ -94,7 +94,7 @@ def test_a_step_runs_in_parts_and_nobody_ends(most: int) -> None:
     runner, plan = SmallRunner(most), make_plan(3, 2)
     outcome = run_with_shortages(runner, plan)
     assert outcome.failed == ()
-    assert outcome.reason == ""
+    assert outcome.reasons == ()
     assert outcome.plan == plan
     assert outcome.result.token_ids == ((0,), (1,), (2,), (3,), (4,))
     assert outcome.result.logit_sums == ((1000,), (1001,), (1002,), (1003,), (1004,))
@@ -120,7 +120,7 @@ def test_only_who_cannot_be_run_alone_ends(too_much: int) -> None:
     runner, plan = SmallRunner(99, too_much), make_plan(2, 2)
     outcome = run_with_shortages(runner, plan)
     assert [request.number for request in outcome.failed] == [too_much]
-    assert outcome.reason == "no memory for a step of 1 tokens (CUDA error: out of memory)"
+    assert outcome.reasons == ("no memory for a step of 1 token (CUDA error: out of memory)",)
     assert [item.request.number for item in outcome.plan.scheduled] == [n for n in range(4) if n != too_much]
     assert outcome.plan.num_single_token == 2 - (too_much < 2)
 
@@ -144,10 +144,30 @@ def test_what_changed_states_is_not_tried_again() -> None:
 
 def test_the_cause_and_what_would_help_are_told() -> None:
     plan = make_plan(2, 1)
-    outcome = run_with_shortages(SmallRunner(0), plan, lambda plan: f"give --max-num-batched-tokens {plan.num_tokens}")
-    assert outcome.reason == (
-        "no memory for a step of 1 tokens (CUDA error: out of memory); give --max-num-batched-tokens 1"
-    )
+    asked: list[StepPlan] = []
+
+    def explain(plan: StepPlan) -> str:
+        asked.append(plan)
+        return "give less"
+
+    outcome = run_with_shortages(SmallRunner(0), plan, explain)
+    assert set(outcome.reasons) == {"no memory for a step of 1 token (CUDA error: out of memory); give less"}
+    assert asked == [plan], "once: it may ask the driver, and nobody is served meanwhile"
+
+
+def test_each_is_told_its_own_reason() -> None:
+    """One that a library cannot run, and one that there is no memory for."""
+
+    class Both(SmallRunner):
+        def run(self, plan: StepPlan) -> StepResult:
+            if 0 in (item.request.number for item in plan.scheduled):
+                raise LIBRARY
+            return super().run(plan)
+
+    outcome = run_with_shortages(Both(99, too_much=2), make_plan(2, 1))
+    assert [request.number for request in outcome.failed] == [0, 2]
+    assert "CUBLAS" in outcome.reasons[0]
+    assert outcome.reasons[1].startswith("no memory for a step of 1 token ")
 
 
 def test_a_report_that_fails_does_not_hide_the_shortage() -> None:
@@ -155,7 +175,7 @@ def test_a_report_that_fails_does_not_hide_the_shortage() -> None:
         raise RuntimeError("the driver is gone")
 
     outcome = run_with_shortages(SmallRunner(0), make_plan(1, 0), broken)
-    assert outcome.reason.startswith("no memory for a step of 1 tokens")
+    assert outcome.reasons[0].startswith("no memory for a step of 1 token ")
 
 
 LIBRARY = RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`")
@@ -177,7 +197,7 @@ def test_only_who_makes_a_library_fail_ends(bad: int) -> None:
 
     outcome = run_with_shortages(Picky(99), make_plan(2, 2))
     assert [request.number for request in outcome.failed] == [bad]
-    assert outcome.reason == f"a step of 1 tokens failed ({LIBRARY})"
+    assert outcome.reasons == (f"a step of 1 token failed ({LIBRARY})",)
     assert outcome.room_tokens is None, "memory was there"
 
 

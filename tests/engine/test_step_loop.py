@@ -435,15 +435,15 @@ def test_after_a_shortage_steps_are_planned_smaller_for_a_while(
     with monkeypatch.context() as short:
         short.setattr(runner, "launch", small)
         assert numbers(said_by(engine, jobs)) == close_to(wanted)
-        assert scheduler.max_num_batched_tokens <= 9
-        eased = f"{scheduler.max_num_batched_tokens} tokens of {scheduler.max_num_seqs} requests"
+        assert scheduler.max_step_tokens <= 9
+        eased = f"{scheduler.max_step_tokens} tokens of {scheduler.max_step_requests} requests"
         assert engine.notes == (f"a step had no memory: steps have up to {eased} for now",)
         assert len(failed) < 16, "the tries and parts of a step, and of the one that was begun behind it"
     later_ns = time.monotonic_ns() + 60_000_000_000
     monkeypatch.setattr(step_loop.time, "monotonic_ns", lambda: later_ns)
     assert not engine.while_idle()
     assert engine.notes[1:] == (f"steps have up to {limits[0]} tokens of {limits[1]} requests again",)
-    assert (scheduler.max_num_batched_tokens, scheduler.max_num_seqs) == limits
+    assert (scheduler.max_step_tokens, scheduler.max_step_requests) == limits
 
 
 POISON = (200, 201, 202, 203) * 6
@@ -472,9 +472,7 @@ def test_who_makes_a_library_fail_ends_alone(
         assert numbers(said) == close_to(wanted)
         assert (bad.finish_reason, bad.token_ids) == ("error", [])
         assert "CUBLAS_STATUS_EXECUTION_FAILED" in bad.error
-    assert engine.notes == (
-        "a step failed and was run again, as far as it could be: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED",
-    )
+    assert engine.notes == ("a step failed and 1 of its requests ended: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED",)
     cached = engine.components.scheduler.totals.cached_tokens
     (again,) = engine.generate([poison])
     assert again.finish_reason != "error"
@@ -518,4 +516,79 @@ def test_where_nothing_can_be_run_any_more_the_engine_ends(make_engine: Make, mo
     with pytest.raises(RuntimeError, match="NOT_INITIALIZED"):
         outputs.extend(until_done(engine))
     assert [one.finish_reason for one in outputs if isinstance(one, Finished)] == ["error"] * (MOST_BARREN - 1)
+    engine.components.scheduler.check_integrity()
+
+
+@pytest.mark.parametrize("overlaps", [False, True], ids=["turns", "overlapped"])
+def test_bad_requests_among_good_ones_end_no_engine(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, *, overlaps: bool
+) -> None:
+    """Only steps in a row of which nothing runs do."""
+    engine = make_engine(async_scheduling=overlaps)
+    runner, launch = engine.components.runner, engine.components.runner.launch
+
+    def picky(plan: StepPlan, after: Any = None) -> Any:
+        if any(tuple(item.request.prompt_token_ids) == POISON for item in plan.scheduled):
+            raise RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED")
+        return launch(plan, after)
+
+    monkeypatch.setattr(runner, "launch", picky)
+    poison = Submit(request_id="-", prompt_token_ids=POISON, sampling=SamplingParams(temperature=0.0, max_tokens=9))
+    for number in range(MOST_BARREN + 2):
+        (bad,) = engine.generate([poison])
+        assert bad.finish_reason == "error"
+        submit(engine, f"good {number}", max_tokens=3)
+        assert len(tokens_of(list(until_done(engine)))) == 3
+    assert len(engine.notes) == 1, "the others are counted in the next, a minute later"
+
+
+def test_failures_of_steps_begun_ahead_are_told(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(async_scheduling=True)
+    runner, launch = engine.components.runner, engine.components.runner.launch
+
+    def fails_ahead(plan: StepPlan, after: Any = None) -> Any:
+        if after is not None:
+            raise RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED")
+        return launch(plan, after)
+
+    monkeypatch.setattr(runner, "launch", fails_ahead)
+    submit(engine, "a", max_tokens=20)
+    assert len(tokens_of(list(until_done(engine)))) == 20
+    assert engine.notes == ("a step failed and was run again: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED",)
+
+
+@pytest.mark.parametrize(("num_blocks", "seed"), [(24, 2), (30, 1), (36, 1)])
+def test_what_a_step_copied_is_not_copied_again(
+    make_small: Make, make_engine: Make, monkeypatch: pytest.MonkeyPatch, num_blocks: int, seed: int
+) -> None:
+    """The block that it was copied from may have another owner by then, who wrote it in the first try."""
+    draw = random.Random(seed)
+    asked = [
+        Submit(
+            request_id="-",
+            prompt_token_ids=tuple(draw.choices(range(3, 256), k=draw.randint(3, 22))),
+            sampling=SamplingParams(
+                seed=number, temperature=0.8, n=3 if number % 2 else 1, max_tokens=draw.randint(8, 20), ignore_eos=True
+            ),
+        )
+        for number in range(16)
+    ]
+    with make_small(num_gpu_blocks_override=2048, max_num_seqs=64) as calm:
+        wanted = said_by(calm, asked)
+    engine = make_engine(num_gpu_blocks_override=num_blocks, max_num_seqs=12, async_scheduling=False)
+    runner, launch = engine.components.runner, engine.components.runner.launch
+    tries = 0
+
+    def every_second_fails_late(plan: StepPlan, after: Any = None) -> Any:
+        nonlocal tries
+        tries += 1
+        launched = launch(plan, after)
+        if tries % 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return launched
+
+    monkeypatch.setattr(runner, "launch", every_second_fails_late)
+    said = said_by(engine, asked)
+    assert engine.components.scheduler.totals.copied_blocks > 0
+    assert [tokens for tokens, *_ in said] == [tokens for tokens, *_ in wanted]
     engine.components.scheduler.check_integrity()

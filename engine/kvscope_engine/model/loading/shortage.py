@@ -27,4 +27,5 @@ def is_of_library(error: BaseException) -> bool:
     """Whether torch, what torch calls, or Triton raised it: they may fail of one step and not of the next. Other errors
     are of our own code."""
     is_tritons = any(base.__module__.partition(".")[0] == "triton" for base in type(error).__mro__)
-    return is_tritons or (isinstance(error, RuntimeError) and not isinstance(error, NotImplementedError))
+    is_ours = isinstance(error, NotImplementedError | RecursionError)
+    return is_tritons or (isinstance(error, RuntimeError) and not is_ours)

@@ -14,7 +14,7 @@ writes blocks after all steps before it.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -206,6 +206,9 @@ class ModelRunner:
                 self._graphs = None
             if self._graphs is not None:
                 self._together = GraphsTogether(self._graphs)
+        self._copies_made: deque[tuple[tuple[int, int], ...]] = deque(maxlen=2)
+        """Of the last plans: a step that failed after them is run again without. Where they were made from may be
+        another's by then."""
         self._mixed: MixedGraphs | None = None
         if self._graphs is not None and piecewise_graphs:
             self._mixed = MixedGraphs(
@@ -269,22 +272,24 @@ class ModelRunner:
         adapted = self._lora.rows_of(plan.scheduled) if self._lora is not None else None
         sampling, num_output_tokens = sampled_places(plan.scheduled)
         measures = self._measures(is_due=self._measured.is_due(inputs.num_single_token))
+        copies = () if any(plan.copies is made for made in self._copies_made) else plan.copies
         graphs, size = self._graphs_for(inputs, measures) if measures.skips is None and adapted is None else (None, 0)
         if self._others is not None:
             num_sampled = len(after.tokens) if after is not None and inputs.awaited is not None else 0
-            self._others.tell(inputs, plan.copies, adapted.slots if adapted is not None else None, num_sampled, size)
+            self._others.tell(inputs, copies, adapted.slots if adapted is not None else None, num_sampled, size)
         buffer = self._buffer
         buffer.begin()
         tensors = put_inputs(inputs, buffer) if graphs is None else graphs.put(inputs, size)
         is_late = after is not None and _follow_what_is_awaited(sampling, num_output_tokens)
         options = None if is_late else self._sampler.inputs(sampling, buffer, self._vocab_size, num_output_tokens)
-        pairs = buffer.put(np.array(plan.copies, np.int64)) if plan.copies else None
+        pairs = buffer.put(np.array(copies, np.int64)) if copies else None
         state_saves = buffer.put(_saves_after(plan)) if plan.state_saves and graphs is not None else None
         awaited = buffer.put(inputs.awaited) if inputs.awaited is not None else None
         slots = buffer.put(adapted.slots) if adapted is not None else None
         buffer.send()
         if pairs is not None and self._storage.layers:
             self._ops.copy_rows(self._storage.rows, pairs)
+            self._copies_made.append(copies)
         if awaited is not None and after is not None:
             if self._others is not None:
                 self._others.share(after.tokens)

@@ -105,6 +105,7 @@ class Scheduler:
         """Requests that run in a step at most; `set_limits` changes it, and the next."""
         self.max_num_batched_tokens = max_num_batched_tokens
         self._token_cap: int | None = None
+        self._eased: tuple[int, int] | None = None
         self._max_model_len = max_model_len
         self._max_adapters = max_adapters
         self._allocation = allocation
@@ -221,7 +222,7 @@ class Scheduler:
             return ahead_of.FORKED
         if self.drafting is not None and self.drafting.is_wanted_after(running):
             return ahead_of.DRAFTED
-        may_admit = self._waiting and len(self._running) < self.max_num_seqs
+        may_admit = self._waiting and len(self._running) < self.max_step_requests
         if may_admit and self._pool.index is not None and ahead_of.computes_prompts(running):
             return ahead_of.SHARED
         if self._way():
@@ -237,8 +238,7 @@ class Scheduler:
         return self._schedule(Ahead(running), now_ns)
 
     def _schedule(self, ahead: Ahead, now_ns: int) -> StepPlan:
-        max_tokens = self.max_num_batched_tokens
-        builder = PlanBuilder(max_tokens if self._token_cap is None else min(max_tokens, self._token_cap), now_ns)
+        builder = PlanBuilder(self.max_step_tokens, now_ns)
         if self.states is not None:
             self.states.drop_uncommitted()
         evicted_before, offloaded_before = self._pool.evicted_blocks, self.totals.offloaded_blocks
@@ -248,7 +248,7 @@ class Scheduler:
             self._admit(builder, self._way() if builder.budget and not ahead else [])
         assert not (ahead and builder.has_preempted), "a request in flight was preempted"
         if self.drafting is not None and not ahead and not builder.has_preempted:
-            self.drafting.add(builder, self._pool.step, self.max_num_seqs)
+            self.drafting.add(builder, self._pool.step, self.max_step_requests)
         if builder.evicted_for:
             count = self._pool.evicted_blocks - evicted_before
             num_offloaded = self.totals.offloaded_blocks - offloaded_before
@@ -354,6 +354,22 @@ class Scheduler:
         assert min(max_num_seqs, max_num_batched_tokens) > 0, "a batch of nothing"
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
 
+    def ease(self, limits: tuple[int, int] | None) -> None:
+        """Tokens and requests that steps have at most for now, whatever `set_limits` says; None: what it says."""
+        assert limits is None or min(limits) > 0, "a batch of nothing"
+        self._eased = limits
+
+    @property
+    def max_step_tokens(self) -> int:
+        """Tokens that a step computes at most now."""
+        most = self.max_num_batched_tokens if self._eased is None else min(self.max_num_batched_tokens, self._eased[0])
+        return most if self._token_cap is None else min(most, self._token_cap)
+
+    @property
+    def max_step_requests(self) -> int:
+        """Requests that run in a step at most now."""
+        return self.max_num_seqs if self._eased is None else min(self.max_num_seqs, self._eased[1])
+
     def cap_tokens(self, max_tokens: int | None) -> None:
         """Steps from now on compute no more than these, whatever `set_limits` says; None: what it says."""
         assert max_tokens is None or max_tokens > 0, "a batch of nothing"
@@ -423,7 +439,7 @@ class Scheduler:
         """Let in who is next while there is room; those who are to make way do, for one alone."""
         if way:
             self._make_way(self._waiting.first, way, builder)
-        while self._waiting and len(self._running) < self.max_num_seqs and builder.budget:
+        while self._waiting and len(self._running) < self.max_step_requests and builder.budget:
             request = self._waiting.first
             found = self._admission.find(request)
             if not self._admission.fits(request, found, is_alone=not self._running):
@@ -452,7 +468,7 @@ class Scheduler:
         if not victims:
             return []
         found = self._admission.find(first)
-        seats = len(self._running) + 1 - self.max_num_seqs
+        seats = len(self._running) + 1 - self.max_step_requests
         missing = self._admission.num_missing(first, found)
         way: list[Request] = []
         while (seats > 0 or missing > 0) and len(way) < len(victims):
@@ -572,7 +588,7 @@ class Scheduler:
 
     def _fork(self, parent: Request, child: Request, now_ns: int) -> None:
         """Let a waiting child run on the parent's blocks, where that can be."""
-        if parent.state is not RequestState.RUNNING or len(self._running) >= self.max_num_seqs or self._reserves:
+        if parent.state is not RequestState.RUNNING or len(self._running) >= self.max_step_requests or self._reserves:
             return
         if self.states is not None and not (self.states.num_available and self._is_where(parent, child)):
             return

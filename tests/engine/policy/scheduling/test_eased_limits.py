@@ -16,12 +16,18 @@ class Limits(SimpleNamespace):
     max_num_batched_tokens = 8192
     max_num_seqs = 64
 
+    eased: tuple[int, int] | None = None
+
     def set_limits(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
 
+    def ease(self, limits: tuple[int, int] | None) -> None:
+        self.eased = limits
+
     @property
     def now(self) -> tuple[int, int]:
-        return self.max_num_batched_tokens, self.max_num_seqs
+        num_tokens, num_seqs = self.eased or (1 << 30, 1 << 30)
+        return min(self.max_num_batched_tokens, num_tokens), min(self.max_num_seqs, num_seqs)
 
 
 @pytest.fixture
@@ -75,14 +81,12 @@ def test_another_lack_begins_the_pause_anew(limits: Any, eased: EasedLimits) -> 
 
 
 def test_what_a_person_sets_meanwhile_holds(limits: Any, eased: EasedLimits) -> None:
-    """Of the limit that was set; the other comes back to what it was."""
+    """Also where it is what steps have at that moment anyway."""
     eased.look(0, 30)
-    limits.set_limits(20, 30)
+    limits.set_limits(30, 30)
     eased.look(1)
-    assert limits.now == (30, 20)
-    eased.look(90_000_000_000)
-    assert limits.now == (8192, 20)
-    limits.set_limits(20, 100)
-    assert eased.look(91_000_000_000) == ""
+    assert limits.now == (30, 30)
+    assert eased.look(90_000_000_000) == "steps have up to 30 tokens of 30 requests again"
+    assert limits.now == (30, 30)
     assert not eased.is_eased
-    assert limits.now == (100, 20)
+    assert eased.look(91_000_000_000, 1) == "a step had no memory: steps have up to 1 token of 1 request for now"
