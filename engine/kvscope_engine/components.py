@@ -409,8 +409,7 @@ def _ready_model(
     def await_turn(device: torch.device) -> None:
         if device.type == "cuda":
             uuids = gpu_uuids(config.tensor_parallel_size)
-            if not register.await_turn(uuids, lambda whom: progress(Progress(stage=WAIT, detail=whom))):
-                progress(Progress(stage=WAIT, detail="no longer: memory may be short, since the other is not done"))
+            register.await_turn(uuids, lambda whom: progress(Progress(stage=WAIT, detail=whom)))
 
     loaded = load_model(config, progress, rank_of(leader), await_turn)
     undo.callback(close_streaming, loaded.module)
@@ -685,7 +684,6 @@ def _build_guard(
         0 if plan is None else plan.needed + max(plan.kv, 0),
         step_costs(plan, *most, has_graphs=runner.has_graphs),
         *(scheduler, runner, runner.notes.append),
-        expected=None if plan is None else plan.others,
         pages=storage.resident_bytes,
         promise=register.promise,
         paging=PagingWatch() if is_wsl() else None,

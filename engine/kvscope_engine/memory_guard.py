@@ -20,10 +20,6 @@ from kvscope_engine.policy.plan import StepPlan, StepResult
 
 LOOK_S: Final = 2.0
 """Between two looks, and as long as an engine that stands still does not look."""
-CROWDED_BYTES: Final = 256 << 20
-"""With less than that free a program that wants memory may be refused it."""
-RELEASE_S: Final = 30.0
-"""Between two times that unused memory is given back for that."""
 SLACK_BYTES: Final = 128 << 20
 """What others may take in any case since the engine began: its own driver, too, loads some kernels late."""
 
@@ -48,9 +44,9 @@ def _in_a_thread(work: Callable[[], object]) -> None:
 
 class MemoryGuard:
     """Made when the engine has all that it keeps. `planned` are bytes that it may take in all, 0 where nobody planned:
-    then steps are left as they are; `expected` are bytes that others held by the plan. `pages` are bytes that it has
-    beside torch's; `note` takes lines on any thread; `promise` is told what is planned and not taken yet; `paging` is
-    None where no driver pages; `beside` does what may wait for the driver."""
+    then steps are left as they are. `pages` are bytes that it has beside torch's; `note` takes lines on any thread;
+    `promise` is told what is planned and not taken yet; `paging` is None where no driver pages; `beside` does what may
+    wait for the driver."""
 
     def __init__(
         self,
@@ -61,7 +57,6 @@ class MemoryGuard:
         graphs: KeptGraphs,
         note: Callable[[str], object],
         *,
-        expected: int | None = None,
         pages: Callable[[], int] = lambda: 0,
         promise: Callable[[int], object] = lambda num_bytes: None,
         paging: PagingWatch | None = None,
@@ -74,17 +69,12 @@ class MemoryGuard:
         self._planned = planned
         self._total = memory.total_bytes
         self._top = costs.levels[0]
-        self._nodes = 0
         free, ours = self._read()
         others = self._total - free - ours
-        if expected is not None:  # nodes of CUDA graphs, which no allocator of ours counts
-            self._nodes = min(costs.graphs + costs.piecewise_graphs, max(0, others - expected))
-            ours, others = ours + self._nodes, expected
         self._watch = MemoryWatch(costs, max(others + SLACK_BYTES, self._total - self._planned))
         self._before = {h.pid: h.num_bytes or 0 for h in memory.holders.others()}
         self._promise(max(0, self._planned - ours))
         self._next_s = clock_s() + LOOK_S
-        self._released_s = -RELEASE_S
 
     def look(self, settle: Callable[[], object]) -> None:
         """Before a step, at most every `LOOK_S`. After `settle` none is in flight."""
@@ -93,9 +83,7 @@ class MemoryGuard:
             return
         self._next_s = now_s + LOOK_S
         free, ours = self._read()
-        ours += self._nodes * self._watch.level.has_graphs
         self._promise(max(0, self._planned - ours))
-        self._make_room(free, now_s, settle)
         if self._paging is not None and (words := self._paging.look(self._total, free, ours, now_s)):
             self._note(words)
         before, was_lowered, others = self._watch.level, self._watch.is_lowered, max(0, self._total - free - ours)
@@ -119,9 +107,8 @@ class MemoryGuard:
         """A step came back."""
         if self._paging is not None:
             is_replayed = bool(result.graph_size or result.graph_tokens)
-            context = sum(item.start + item.num_tokens for item in plan.scheduled)
-            sizes = plan.num_tokens.bit_length(), len(plan.scheduled).bit_length(), context.bit_length()
-            self._paging.ran((*sizes, is_replayed), result.forward_ns)
+            shape = plan.num_tokens.bit_length(), len(plan.scheduled).bit_length(), is_replayed
+            self._paging.ran(shape, result.forward_ns)
 
     @property
     def is_lowered(self) -> bool:
@@ -133,14 +120,6 @@ class MemoryGuard:
         it."""
         return holders_words(grown(self._memory.holders.others(), self._before))
 
-    def _make_room(self, free: int, now_s: float, settle: Callable[[], object]) -> None:
-        """Where hardly anything is free, others get what torch keeps for later steps."""
-        is_kept = self._memory.reserved_bytes() - self._memory.held_bytes() > CROWDED_BYTES
-        if free < CROWDED_BYTES and is_kept and now_s - self._released_s >= RELEASE_S:
-            self._released_s = now_s
-            settle()
-            self._memory.release_unused()
-
     def _read(self) -> tuple[int, int]:
         """Bytes of the GPU that nobody has, and those of this process, less what the driver keeps for it."""
         return self._memory.free_bytes(), self._memory.reserved_bytes() + max(0, self._pages())
@@ -150,9 +129,9 @@ class MemoryGuard:
         if not is_down:
             return f"a part of the GPU's memory is free again: {self._words(level)}, until all of it is"
         who = self.takers()
-        others = f"other programs (since the start: {who})" if who else "other programs or the driver"
+        named = f" ({who})" if who else ""
         return (
-            f"{gib(missing)} of the GPU's memory that was planned for steps is held by {others}:"
+            f"other programs took {gib(missing)} of the GPU's memory that was planned for steps{named}:"
             f" {self._words(level)} until it is free again"
         )
 

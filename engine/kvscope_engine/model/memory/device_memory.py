@@ -12,6 +12,7 @@ import torch
 from kvscope_engine.model.loading.device import free_bytes, gpu_uuid
 from kvscope_engine.model.memory.gpu_holders import GpuHolders
 from kvscope_engine.model.memory.gpu_register import promised_bytes
+from kvscope_engine.model.memory.paging import is_wsl
 from kvscope_kernels.launch import compute_capability, num_multiprocessors
 
 
@@ -111,8 +112,9 @@ class CudaMemory:
         return promised_bytes(self._uuid)
 
     def draws_display(self) -> bool:
-        """By the driver."""
-        return self._holders.draws_display()
+        """By the driver; where it does not tell, a GPU of Windows does."""
+        is_drawing = self._holders.draws_display()
+        return is_wsl() if is_drawing is None else is_drawing
 
     @property
     def holders(self) -> GpuHolders:

@@ -8,15 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from kvscope_engine.model.memory.memory_plan import Held, gib
-from kvscope_engine.model.memory.paging import is_wsl
+from kvscope_engine.model.loading.device import Sampled
+from kvscope_engine.model.memory.memory_plan import gib
 from kvscope_telemetry.devices.gpus import Gpus, bare_uuid
 from kvscope_telemetry.messages.devices import Gpu
-
-if TYPE_CHECKING:
-    from kvscope_engine.model.loading.device import Sampled
 
 MOST_NAMED: Final = 3
 _ENGINE: Final = (b"kvscope-engine", b"kvscope_engine")
@@ -44,9 +41,10 @@ class GpuHolders:
         self._uuid = bare_uuid(uuid)
         self._gpus = gpus or Gpus(used=(uuid,))
 
-    def draws_display(self) -> bool:
-        """Whether windows have memory of it."""
-        return draws_display(self._gpu())
+    def draws_display(self) -> bool | None:
+        """Whether windows have memory of it; None: the driver does not tell."""
+        gpu = self._gpu()
+        return None if gpu is None else gpu.display_active
 
     def others(self) -> tuple[Holder, ...]:
         """Processes but this one, those with the most memory first. None where this one is not among those told of: a
@@ -57,25 +55,14 @@ class GpuHolders:
             return ()
         return holders_of(gpu)
 
-    def held(self) -> Held:
-        """By those that hold it now; of unknown sizes nothing counts."""
-        others = self.others()
-        return Held(holders_words(others), sum(holder.num_bytes or 0 for holder in others))
-
     def words(self) -> str:
-        """Who they are; empty: nobody is told of."""
-        return self.held().words
+        """Those that hold it now; empty: nobody is told of."""
+        return holders_words(self.others())
 
     def _gpu(self) -> Gpu | None:
         if not self._uuid:
             return None
         return next((gpu for gpu in self._gpus.sample() if bare_uuid(gpu.uuid) == self._uuid and not gpu.fault), None)
-
-
-def draws_display(gpu: Gpu | None) -> bool:
-    """Whether windows have memory of a GPU; where the driver does not tell, those of Windows do."""
-    is_drawing = None if gpu is None else gpu.display_active
-    return is_wsl() if is_drawing is None else is_drawing
 
 
 def holders_of(gpu: Gpu | None) -> tuple[Holder, ...]:

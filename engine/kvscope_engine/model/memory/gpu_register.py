@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -44,9 +43,9 @@ class GpuRegister:
 
         The turn lasts until `end_turn`, or the end of the process.
         """
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.end_turn()
-        if not _is_ours(self._folder):
-            return True
         deadline_s = time.monotonic() + max_wait_s
         turns = [self._turn(uuid, tell, deadline_s, sleep) for uuid in sorted(uuids)]  # no two wait for each other
         for uuid in uuids:
@@ -60,7 +59,7 @@ class GpuRegister:
     def end_turn(self) -> None:
         """The memory is taken: the next may plan."""
         while self._turns:
-            _unlock(self._turns.pop())
+            os.close(self._turns.pop())
 
     def promise(self, num_bytes: int) -> None:
         """So many bytes of each GPU were planned for steps and are not taken yet."""
@@ -76,7 +75,7 @@ class GpuRegister:
             path, entry = self._entries.popitem()
             with contextlib.suppress(OSError):
                 path.unlink()
-            _unlock(entry)
+            os.close(entry)
 
     def _turn(
         self, uuid: str, tell: Callable[[str], object], deadline_s: float, sleep: Callable[[float], object]
@@ -109,7 +108,7 @@ def default_folder() -> Path:
 
 def _entries(folder: Path, uuid: str) -> Iterator[tuple[int, int]]:
     """Of engines that live, their process and what they promised; files of others go."""
-    for path in sorted(folder.glob(f"{_file_name(uuid)}.*")) if uuid and _is_ours(folder) else ():
+    for path in sorted(folder.glob(f"{_file_name(uuid)}.*")) if uuid else ():
         pid = path.name.rpartition(".")[2]
         if not (pid.isascii() and pid.isdigit()):
             continue
@@ -120,18 +119,7 @@ def _entries(folder: Path, uuid: str) -> Iterator[tuple[int, int]]:
         elif dead >= 0:
             with contextlib.suppress(OSError):
                 path.unlink()
-            _unlock(dead)
-
-
-def _is_ours(folder: Path) -> bool:
-    """Whether nobody else can write there; it is made where it is missing."""
-    try:
-        folder.parent.mkdir(mode=0o700, exist_ok=True)  # sockets lie there too: by the umask others might write
-        folder.mkdir(mode=0o700, exist_ok=True)
-        about = folder.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid() and not about.st_mode & 0o022
+            os.close(dead)
 
 
 def _locked(path: Path) -> int | None:
@@ -149,13 +137,6 @@ def _locked(path: Path) -> int | None:
         os.close(descriptor)
         return -1
     return descriptor
-
-
-def _unlock(descriptor: int) -> None:
-    """Also for children that were forked with it."""
-    with contextlib.suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    os.close(descriptor)
 
 
 def _write(descriptor: int, number: int) -> None:

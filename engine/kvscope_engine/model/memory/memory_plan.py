@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final
 
+from kvscope_engine.model.running.kv_storage import MIB
 from kvscope_telemetry.errors import KvscopeError
 
-MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 PIECEWISE_SHARE: Final = 0.25
 """Of what is left for the KV cache, that graphs of steps with prefills may take where nobody asked for them."""
@@ -20,14 +20,6 @@ WEIGHTS_SHARE: Final = 0.85
 """Of what may be used: what weights leave the rest of a working engine, as a rule of thumb."""
 DESKTOP_BYTES: Final = 1 << 30
 """What windows may want of a GPU that draws them, once an engine has planned: a browser, a video, a second screen."""
-
-
-class Held(NamedTuple):
-    """Of a device's memory, by others, as far as the driver names them."""
-
-    words: str = ""
-    """Who they are, on one line."""
-    num_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +113,7 @@ class MemoryPlan:
 
     @property
     def _desktop_words(self) -> str:
-        return f", {gib(DESKTOP_BYTES)} at least is left to the desktop that it draws" if self.draws_display else ""
+        return f", {gib(self.desktop)} kept for the desktop that it draws" if self.desktop else ""
 
     def parts(self) -> str:
         """Each of them in words, on one line."""
@@ -136,24 +128,23 @@ class MemoryPlan:
         }
         return ", ".join(f"{name} {gib(size)}" for name, size in named.items() if size)
 
-    def check(self, model: str, device: str, holders: Callable[[], Held] = Held) -> None:
+    def check(self, model: str, device: str, holders: Callable[[], str] = lambda: "") -> None:
         """Raise KvscopeError, on one line, with what is needed, what there is, and what would help; `holders` is asked
         who the others are."""
         if self.fits:
             return
         asked = self.needed + self.kv_min
         headroom = self.allowed - self.others
-        held = holders()
+        names = holders()
         raise KvscopeError(
             f"no memory for model {model!r}: it needs {gib(asked)} ({self.parts()}),"
             f" {gib(headroom)} of the {gib(self.total)} of {device} may be used"
             f" (--gpu-memory-utilization {self.utilization:g}{self._desktop_words}, others hold {gib(self.others)}"
-            f"{f': {held.words}' if held.words else ''}): {self._way_out(asked, held.num_bytes)}"
+            f"{f': {names}' if names else ''}): {self._way_out(asked, has_names=bool(names))}"
         )
 
-    def _way_out(self, asked: int, held: int) -> str:
-        """Others that can be named hold `held` bytes."""
-        if asked <= self.allowed - self.others + held:
+    def _way_out(self, asked: int, *, has_names: bool) -> str:
+        if has_names and asked <= self.allowed:
             return "end one of these, or start it with a lower --gpu-memory-utilization if it is an engine"
         there = self.total - self.others - self.draws_display * DESKTOP_BYTES
         if asked - self.activations - self.sampling - self.graphs > there:
@@ -189,17 +180,17 @@ def check_weights_fit(
     total: int,
     device: str,
     on_host: int | None = None,
-    holders: Callable[[], Held] = Held,
+    holders: Callable[[], str] = lambda: "",
 ) -> None:
-    """Before anything is loaded: raise KvscopeError, on one line, when the weights alone are more than `spare`.
+    """Before anything is loaded: raise KvscopeError, on one line, when the weights alone are more than `room`.
 
     `on_host` bytes of them are kept in host memory; None: none can be. `holders` is asked who has memory of it.
     """
     needed = max(0, num_parameters * itemsize - (on_host or 0))
     if needed > spare:
         beside = f"beside {gib(on_host)} in host memory" if on_host else "alone"
-        words = holders().words
-        held = f" beside {words}" if words else ""
+        names = holders()
+        held = f" beside {names}" if names else ""
         size = WEIGHTS_SHARE * spare / itemsize / 1e9
         raise KvscopeError(
             f"no memory for model {name!r}: its {num_parameters / 1e9:.1f} billion parameters take {gib(needed)}"

@@ -12,7 +12,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[3] / "telemetry" / "devices"))
 from fake_nvml import GIB, NOT_SUPPORTED, FakeGpu, FakeNvml, NVMLError
 
-from kvscope_engine.model.memory import device_memory, gpu_holders
+from kvscope_engine.model.memory import device_memory
 from kvscope_engine.model.memory.device_memory import CudaMemory
 from kvscope_engine.model.memory.gpu_holders import GpuHolders
 from kvscope_telemetry.devices.gpus import Gpus
@@ -59,7 +59,7 @@ def test_whether_windows_have_memory_of_it(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, told: int | None, wsl: bool, draws: bool
 ) -> None:
     """Where the driver does not say, a GPU of Windows draws its desktop."""
-    monkeypatch.setattr(gpu_holders, "is_wsl", lambda: wsl)
+    monkeypatch.setattr(device_memory, "is_wsl", lambda: wsl)
     nvml.gpus[0].draws = told or 0
     if told is None:
         nvml.gpus[0].broken = {"nvmlDeviceGetDisplayActive": NVMLError(NOT_SUPPORTED)}

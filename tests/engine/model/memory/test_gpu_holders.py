@@ -13,7 +13,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3] / "telemetry" / "devices"))
 from fake_nvml import GIB, LOST, NOT_SUPPORTED, FakeGpu, FakeNvml, NVMLError
 
-from kvscope_engine.model.memory import gpu_holders
 from kvscope_engine.model.memory.gpu_holders import GpuHolders, Holder, grown, holders_words
 from kvscope_telemetry.devices.gpus import Gpus
 
@@ -69,14 +68,11 @@ def test_whether_it_draws_a_display(draws: int) -> None:
     assert holders(shared(draws=draws)).draws_display() is bool(draws)
 
 
-@pytest.mark.parametrize("wsl", [True, False])
-def test_a_driver_that_knows_no_displays(monkeypatch: pytest.MonkeyPatch, *, wsl: bool) -> None:
-    """Windows draws on its GPU."""
-    monkeypatch.setattr(gpu_holders, "is_wsl", lambda: wsl)
+def test_a_driver_that_knows_no_displays() -> None:
     nvml = shared()
     nvml.gpus[1].broken = {"nvmlDeviceGetDisplayActive": NVMLError(NOT_SUPPORTED)}
-    assert holders(nvml).draws_display() == wsl
-    assert holders(nvml, "").draws_display() == wsl
+    assert holders(nvml).draws_display() is None
+    assert holders(nvml, "").draws_display() is None
 
 
 def test_of_an_instance_of_mig_only_its_own_are_named() -> None:

@@ -32,18 +32,6 @@ for line in sys.stdin:
 GPU = "aaaa-bbbb"
 
 
-def test_nobody_else_can_write_where_it_lies(tmp_path: Path) -> None:
-    """Whatever the umask: sockets are to lie beside it, too."""
-    before = os.umask(0o002)
-    try:
-        assert GpuRegister(tmp_path / "kvscope" / "gpus").await_turn((GPU,), lambda whom: None, 0.0)
-    finally:
-        os.umask(before)
-    assert [path.stat().st_mode & 0o777 for path in (tmp_path / "kvscope", tmp_path / "kvscope" / "gpus")] == [
-        0o700
-    ] * 2
-
-
 class OtherEngine:
     """A process of its own, which has its turn."""
 
