@@ -259,6 +259,8 @@ def build_components(
         asked = config
         config = _as_model_allows(config, model.loaded.module)
         size = _agreed_size(config, model, leader, progress)
+        if size.plan is not None:
+            register.promise(size.plan.needed - size.plan.weights + max(size.plan.kv, 0))
         loaded, bent = bent_to_allocator(config, model.loaded, size.num_blocks)
         states = _build_states(config, loaded, size, undo)
         cache = _build_cache(config, loaded, size, states, model.fingerprint, cache_log, undo, leader)
@@ -408,7 +410,8 @@ def _ready_model(
     def await_turn(device: torch.device) -> None:
         if device.type == "cuda":
             uuids = gpu_uuids(config.tensor_parallel_size)
-            register.await_turn(uuids, lambda whom: progress(Progress(stage=WAIT, detail=whom)))
+            if not register.await_turn(uuids, lambda whom: progress(Progress(stage=WAIT, detail=whom))):
+                progress(Progress(stage=WAIT, detail="no longer, and plan with what it has left so far"))
 
     loaded = load_model(config, progress, rank_of(leader), await_turn=await_turn)
     undo.callback(close_streaming, loaded.module)
@@ -682,6 +685,7 @@ def _build_guard(
         0 if plan is None else plan.needed + max(plan.kv, 0),
         step_costs(plan, *most, has_graphs=runner.has_graphs),
         *(scheduler, runner, runner.notes.append),
+        others=None if plan is None else plan.others,
         pages=storage.resident_bytes,
         promise=register.promise,
         paging=PagingWatch() if is_wsl() else None,
