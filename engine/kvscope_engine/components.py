@@ -291,7 +291,7 @@ def build_components(
             if runner.captures_together:
                 progress(Progress(stage="warm up", detail="CUDA graphs of all ranks"))
                 runner.capture_together(leader)
-        guard = _build_guard(config, loaded, size, cache.storage, scheduler, runner, register)
+        guard = _build_guard(config, loaded, size, cache.storage, states, scheduler, runner, register)
         register.end_turn()
         for note in notes:
             scheduler.note(note, time.monotonic_ns())
@@ -673,16 +673,18 @@ def _build_guard(
     loaded: LoadedModel,
     size: PoolSize,
     storage: KVStorage,
+    states: StateStorage | None,
     scheduler: Scheduler,
     runner: ModelRunner,
     register: GpuRegister,
 ) -> MemoryGuard | None:
     if size.memory is None:
         return None
+    taken = storage.num_bytes + (states.num_bytes if states is not None else 0)
     most, plan = (max_batched_tokens(config, loaded.device.type), config.max_num_seqs), size.plan
     return MemoryGuard(
         size.memory,
-        0 if plan is None else plan.needed + max(plan.kv, 0),
+        0 if plan is None else plan.needed + min(max(plan.kv, 0), taken),  # ranks agree on the fewest blocks
         step_costs(plan, *most, has_graphs=runner.has_graphs),
         *(scheduler, runner, runner.notes.append),
         others=None if plan is None else plan.others,

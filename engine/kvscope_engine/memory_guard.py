@@ -124,7 +124,9 @@ class MemoryGuard:
         """A step came back."""
         if self._paging is not None:
             is_replayed = bool(result.graph_size or result.graph_tokens)
-            shape = plan.num_tokens.bit_length(), len(plan.scheduled).bit_length(), is_replayed
+            context = sum(one.start for one in plan.scheduled)
+            sizes = (number.bit_length() for number in (plan.num_tokens, len(plan.scheduled), context))
+            shape = *sizes, is_replayed
             self._paging.ran(shape, result.forward_ns)
 
     @property

@@ -13,7 +13,7 @@ from kvscope_engine.memory_guard import LOOK_S, RELEASE_S, MemoryGuard
 from kvscope_engine.model.memory.gpu_holders import GpuHolders
 from kvscope_engine.model.memory.memory_watch import UP_AFTER_S, StepCosts
 from kvscope_engine.model.memory.paging import PagingWatch
-from kvscope_engine.policy.plan import StepPlan, StepResult
+from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult
 from kvscope_telemetry.messages.devices import Gpu, GpuProcess
 
 GIB = 1 << 30
@@ -218,3 +218,14 @@ def test_paging_to_host_memory_is_said_with_what_to_do() -> None:
     (note,) = setting.notes
     assert "steps take 9 times what they took" in note
     assert "CUDA - Sysmem Fallback Policy" in note
+
+
+def test_a_longer_context_is_no_paging() -> None:
+    setting = Setting(paging=PagingWatch())
+    for start, forward_ns in ((10, 1_000_000), (100_000, 9_000_000)):
+        request: Any = SimpleNamespace()
+        scheduled = (Scheduled(request, start, 1, samples=True),)
+        for _ in range(20):
+            setting.guard.ran(StepPlan(scheduled, 1), StepResult((), forward_ns=forward_ns, graph_size=1))
+        setting.look(5.9)
+    assert not any("Sysmem" in note for note in setting.notes)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvscope_engine.model.memory.memory_plan import gib
+from kvscope_engine.model.memory.paging import is_wsl
 from kvscope_telemetry.devices.gpus import Gpus, bare_uuid
 from kvscope_telemetry.messages.devices import Gpu
 
@@ -70,6 +71,11 @@ class GpuHolders:
         if not self._uuid:
             return None
         return next((gpu for gpu in self._gpus.sample() if bare_uuid(gpu.uuid) == self._uuid and not gpu.fault), None)
+
+
+def is_drawing(display_active: bool | None) -> bool:
+    """As a driver tells it; where it does not, a GPU of Windows draws a display."""
+    return is_wsl() if display_active is None else display_active
 
 
 def holders_of(gpu: Gpu | None) -> tuple[Holder, ...]:
