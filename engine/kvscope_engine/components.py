@@ -259,6 +259,8 @@ def build_components(
         asked = config
         config = _as_model_allows(config, model.loaded.module)
         size = _agreed_size(config, model, leader, progress)
+        if size.plan is not None:
+            register.promise(size.plan.needed - size.plan.weights + max(size.plan.kv, 0))
         loaded, bent = bent_to_allocator(config, model.loaded, size.num_blocks)
         states = _build_states(config, loaded, size, undo)
         cache = _build_cache(config, loaded, size, states, model.fingerprint, cache_log, undo, leader)
@@ -289,7 +291,7 @@ def build_components(
             if runner.captures_together:
                 progress(Progress(stage="warm up", detail="CUDA graphs of all ranks"))
                 runner.capture_together(leader)
-        guard = _build_guard(config, loaded, size, cache.storage, scheduler, runner, register)
+        guard = _build_guard(config, loaded, size, cache.storage, states, scheduler, runner, register)
         register.end_turn()
         for note in notes:
             scheduler.note(note, time.monotonic_ns())
@@ -409,7 +411,8 @@ def _ready_model(
     def await_turn(device: torch.device) -> None:
         if device.type == "cuda":
             uuids = gpu_uuids(config.tensor_parallel_size)
-            register.await_turn(uuids, lambda whom: progress(Progress(stage=WAIT, detail=whom)))
+            if not register.await_turn(uuids, lambda whom: progress(Progress(stage=WAIT, detail=whom))):
+                progress(Progress(stage=WAIT, detail="no longer, and plan with what it has left so far"))
 
     loaded = load_model(config, progress, rank_of(leader), await_turn)
     undo.callback(close_streaming, loaded.module)
@@ -672,18 +675,21 @@ def _build_guard(
     loaded: LoadedModel,
     size: PoolSize,
     storage: KVStorage,
+    states: StateStorage | None,
     scheduler: Scheduler,
     runner: ModelRunner,
     register: GpuRegister,
 ) -> MemoryGuard | None:
     if size.memory is None:
         return None
+    taken = storage.num_bytes + (states.num_bytes if states is not None else 0)
     most, plan = (max_batched_tokens(config, loaded.device.type), config.max_num_seqs), size.plan
     return MemoryGuard(
         size.memory,
-        0 if plan is None else plan.needed + max(plan.kv, 0),
+        0 if plan is None else plan.needed + min(max(plan.kv, 0), taken),  # ranks agree on the fewest blocks
         step_costs(plan, *most, has_graphs=runner.has_graphs),
         *(scheduler, runner, runner.notes.append),
+        others=None if plan is None else plan.others,
         pages=storage.resident_bytes,
         promise=register.promise,
         paging=PagingWatch() if is_wsl() else None,

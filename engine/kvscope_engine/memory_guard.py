@@ -24,6 +24,14 @@ SLACK_BYTES: Final = 128 << 20
 """What others may take in any case since the engine began: its own driver, too, loads some kernels late."""
 
 
+LOW_BYTES: Final = 256 << 20
+"""With less free, other programs may fail for want of memory."""
+UNUSED_BYTES: Final = 512 << 20
+"""That torch keeps and no tensor has: so much is worth waiting for steps in flight."""
+RELEASE_S: Final = 30.0
+"""Between two times that it is given back, since the next large step takes it again."""
+
+
 class CappedSteps(Protocol):
     """As `policy.scheduling.scheduler.Scheduler`."""
 
@@ -44,7 +52,8 @@ def _in_a_thread(work: Callable[[], object]) -> None:
 
 class MemoryGuard:
     """Made when the engine has all that it keeps. `planned` are bytes that it may take in all, 0 where nobody planned:
-    then steps are left as they are. `pages` are bytes that it has beside torch's; `note` takes lines on any thread;
+    then steps are left as they are. `others` had those bytes when that was planned; None: what they have now counts.
+    `pages` are bytes that it has beside torch's; `note` takes lines on any thread;
     `promise` is told what is planned and not taken yet; `paging` is None where no driver pages; `beside` does what may
     wait for the driver."""
 
@@ -57,6 +66,7 @@ class MemoryGuard:
         graphs: KeptGraphs,
         note: Callable[[str], object],
         *,
+        others: int | None = None,
         pages: Callable[[], int] = lambda: 0,
         promise: Callable[[int], object] = lambda num_bytes: None,
         paging: PagingWatch | None = None,
@@ -69,9 +79,14 @@ class MemoryGuard:
         self._planned = planned
         self._total = memory.total_bytes
         self._top = costs.levels[0]
+        self._graph_nodes = 0
+        self._release_s = 0.0
         free, ours = self._read()
-        others = self._total - free - ours
+        now = self._total - free - ours
+        others = now if others is None else others
         self._watch = MemoryWatch(costs, max(others + SLACK_BYTES, self._total - self._planned))
+        self._graph_nodes = min(costs.graphs + costs.piecewise_graphs, max(0, now - others))
+        ours += self._graph_nodes
         self._before = {h.pid: h.num_bytes or 0 for h in memory.holders.others()}
         self._promise(max(0, self._planned - ours))
         self._next_s = clock_s() + LOOK_S
@@ -88,6 +103,8 @@ class MemoryGuard:
             self._note(words)
         before, was_lowered, others = self._watch.level, self._watch.is_lowered, max(0, self._total - free - ours)
         if not self._watch.look(others, now_s):
+            if free < LOW_BYTES and now_s >= self._release_s:
+                self._give_back(free, now_s, settle)
             return
         level = self._watch.level
         if level[1:] != before[1:] or not was_lowered:
@@ -107,7 +124,9 @@ class MemoryGuard:
         """A step came back."""
         if self._paging is not None:
             is_replayed = bool(result.graph_size or result.graph_tokens)
-            shape = plan.num_tokens.bit_length(), len(plan.scheduled).bit_length(), is_replayed
+            context = sum(one.start for one in plan.scheduled)
+            sizes = (number.bit_length() for number in (plan.num_tokens, len(plan.scheduled), context))
+            shape = *sizes, is_replayed
             self._paging.ran(shape, result.forward_ns)
 
     @property
@@ -120,18 +139,32 @@ class MemoryGuard:
         it."""
         return holders_words(grown(self._memory.holders.others(), self._before))
 
+    def _give_back(self, free: int, now_s: float, settle: Callable[[], object]) -> None:
+        """What torch keeps unused, where that is much. What graphs keep cannot be given back: then it is long until the
+        next time."""
+        if self._memory.reserved_bytes() - self._memory.held_bytes() < UNUSED_BYTES:
+            return
+        settle()
+        self._memory.release_unused()
+        was_of_use = self._memory.free_bytes() - free >= UNUSED_BYTES // 2
+        self._release_s = now_s + (RELEASE_S if was_of_use else 10 * RELEASE_S)
+
     def _read(self) -> tuple[int, int]:
-        """Bytes of the GPU that nobody has, and those of this process, less what the driver keeps for it."""
-        return self._memory.free_bytes(), self._memory.reserved_bytes() + max(0, self._pages())
+        """Bytes of the GPU that nobody has, and those of this process: torch's, pages, and what the driver took for
+        graphs, as far as it was planned."""
+        ours = self._memory.reserved_bytes() + max(0, self._pages()) + self._graph_nodes
+        return self._memory.free_bytes(), ours
 
     def _change(self, level: Level, missing: int, *, is_down: bool) -> str:
         """May wait for the driver, to say who it was."""
         if not is_down:
             return f"a part of the GPU's memory is free again: {self._words(level)}, until all of it is"
         who = self.takers()
-        named = f" ({who})" if who else ""
+        whom = (
+            f"other programs now hold (more than at the start: {who})" if who else "other programs or the driver hold"
+        )
         return (
-            f"other programs took {gib(missing)} of the GPU's memory that was planned for steps{named}:"
+            f"steps may need {gib(missing)} of the GPU's memory that {whom}:"
             f" {self._words(level)} until it is free again"
         )
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from kvscope_engine.memory_guard import LOOK_S, MemoryGuard
+from kvscope_engine.memory_guard import LOOK_S, RELEASE_S, MemoryGuard
 from kvscope_engine.model.memory.gpu_holders import GpuHolders
 from kvscope_engine.model.memory.memory_watch import UP_AFTER_S, StepCosts
 from kvscope_engine.model.memory.paging import PagingWatch
-from kvscope_engine.policy.plan import StepPlan, StepResult
+from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult
 from kvscope_telemetry.messages.devices import Gpu, GpuProcess
 
 GIB = 1 << 30
@@ -35,6 +35,7 @@ class Driver:
     def __init__(self) -> None:
         self.ours = 18 * GIB
         self.others = GIB
+        self.unused = 0
         self.done: list[Any] = []
         self.holders = GpuHolders("GPU-1", self)
 
@@ -49,7 +50,7 @@ class Driver:
         return max(0, self.total_bytes - self.ours - self.others)
 
     def held_bytes(self) -> int:
-        return self.ours
+        return self.ours - self.unused
 
     def reserved_bytes(self) -> int:
         return self.ours
@@ -61,6 +62,7 @@ class Driver:
 
     def release_unused(self) -> None:
         self.done.append("unused")
+        self.ours, self.unused = self.ours - self.unused, 0
 
     def promised_bytes(self) -> int:
         return 0
@@ -81,7 +83,7 @@ class Driver:
 class Setting:
     """A guard, its driver, and the time."""
 
-    def __init__(self, others: int = GIB, **options: Any) -> None:
+    def __init__(self, others: int = GIB, planned_others: int | None = None, **options: Any) -> None:
         self.now_s = 0.0
         self.driver = Driver()
         self.driver.others = others
@@ -89,6 +91,7 @@ class Setting:
         self.promised: list[int] = []
         self.guard = MemoryGuard(
             *(self.driver, PLANNED, COSTS, self.driver, self.driver, self.notes.append),
+            others=planned_others,
             promise=self.promised.append,
             clock_s=lambda: self.now_s,
             beside=lambda work: work(),
@@ -117,7 +120,8 @@ def test_steps_become_smaller_and_then_graphs_go_and_all_comes_back(setting: Set
     """Each said once, with who took the memory. The pool of blocks is in nobody's hands here."""
     assert setting.look(5.0) == ["settled", "unused", ("cap", 1024)]
     assert setting.notes.pop() == (
-        f"other programs took 1.0 GiB of the GPU's memory that was planned for steps ({NAME} 4.0 GiB (pid {PID})):"
+        "steps may need 1.0 GiB of the GPU's memory that other programs now hold"
+        f" (more than at the start: {NAME} 4.0 GiB (pid {PID})):"
         " steps compute up to 1024 tokens and not 2048 until it is free again"
     )
     assert setting.look(5.0) == []
@@ -152,6 +156,29 @@ def test_what_others_had_when_it_began_is_theirs() -> None:
     assert setting.look(5.2) == ["settled", "unused", ("cap", 1024)]
 
 
+def test_what_others_took_after_the_plan_is_not_theirs() -> None:
+    setting = Setting(others=6 * GIB, planned_others=GIB)
+    assert setting.look(6.0) != []
+
+
+def test_what_the_driver_took_for_graphs_is_ours() -> None:
+    """Torch does not count it: it is neither promised again nor taken for another program."""
+    setting = Setting(others=GIB + GIB // 2, planned_others=GIB)
+    assert setting.promised == [2 * GIB - GIB // 2]
+    assert setting.look(4.5) == []
+
+
+def test_a_full_gpu_gets_back_what_torch_keeps_unused() -> None:
+    """Nothing that steps need is missing, and a browser finds no memory: now and then it gets some."""
+    setting = Setting()
+    for after_s, done in ((LOOK_S, ["settled", "unused"]), (LOOK_S, []), (RELEASE_S, ["settled", "unused"])):
+        setting.driver.ours, setting.driver.unused = 20 * GIB, GIB
+        assert setting.look(4.0, after_s) == done
+    setting.driver.ours, setting.driver.unused = 20 * GIB, GIB // 4
+    assert setting.look(4.0, 600) == [], "too little to wait for"
+    assert setting.notes == []
+
+
 def test_other_engines_are_told_what_is_not_taken_yet(setting: Setting) -> None:
     setting.driver.ours = 19 * GIB
     setting.look(1.0)
@@ -168,7 +195,7 @@ def test_pages_beside_torchs_memory_are_ours() -> None:
 def test_a_driver_that_does_not_say_who_it_was(setting: Setting) -> None:
     setting.driver.holders = GpuHolders("GPU-1", SimpleNamespace(sample=lambda: (Gpu(index=0, uuid="GPU-1"),)))
     setting.look(5.0)
-    assert "planned for steps: steps compute" in setting.notes[0]
+    assert "that other programs or the driver hold: steps compute" in setting.notes[0]
 
 
 def step(forward_ns: int, graph_size: int = 1) -> tuple[StepPlan, StepResult]:
@@ -191,3 +218,14 @@ def test_paging_to_host_memory_is_said_with_what_to_do() -> None:
     (note,) = setting.notes
     assert "steps take 9 times what they took" in note
     assert "CUDA - Sysmem Fallback Policy" in note
+
+
+def test_a_longer_context_is_no_paging() -> None:
+    setting = Setting(paging=PagingWatch())
+    for start, forward_ns in ((10, 1_000_000), (100_000, 9_000_000)):
+        request: Any = SimpleNamespace()
+        scheduled = (Scheduled(request, start, 1, samples=True),)
+        for _ in range(20):
+            setting.guard.ran(StepPlan(scheduled, 1), StepResult((), forward_ns=forward_ns, graph_size=1))
+        setting.look(5.9)
+    assert not any("Sysmem" in note for note in setting.notes)

@@ -60,7 +60,13 @@ def default_endpoint() -> str:
 def runtime_folder() -> Path:
     """The user's own directory for what lives no longer than processes."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(runtime) / "kvscope" if runtime else Path(f"/tmp/kvscope-{os.getuid()}")
+    return Path(runtime) / "kvscope" if runtime else shared_folder()
+
+
+def shared_folder() -> Path:
+    """The user's own for what all engines must find, however they were started: cron, su and the like have no
+    runtime directory."""
+    return Path(f"/tmp/kvscope-{os.getuid()}")
 
 
 def parse_bind_address(endpoint: str) -> IpcAddress | TcpAddress:

@@ -329,7 +329,8 @@ def test_windows_and_other_engines_keep_theirs(rehearsed: Callable[..., Any]) ->
         gpu.draws = True
         desktop = plan_memory(wide, loaded, gpu, one_block)
         assert desktop.allowed == gpu.total_bytes - GIB
-        assert beside.kv - desktop.kv == desktop.desktop == beside.allowed - desktop.allowed
+        assert beside.kv - desktop.kv == beside.allowed - desktop.allowed
+        assert desktop.desktop == GIB
         gpu.promised = 8 * GIB
         with pytest.raises(KvscopeError, match=r"11\.\d GiB of the 23\.6 GiB of the GPU may be used"):
             _check_gpu_memory(plan, ModelName("hub", "some/8B"), torch.bfloat16, gpu, wide)

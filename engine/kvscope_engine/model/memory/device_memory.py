@@ -10,9 +10,8 @@ from typing import Protocol
 import torch
 
 from kvscope_engine.model.loading.device import free_bytes, gpu_uuid
-from kvscope_engine.model.memory.gpu_holders import GpuHolders
+from kvscope_engine.model.memory.gpu_holders import GpuHolders, is_drawing
 from kvscope_engine.model.memory.gpu_register import promised_bytes
-from kvscope_engine.model.memory.paging import is_wsl
 from kvscope_kernels.launch import compute_capability, num_multiprocessors
 
 
@@ -113,8 +112,7 @@ class CudaMemory:
 
     def draws_display(self) -> bool:
         """By the driver; where it does not tell, a GPU of Windows does."""
-        is_drawing = self._holders.draws_display()
-        return is_wsl() if is_drawing is None else is_drawing
+        return is_drawing(self._holders.draws_display())
 
     @property
     def holders(self) -> GpuHolders:

@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kvscope_engine.model.loading.device import Sampled
 from kvscope_engine.model.memory.memory_plan import gib
+from kvscope_engine.model.memory.paging import is_wsl
 from kvscope_telemetry.devices.gpus import Gpus, bare_uuid
 from kvscope_telemetry.messages.devices import Gpu
+
+if TYPE_CHECKING:
+    from kvscope_engine.model.loading.device import Sampled
 
 MOST_NAMED: Final = 3
 _ENGINE: Final = (b"kvscope-engine", b"kvscope_engine")
@@ -59,10 +62,20 @@ class GpuHolders:
         """Those that hold it now; empty: nobody is told of."""
         return holders_words(self.others())
 
+    def told(self) -> tuple[str, int]:
+        """The same, and the bytes that are known of all of them."""
+        others = self.others()
+        return holders_words(others), sum(holder.num_bytes or 0 for holder in others)
+
     def _gpu(self) -> Gpu | None:
         if not self._uuid:
             return None
         return next((gpu for gpu in self._gpus.sample() if bare_uuid(gpu.uuid) == self._uuid and not gpu.fault), None)
+
+
+def is_drawing(display_active: bool | None) -> bool:
+    """As a driver tells it; where it does not, a GPU of Windows draws a display."""
+    return is_wsl() if display_active is None else display_active
 
 
 def holders_of(gpu: Gpu | None) -> tuple[Holder, ...]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from kvscope_telemetry.sockets.bind_address import runtime_folder
+from kvscope_telemetry.sockets.bind_address import shared_folder
 
 MAX_WAIT_S: Final = 600.0
 """For another engine to load. One that is stopped, or hangs, keeps nobody from starting."""
@@ -43,9 +44,9 @@ class GpuRegister:
 
         The turn lasts until `end_turn`, or the end of the process.
         """
-        with contextlib.suppress(OSError):
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.end_turn()
+        if not _is_ours(self._folder, make=True):
+            return True
         deadline_s = time.monotonic() + max_wait_s
         turns = [self._turn(uuid, tell, deadline_s, sleep) for uuid in sorted(uuids)]  # no two wait for each other
         for uuid in uuids:
@@ -59,7 +60,7 @@ class GpuRegister:
     def end_turn(self) -> None:
         """The memory is taken: the next may plan."""
         while self._turns:
-            os.close(self._turns.pop())
+            _let_go(self._turns.pop())
 
     def promise(self, num_bytes: int) -> None:
         """So many bytes of each GPU were planned for steps and are not taken yet."""
@@ -75,7 +76,7 @@ class GpuRegister:
             path, entry = self._entries.popitem()
             with contextlib.suppress(OSError):
                 path.unlink()
-            os.close(entry)
+            _let_go(entry)
 
     def _turn(
         self, uuid: str, tell: Callable[[str], object], deadline_s: float, sleep: Callable[[float], object]
@@ -98,12 +99,35 @@ class GpuRegister:
 
 def promised_bytes(uuid: str, folder: Path | None = None) -> int:
     """What other engines of this user have yet to take of a GPU."""
-    return sum(num_bytes for pid, num_bytes in _entries(folder or default_folder(), uuid) if pid != os.getpid())
+    folder = folder or default_folder()
+    return sum(n for pid, n in _entries(folder, uuid) if pid != os.getpid()) if _is_ours(folder) else 0
 
 
 def default_folder() -> Path:
-    """The user's own, beside the sockets of engines."""
-    return runtime_folder() / "gpus"
+    """The user's own, the same for every engine of a machine or container."""
+    return shared_folder() / "gpus"
+
+
+def _is_ours(folder: Path, *, make: bool = False) -> bool:
+    """Whether it is there, and neither it nor its parent can be written to by another user."""
+    try:
+        for path in (folder.parent, folder):
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    path.mkdir(mode=0o700)
+            status = path.lstat()
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+                return False
+    except OSError:
+        return False
+    return True
+
+
+def _let_go(descriptor: int) -> None:
+    """Unlock it, for a forked child that has it too, and close it."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
 
 
 def _entries(folder: Path, uuid: str) -> Iterator[tuple[int, int]]:

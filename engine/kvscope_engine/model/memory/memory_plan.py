@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvscope_engine.model.running.kv_storage import MIB
 from kvscope_telemetry.errors import KvscopeError
 
+MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 PIECEWISE_SHARE: Final = 0.25
 """Of what is left for the KV cache, that graphs of steps with prefills may take where nobody asked for them."""
@@ -65,8 +65,8 @@ class MemoryPlan:
 
     @property
     def desktop(self) -> int:
-        """Kept for windows, of what the share would allow."""
-        return int(self.total * self.utilization) - self.allowed
+        """Left free for windows where the GPU draws them: what may not be taken, at least `DESKTOP_BYTES`."""
+        return self.total - self.allowed if self.draws_display else 0
 
     @property
     def sampling(self) -> int:
@@ -128,23 +128,23 @@ class MemoryPlan:
         }
         return ", ".join(f"{name} {gib(size)}" for name, size in named.items() if size)
 
-    def check(self, model: str, device: str, holders: Callable[[], str] = lambda: "") -> None:
+    def check(self, model: str, device: str, holders: Callable[[], tuple[str, int]] = lambda: ("", 0)) -> None:
         """Raise KvscopeError, on one line, with what is needed, what there is, and what would help; `holders` is asked
-        who the others are."""
+        who the others are, and the bytes that are known of them."""
         if self.fits:
             return
         asked = self.needed + self.kv_min
         headroom = self.allowed - self.others
-        names = holders()
+        names, known = holders()
         raise KvscopeError(
             f"no memory for model {model!r}: it needs {gib(asked)} ({self.parts()}),"
             f" {gib(headroom)} of the {gib(self.total)} of {device} may be used"
             f" (--gpu-memory-utilization {self.utilization:g}{self._desktop_words}, others hold {gib(self.others)}"
-            f"{f': {names}' if names else ''}): {self._way_out(asked, has_names=bool(names))}"
+            f"{f': {names}' if names else ''}): {self._way_out(asked, known)}"
         )
 
-    def _way_out(self, asked: int, *, has_names: bool) -> str:
-        if has_names and asked <= self.allowed:
+    def _way_out(self, asked: int, known: int) -> str:
+        if 0 < asked - (self.allowed - self.others) <= known:
             return "end one of these, or start it with a lower --gpu-memory-utilization if it is an engine"
         there = self.total - self.others - self.draws_display * DESKTOP_BYTES
         if asked - self.activations - self.sampling - self.graphs > there:
@@ -182,7 +182,7 @@ def check_weights_fit(
     on_host: int | None = None,
     holders: Callable[[], str] = lambda: "",
 ) -> None:
-    """Before anything is loaded: raise KvscopeError, on one line, when the weights alone are more than `room`.
+    """Before anything is loaded: raise KvscopeError, on one line, when the weights alone are more than `spare`.
 
     `on_host` bytes of them are kept in host memory; None: none can be. `holders` is asked who has memory of it.
     """

@@ -26,7 +26,8 @@ class Level(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StepCosts:
-    """Bytes of the largest step and of CUDA graphs, as planned. With `min_tokens` all requests can still decode."""
+    """Bytes of the largest step and of CUDA graphs, as planned. With `min_tokens` all requests can still decode, and
+    prompts go on beside them."""
 
     max_tokens: int
     min_tokens: int
@@ -62,7 +63,7 @@ def step_costs(plan: MemoryPlan | None, max_tokens: int, max_num_seqs: int, *, h
         return StepCosts(max_tokens=max_tokens, min_tokens=max_tokens, **costs)
     return StepCosts(
         max_tokens=max_tokens,
-        min_tokens=min(max_tokens, max_num_seqs),
+        min_tokens=min(max_tokens, 2 * max_num_seqs),
         activations=plan.activations,
         fixed=plan.step - plan.activations,
         graphs=plan.reserves.graphs if has_graphs else 0,

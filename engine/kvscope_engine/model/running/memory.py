@@ -78,7 +78,7 @@ def pool_size(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | 
         return PoolSize(_checked(num_blocks, one_block, free, loaded.device, "--kv-memory"), memory=memory)
     if memory is not None:
         plan = plan_memory(config, loaded, memory, one_block, len(groups))
-        plan.check(loaded.info.name, str(loaded.device), memory.holders.words)
+        plan.check(loaded.info.name, str(loaded.device), memory.holders.told)
         return PoolSize(plan.kv // one_block, plan, memory=memory)
     headroom = int(min(MAX_DEFAULT_CPU_BYTES, DEFAULT_CPU_SHARE * free))
     if headroom < one_block:
@@ -119,7 +119,7 @@ def _size_with_states(
                 )
         elif memory is not None:
             plan = plan_memory(config, loaded, memory, one_block + (MIN_SLOTS + pad) * one_state, num_groups)
-            plan.check(loaded.info.name, str(loaded.device), memory.holders.words)
+            plan.check(loaded.info.name, str(loaded.device), memory.holders.told)
             room = plan.kv
         else:
             room = int(min(MAX_DEFAULT_CPU_BYTES, DEFAULT_CPU_SHARE * free))

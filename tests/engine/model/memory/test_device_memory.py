@@ -12,15 +12,16 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[3] / "telemetry" / "devices"))
 from fake_nvml import GIB, NOT_SUPPORTED, FakeGpu, FakeNvml, NVMLError
 
-from kvscope_engine.model.memory import device_memory
+from kvscope_engine.model.memory import device_memory, gpu_holders, gpu_register
 from kvscope_engine.model.memory.device_memory import CudaMemory
 from kvscope_engine.model.memory.gpu_holders import GpuHolders
 from kvscope_telemetry.devices.gpus import Gpus
 
 ENGINE = """
 import sys
+from pathlib import Path
 from kvscope_engine.model.memory.gpu_register import GpuRegister
-register = GpuRegister()
+register = GpuRegister(Path(sys.argv[1]))
 register.await_turn(["aaaa"], print)
 register.promise(3 << 30)
 print(flush=True)
@@ -32,7 +33,7 @@ input()
 def nvml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeNvml:
     """Of a machine with one GPU, which is ours."""
     nvml = FakeNvml([FakeGpu("GPU-aaaa")])
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(gpu_register, "default_folder", lambda: tmp_path)
     monkeypatch.setattr(device_memory, "gpu_uuid", lambda device: "aaaa")
     monkeypatch.setattr(device_memory, "GpuHolders", lambda uuid: GpuHolders(uuid, Gpus(lambda name: nvml)))
     return nvml
@@ -42,9 +43,10 @@ def memory() -> CudaMemory:
     return CudaMemory(torch.device("cuda"))
 
 
-def test_what_other_engines_have_yet_to_take(nvml: FakeNvml) -> None:
+def test_what_other_engines_have_yet_to_take(nvml: FakeNvml, tmp_path: Path) -> None:
     assert memory().promised_bytes() == 0
-    with subprocess.Popen([sys.executable, "-c", ENGINE], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as engine:
+    command = [sys.executable, "-c", ENGINE, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as engine:
         assert engine.stdout is not None
         engine.stdout.readline()
         assert memory().promised_bytes() == 3 * GIB
@@ -59,7 +61,7 @@ def test_whether_windows_have_memory_of_it(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, told: int | None, wsl: bool, draws: bool
 ) -> None:
     """Where the driver does not say, a GPU of Windows draws its desktop."""
-    monkeypatch.setattr(device_memory, "is_wsl", lambda: wsl)
+    monkeypatch.setattr(gpu_holders, "is_wsl", lambda: wsl)
     nvml.gpus[0].draws = told or 0
     if told is None:
         nvml.gpus[0].broken = {"nvmlDeviceGetDisplayActive": NVMLError(NOT_SUPPORTED)}

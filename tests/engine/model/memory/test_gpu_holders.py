@@ -39,6 +39,13 @@ def test_others_on_the_same_gpu_are_named_largest_first() -> None:
     assert found.words() == f"worker{PID + 1} 3.0 GiB (pid {PID + 1}), worker{PID} 1.0 GiB (pid {PID})"
 
 
+def test_who_they_are_is_known_without_torch() -> None:
+    """`doctor` tells of a GPU's memory where torch is broken, too."""
+    names = ("gpu_holders", "memory_plan", "paging")
+    lines = "; ".join(f"import kvscope_engine.model.memory.{name}" for name in names)
+    subprocess.run([sys.executable, "-c", f"import sys; sys.modules['torch'] = None; {lines}"], check=True, timeout=120)
+
+
 def test_of_many_the_largest_are_named() -> None:
     words = holders(shared(*((PID + number, GIB - number) for number in range(8)))).words()
     assert words.endswith(f"(pid {PID + 2}), and 5 more")

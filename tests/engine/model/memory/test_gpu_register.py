@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvscope_engine.model.memory.gpu_register import GpuRegister, promised_bytes
+from kvscope_engine.model.memory.gpu_register import GpuRegister, default_folder, promised_bytes
 
 ENGINE = """
 import sys
@@ -149,6 +149,51 @@ def test_a_folder_that_cannot_be_written_to_is_done_without(tmp_path: Path) -> N
     register.end_turn()
     register.close()
     assert promised_bytes(GPU, tmp_path / "gpus") == 0
+
+
+def test_its_folders_are_for_this_user_alone(tmp_path: Path) -> None:
+    """Engines put their sockets beside them, and take no folder that others can write to."""
+    before = os.umask(0o002)
+    try:
+        register = GpuRegister(tmp_path / "kvscope" / "gpus")
+        assert turn(register) == (True, [])
+        register.close()
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in (tmp_path / "kvscope", tmp_path / "kvscope" / "gpus")] == [
+        0o700
+    ] * 2
+
+
+def test_a_folder_that_others_can_write_to_is_done_without(tmp_path: Path) -> None:
+    folder = tmp_path / "gpus"
+    folder.mkdir()
+    folder.chmod(0o777)
+    (folder / f"{GPU}.1").write_text("5")
+    register = GpuRegister(folder)
+    assert turn(register) == (True, [])
+    register.close()
+    assert promised_bytes(GPU, folder) == 0
+    assert [path.name for path in folder.iterdir()] == [f"{GPU}.1"]
+
+
+def test_every_engine_of_a_user_finds_the_same_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1")
+    inside = default_folder()
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert default_folder() == inside
+
+
+def test_a_forked_child_keeps_no_turn(register: GpuRegister, tmp_path: Path) -> None:
+    assert turn(register)[0]
+    copy = os.dup(register._turns[0])  # as a child has it
+    register.end_turn()
+    try:
+        second = GpuRegister(tmp_path)
+        assert turn(second) == (True, [])
+        second.close()
+    finally:
+        os.close(copy)
 
 
 def test_a_folder_that_is_a_file_is_done_without(tmp_path: Path) -> None:

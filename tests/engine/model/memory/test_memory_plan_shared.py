@@ -23,24 +23,28 @@ def plan(**given: Any) -> MemoryPlan:
 def test_windows_keep_what_they_may_come_to_want_where_the_share_leaves_less() -> None:
     alone, shared = plan(), plan(draws_display=True)
     assert shared.allowed == 8 * GIB - DESKTOP_BYTES
-    assert alone.kv - shared.kv == shared.desktop == alone.allowed - shared.allowed > 0
+    assert alone.kv - shared.kv == alone.allowed - shared.allowed > 0
+    assert shared.desktop == DESKTOP_BYTES
     assert alone.desktop == 0
-    assert "0.2 GiB kept for the desktop that it draws" in shared.summary("cuda:0")
+    assert "1.0 GiB kept for the desktop that it draws" in shared.summary("cuda:0")
     assert "desktop" not in alone.summary("cuda:0")
 
 
 def test_a_share_that_leaves_enough_is_as_it_was_asked_for() -> None:
     for given in ({"utilization": 0.5}, {"total": 24 * GIB}):
         assert plan(draws_display=True, **given).kv == plan(**given).kv
-        assert plan(draws_display=True, **given).desktop == 0
+        shared = plan(draws_display=True, **given)
+        assert shared.desktop == shared.total - shared.allowed > DESKTOP_BYTES
 
 
 def test_who_holds_the_memory_is_named_where_it_does_not_suffice() -> None:
     who = "another kvscope engine 4.0 GiB (pid 12), firefox 0.9 GiB (pid 7)"
     with pytest.raises(KvscopeError) as refused:
-        plan(others=5 * GIB, draws_display=True).check("it", "cuda:0", lambda: who)
+        plan(others=5 * GIB, draws_display=True).check("it", "cuda:0", lambda: (who, int(4.9 * GIB)))
     assert f"others hold 5.0 GiB: {who}): end one of these" in str(refused.value)
-    assert "0.2 GiB kept for the desktop" in str(refused.value)
+    assert "1.0 GiB kept for the desktop" in str(refused.value)
+    with pytest.raises(KvscopeError, match=r"others hold 5\.0 GiB: Xorg\): (free some|a GPU of)"):
+        plan(others=5 * GIB).check("it", "cuda:0", lambda: ("Xorg", 30 << 20))
     with pytest.raises(KvscopeError, match=r"others hold 5\.0 GiB\): "):
         plan(others=5 * GIB).check("it", "cuda:0")
     with pytest.raises(KvscopeError, match=r"of the GPU may be used beside firefox: a step"):
@@ -49,7 +53,7 @@ def test_who_holds_the_memory_is_named_where_it_does_not_suffice() -> None:
 
 
 def test_nobody_is_asked_for_names_where_it_suffices() -> None:
-    def fail() -> str:
+    def fail() -> Any:
         raise AssertionError
 
     plan().check("it", "cuda:0", fail)
