@@ -82,7 +82,7 @@ def config_of_run(hello: Hello, given: Mapping[str, Any]) -> EngineConfig:
         "deterministic": True,
         "fingerprints": True,
     }
-    return EngineConfig(**recorded | given)
+    return EngineConfig(**{**recorded, **given})
 
 
 def check_same_engine(recorded: Hello, now: Hello) -> None:
