@@ -247,7 +247,7 @@ class StepLoop:
                 failure = None if is_no_memory(error) else error
             self._runner.recover()
             if self._flight is not None:  # it computed with tokens that never came
-                self._flight = _Flight(self._flight.plan, None)
+                self._flight = replace(self._flight, launched=None)
         outcome = run_with_shortages(self._runner, to_run_again(flight.plan), self._explain)
         if outcome.plan.scheduled:
             self._num_barren = 0

@@ -273,7 +273,7 @@ def test_a_run_on_a_gpu_is_run_again_on_a_gpu(recording: Path) -> None:
     """And nowhere else: a CPU adds in another order."""
     run = read_run(recording)
     on_gpu = replace(run.hello, device=replace(run.hello.device, kind="cuda", num_threads=0))
-    config = config_of_run(on_gpu, EngineConfig())
+    config = config_of_run(on_gpu, {})
     assert (config.device, config.num_threads, config.deterministic) == ("cuda", None, True)
     with pytest.raises(BadInput, match="cannot run the recording again: device is 'cpu', and was 'cuda'"):
         check_same_engine(on_gpu, run.hello)
