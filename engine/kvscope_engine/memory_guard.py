@@ -22,8 +22,6 @@ LOOK_S: Final = 2.0
 """Between two looks, and as long as an engine that stands still does not look."""
 SLACK_BYTES: Final = 128 << 20
 """What others may take in any case since the engine began: its own driver, too, loads some kernels late."""
-
-
 LOW_BYTES: Final = 256 << 20
 """With less free, other programs may fail for want of memory."""
 UNUSED_BYTES: Final = 512 << 20
@@ -53,9 +51,8 @@ def _in_a_thread(work: Callable[[], object]) -> None:
 class MemoryGuard:
     """Made when the engine has all that it keeps. `planned` are bytes that it may take in all, 0 where nobody planned:
     then steps are left as they are. `others` had those bytes when that was planned; None: what they have now counts.
-    `pages` are bytes that it has beside torch's; `note` takes lines on any thread;
-    `promise` is told what is planned and not taken yet; `paging` is None where no driver pages; `beside` does what may
-    wait for the driver."""
+    `pages` are bytes that it has beside torch's; `note` takes lines on any thread; `promise` is told what is planned
+    and not taken yet; `paging` is None where no driver pages; `beside` does what may wait for the driver."""
 
     def __init__(
         self,

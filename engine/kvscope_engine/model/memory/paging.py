@@ -9,9 +9,8 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import Final
 
-from kvscope_engine.model.memory.memory_plan import gib
+from kvscope_engine.model.memory.memory_plan import MIB, gib
 
-MIB: Final = 1 << 20
 SLACK_BYTES: Final = 64 * MIB
 """What counts of driver and allocator may differ by."""
 FULL_SHARE: Final = 0.02
