@@ -139,9 +139,9 @@ def _run(
     mover = make_tier_mover(_at_rank(config, rank), storage, "")
     group = RankGroup(folder, rank, loaded.device)
     reduce_behind_layers(loaded.module, group.all_reduce)
+    threading.Thread(target=_beat, args=(channel, group), name="kvscope-beat", daemon=True).start()
     num_bytes = weights_bytes(loaded.module)
     channel.send(encode(RankJoined(weights_bytes=num_bytes, kv_bytes=storage.num_bytes, device=_name(loaded.device))))
-    threading.Thread(target=_beat, args=(channel, group), name="kvscope-beat", daemon=True).start()
     if begin.captures:
         runner.capture_together(group)
     while isinstance(told := decode_to_rank(_next(channel)), Step | Fill | Move):
