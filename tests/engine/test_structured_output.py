@@ -191,7 +191,10 @@ def test_one_whose_mask_never_comes_ends_with_an_error_while_others_go_on(engine
     while "late" not in {message.request_id for message in said if isinstance(message, Finished)}:
         said += engine.step()
     (last,) = (message for message in said if isinstance(message, Finished) and message.request_id == "late")
-    assert last.error == "its structured output took more than 0.25 s of computing for one token"
+    assert last.error in (
+        "its structured output took more than 0.25 s of computing for one token",
+        "the process of its structured output did not respond for 60 s",  # a busy machine gave it less than that
+    )
     assert reasons(said, "date") == ["stop"]
     engine.abort("plain")
     run(engine, said)
