@@ -438,11 +438,10 @@ class Engine:
             store_attention(self.components.pool, ran.plan, ran.result.block_shares, self.step_count)
         if ran.result.block_skips is not None:
             store_skips(self.components.pool, ran.plan, ran.result.block_skips)
-        for request, reason in zip(ran.failed, ran.reasons, strict=True):
-            self._finish(request, self.streams[request.number], "error", ran.ended_ns, reason)
+        ended = self._end_or_restart(ran)
         if ran.failure:
-            self._tell_failure(ran)
-        self._note(self._eased.look(ran.ended_ns, ran.room_tokens))
+            self._tell_failure(ran, ended)
+        self._note(self._eased.look(ran.ended_ns, ran.room_tokens, "failed" if ran.failure else "had no memory"))
         self._tell_notes(ran.ended_ns)
         self.components.scheduler.rate.observe(ran.plan, ran.result.forward_ns / 1e9)
         plan, result = self._commit(ran.plan, ran.result, ran.ended_ns)
@@ -464,12 +463,22 @@ class Engine:
         self._record_ns = time.monotonic_ns() - begun_ns
         self._loop.wrote_down(ran.ended_ns)
 
-    def _tell_failure(self, ran: Ran) -> None:
+    def _end_or_restart(self, ran: Ran) -> int:
+        """Of the requests that were not run, how many ended."""
+        ended = 0
+        for request, reason in zip(ran.failed, ran.reasons, strict=True):
+            if not (ran.has_spoilt_states and self.components.scheduler.restart(request, reason, ran.ended_ns)):
+                self._finish(request, self.streams[request.number], "error", ran.ended_ns, reason)
+                ended += 1
+        return ended
+
+    def _tell_failure(self, ran: Ran, num_ended: int) -> None:
         """Of a step in which a library failed: once a minute."""
         if ran.ended_ns < self._next_failure_ns:
             self._untold_failures += 1
             return
-        ended = f"{len(ran.failed)} of its requests ended" if ran.failed else "was run again"
+        again = f"{len(ran.failed)} of its requests begin again" if ran.failed else "was run again"
+        ended = f"{num_ended} of its requests ended" if num_ended else again
         more = f"; so did {self._untold_failures} since the last such note" if self._untold_failures else ""
         self._note(f"a step failed and {ended}: {ran.failure}{more}")
         self._untold_failures, self._next_failure_ns = 0, ran.ended_ns + FAILURE_NS

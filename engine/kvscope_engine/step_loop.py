@@ -29,9 +29,10 @@ and published and the next step is scheduled. With overlap at most one step more
 A step for which the device's memory did not suffice, or in which a library failed, is tried again, then without CUDA
 graphs, then in halves, down to one token, before anyone gives up: a plan may be run again, for writing the same keys
 and values comes to the same, and the runner makes a plan's copies once. Not so where layers keep a state that each
-token changes: such a step is tried once, and its requests end. What was not run is not committed, so that blocks of
-requests that end are found by nobody. The engine itself ends of what no library raises, of a device that computes no
-more (`StepRunner.is_well`), and where nothing could be run for some steps in a row.
+token changes: such a step is tried once, and its requests are to be computed again, in smaller steps. What was not run
+is not committed, so that blocks of requests that end are found by nobody. The engine itself ends of what no library
+raises, of a device that computes no more (`StepRunner.is_well`), and where nothing could be run for some steps in a
+row.
 
 Owns what is in flight. Commits nothing, and knows no tensors.
 """
@@ -49,7 +50,7 @@ from kvscope_engine.model.loading.shortage import is_no_memory, is_of_library
 from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult, to_run_again, without_ended
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.ahead import RESERVED
-from kvscope_engine.policy.scheduling.scheduler import Scheduler
+from kvscope_engine.policy.scheduling.scheduler import MOST_RESTARTS, Scheduler
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.commands import TokenLogprobs
 
@@ -57,7 +58,8 @@ Explain = Callable[[StepPlan], str]
 """Why there is no memory for a plan, and what would help; empty where nobody knows."""
 
 MOST_BARREN: Final = 8
-"""Steps in a row of which a library let nothing be run: more of them are no fault of single requests."""
+"""Steps in a row of which a library let nothing be run: more of them are no fault of single requests. Where requests
+are computed again, as often for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class Ran:
     failed: tuple[Request, ...]
     """Planned and not run."""
     reasons: tuple[str, ...]
-    """Why each of them ends."""
+    """Why, of each of them."""
     schedule_ns: int
     """Spent on scheduling in this call, for this step or for the next."""
     run_ns: int
@@ -79,6 +81,8 @@ class Ran:
     """As in `StepOutcome`."""
     failure: str = ""
     """The same."""
+    has_spoilt_states: bool = False
+    """Whether those that failed may have other states than the tokens that they computed."""
 
 
 @dataclass(slots=True)
@@ -248,14 +252,17 @@ class StepLoop:
             self._runner.recover()
             if self._flight is not None:  # it computed with tokens that never came
                 self._flight = replace(self._flight, launched=None)
-        outcome = run_with_shortages(self._runner, to_run_again(flight.plan), self._explain)
+        plan = to_run_again(flight.plan)
+        outcome = run_with_shortages(self._runner, plan, self._explain)
         if outcome.plan.scheduled:
             self._num_barren = 0
         elif outcome.error is not None:
             self._num_barren += 1
-        if outcome.error is not None and self._num_barren >= MOST_BARREN:
+        most_barren = MOST_BARREN * (MOST_RESTARTS + 1 if plan.changes_states else 1)
+        if outcome.error is not None and self._num_barren >= most_barren:
             raise outcome.error
-        return clock.ran(outcome.plan, outcome.result, replace(outcome, error=outcome.error or failure))
+        outcome = replace(outcome, error=outcome.error or failure)
+        return clock.ran(outcome.plan, outcome.result, outcome, has_spoilt_states=plan.changes_states)
 
 
 class _Clock:
@@ -268,14 +275,17 @@ class _Clock:
     def scheduled(self, since_ns: int | None = None) -> None:
         self.schedule_ns += time.monotonic_ns() - (self.started_ns if since_ns is None else since_ns)
 
-    def ran(self, plan: StepPlan, result: StepResult, outcome: StepOutcome | None = None) -> Ran:
+    def ran(
+        self, plan: StepPlan, result: StepResult, outcome: StepOutcome | None = None, *, has_spoilt_states: bool = False
+    ) -> Ran:
         """`outcome`: of a step that was not over when the device came back."""
         now_ns = time.monotonic_ns()
         took = self.schedule_ns, now_ns - self.started_ns - self.schedule_ns, now_ns
         if outcome is None:
             return Ran(plan, result, (), (), *took)
         failure = "" if outcome.error is None else _first_line(outcome.error)
-        return Ran(plan, result, outcome.failed, outcome.reasons, *took, outcome.room_tokens, failure)
+        given = outcome.room_tokens, failure, has_spoilt_states
+        return Ran(plan, result, outcome.failed, outcome.reasons, *took, *given)
 
 
 class Launched(Protocol):
@@ -317,10 +327,11 @@ class StepOutcome:
     failed: tuple[Request, ...] = ()
     """Planned and not run."""
     reasons: tuple[str, ...] = ()
-    """Why each of them ends."""
+    """Why, of each of them."""
     room_tokens: int | None = None
     """Where memory was missing and smaller steps help, the tokens that there seems to be room for: those of the largest
-    part that was run, half of it where parts cannot be. None: memory was there, or a token alone found none."""
+    part that was run. Half of it where parts cannot be run, whatever was missing: who makes a library fail is alone in
+    the end. None: memory was there, or a token alone found none."""
     error: Exception | None = None
     """The last that a library raised in it."""
 
@@ -338,6 +349,8 @@ def run_with_shortages(runner: StepRunner, plan: StepPlan, explain: Explain = la
         result = tries.run(plan)
         if result is None and runner.release_graphs():
             result = tries.run(plan)
+    elif result is None and plan.num_tokens == 1:  # the next try cannot be smaller
+        runner.release_graphs()
     if result is not None:
         return StepOutcome(plan, result, error=tries.error)
     done = {} if plan.changes_states else tries.run_in_halves(plan)
@@ -363,7 +376,7 @@ def run_with_shortages(runner: StepRunner, plan: StepPlan, explain: Explain = la
         logit_sums=_or_nothing([done[number].logit_sums for number in ran]),
     )
     room_tokens = plan.num_tokens // 2 if plan.changes_states else tries.most_tokens
-    is_cut = tries.is_short and 0 < room_tokens < plan.num_tokens
+    is_cut = (tries.is_short or plan.changes_states) and 0 < room_tokens < plan.num_tokens
     room = room_tokens if is_cut else None
     return StepOutcome(left, merged, tuple(failed), tuple(failed.values()), room, tries.error)
 

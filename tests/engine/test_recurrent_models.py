@@ -16,6 +16,8 @@ from tests.engine.recurrent_models import FAMILIES, SIZES, recurrent_config, sam
 from kvscope_engine import Engine, EngineConfig, SamplingParams
 from kvscope_engine.model.loading.hf_config import read_config
 from kvscope_engine.model.loading.loader import random_model
+from kvscope_engine.model.running.forward import Forward
+from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
@@ -158,6 +160,61 @@ def test_swapped_out_requests_say_the_same_as_transformers(
     assert states is not None
     assert states.num_loaded >= states.num_swapped > 5
     assert (totals.recomputed_tokens, totals.lost_blocks) == (0, 0)
+    check_all_is_given_back(engine)
+
+
+SHORTAGE = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+OF_LIBRARY = RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`")
+
+
+@pytest.mark.parametrize("error", [SHORTAGE, OF_LIBRARY], ids=["memory", "library"])
+@pytest.mark.parametrize("family", MANY)
+def test_steps_that_fail_once_their_states_changed_lose_no_request_and_no_token(
+    family: str, error: Exception, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some fail when their layers have run. Requests begin again, from states that are whole."""
+    prompts = [prompt_of(seed, 50) for seed in range(6)]
+    calm = make(family)
+    expected = complete_all(calm, prompts, 30)
+    engine = make(family, host_kv_memory_bytes=1 << 22, preemption="swap")
+    fails_at, num_calls = {1, 7, 8, 40, 41, 80}, 0
+
+    def failing(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal num_calls
+            result = function(*args, **kwargs)
+            num_calls += 1
+            if num_calls in fails_at:
+                raise error
+            return result
+
+        return call
+
+    monkeypatch.setattr(Forward, "logits", failing(Forward.logits))
+    monkeypatch.setattr(Forward, "fill", failing(Forward.fill))
+    assert complete_all(engine, prompts, 30) == expected
+    assert num_calls > max(fails_at)
+    check_all_is_given_back(engine)
+    why = "a step failed" if error is OF_LIBRARY else "a step had no memory"
+    assert any(note.startswith(f"{why}: steps have up to 12 tokens") for note in engine.notes), engine.notes
+
+
+def test_who_makes_a_library_fail_ends_and_others_lose_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [prompt_of(seed, 20) for seed in range(4)]
+    expected = complete_all(make("qwen3_next"), prompts)
+    engine = make("qwen3_next", enable_prefix_caching=False)
+    launch = engine.components.runner.launch
+
+    def picky(plan: StepPlan, after: Any = None) -> Any:
+        launched = launch(plan, after)
+        if any(item.request.number == 2 and item.start + item.num_tokens > 9 for item in plan.scheduled):
+            raise OF_LIBRARY
+        return launched
+
+    monkeypatch.setattr(engine.components.runner, "launch", picky)
+    said = complete_all(engine, prompts)
+    assert said[1] == []
+    assert [said[0], *said[2:]] == [expected[0], *expected[2:]]
     check_all_is_given_back(engine)
 
 

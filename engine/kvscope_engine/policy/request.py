@@ -55,6 +55,9 @@ class Request:
     """When it last was, 0: never."""
     num_lost_tokens: int = 0
     """The most tokens, from the first, whose KV was in its blocks when it was preempted."""
+    num_restarts: int = 0
+    """How often a step that failed spoilt its state since it had `restarted_at` tokens; the scheduler's."""
+    restarted_at: int = 0
     saved_tables: tuple[list[int], ...] = ()
     """While it is swapped out: rows of lower tiers that hold its first tokens' KV, place by place, a list a KV group,
     of which `num_let_go` places are not there; else empty."""

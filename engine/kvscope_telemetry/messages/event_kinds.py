@@ -150,6 +150,10 @@ def _asked(event: Event, data: EventData) -> list[str]:
     return [f"requested by {data.by}", _price(event, data)]
 
 
+def _restarted(event: Event, data: EventData) -> list[str]:
+    return [f"{data.why}, which spoilt its recurrent state", _price(event, data)]
+
+
 def _choice(event: Event, data: EventData) -> str:
     chosen = f"request #{event.number} was chosen"
     times = {0: "never preempted", 1: "preempted only once"}.get(
@@ -236,7 +240,7 @@ EVENT_KINDS: Final = (
         "preempted",
         "bad",
         "preemption",
-        {"preempted": _preempted, "made_way": _made_way, "asked": _asked},
+        {"preempted": _preempted, "made_way": _made_way, "asked": _asked, "restarted": _restarted},
         EventLane("bad", "preemptions", "preemption"),
         is_stepped=True,
         is_first_named=True,

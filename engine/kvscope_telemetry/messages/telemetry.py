@@ -380,8 +380,9 @@ class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
 
     kind: str
     """"started" (admitted or resumed), "forked", "preempted", "made_way" (preempted for a client or a batch that ran
-    nothing), "asked" (preempted by a person), "evicted", "states_evicted" (of recurrent layers, kept for prompts that
-    begin alike), "ended" (finished), or a kind that tells of a stop."""
+    nothing), "asked" (preempted by a person), "restarted" (preempted since a step failed that had begun to change its
+    recurrent state), "evicted", "states_evicted" (of recurrent layers, kept for prompts that begin alike), "ended"
+    (finished), or a kind that tells of a stop."""
     waited_ns: int = 0
     """started: running time (`RunningTime`) since the request came, or was preempted."""
     num_known_tokens: int = 0
@@ -431,7 +432,7 @@ class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     slept_ns: int = 0
     """process_suspended: of that, how long the machine slept: the engine's clock stood still as well."""
     why: str = ""
-    """engine_resumed: what ended the pause, in words."""
+    """engine_resumed: what ended the pause, in words. restarted: why the step failed; its costs are as in preempted."""
     num_loaded_states: int = 0
     """started: 1 where the state that it goes on from came back from host memory."""
 

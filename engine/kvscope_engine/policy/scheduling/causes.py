@@ -101,6 +101,11 @@ def preempted_by(victim: Request, by: str, given_up: GivenUp, now_ns: int) -> Ev
     return _gave_up(victim, given_up, EventData(kind="asked", by=by), now_ns)
 
 
+def restarted(victim: Request, why: str, given_up: GivenUp, now_ns: int) -> Event:
+    """A step failed for `why`, and the victim is to be computed again with a state that is whole."""
+    return _gave_up(victim, given_up, EventData(kind="restarted", why=why), now_ns)
+
+
 def _gave_up(victim: Request, given_up: GivenUp, why: EventData, now_ns: int, needy: Request | None = None) -> Event:
     """A preemption, with what became of the victim's blocks added to why it was."""
     data = replace(

@@ -1,4 +1,4 @@
-"""Smaller steps for a while after one for which there was no memory, though it had been planned for.
+"""Smaller steps for a while after one for which there was no memory, though it had been planned for, or that failed.
 
 Somebody else may have taken it: without this each step would fail first, and be cut each time. Owns how far limits are
 lowered and when they come back; those that people set stand beside them, and the smaller ones hold.
@@ -37,11 +37,12 @@ class EasedLimits:
         """Whether steps are smaller than was asked for."""
         return self._ours is not None
 
-    def look(self, now_ns: int, room_tokens: int | None = None) -> str:
-        """`room_tokens`: see `StepOutcome`. What changed, on one line; empty: nothing that is worth telling."""
+    def look(self, now_ns: int, room_tokens: int | None = None, why: str = "had no memory") -> str:
+        """`room_tokens`: see `StepOutcome`; `why`, of the step. What changed, on one line; empty: nothing that is worth
+        telling."""
         asked = self._scheduler.max_num_batched_tokens, self._scheduler.max_num_seqs
         if room_tokens is not None:
-            return self._lower(asked, room_tokens, now_ns)
+            return self._lower(asked, room_tokens, now_ns, why)
         if self._ours is None:
             return ""
         while self._ours is not None and now_ns >= self._due_ns:
@@ -51,7 +52,7 @@ class EasedLimits:
         self._scheduler.ease(self._ours)
         return "" if self._ours is not None else f"steps have up to {_words(asked)} again"
 
-    def _lower(self, asked: tuple[int, int], room_tokens: int, now_ns: int) -> str:
+    def _lower(self, asked: tuple[int, int], room_tokens: int, now_ns: int, why: str) -> str:
         """Tokens first, down to one a request; then requests."""
         self._due_ns = now_ns + CALM_NS
         before = asked if self._ours is None else (min(asked[0], self._ours[0]), min(asked[1], self._ours[1]))
@@ -61,7 +62,7 @@ class EasedLimits:
             return ""
         self._ours = lower
         self._scheduler.ease(lower)
-        return f"a step had no memory: steps have up to {_words(lower)} for now"
+        return f"a step {why}: steps have up to {_words(lower)} for now"
 
 
 def _words(limits: tuple[int, int]) -> str:

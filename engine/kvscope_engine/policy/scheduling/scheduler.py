@@ -44,6 +44,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
+from typing import Final
 
 from kvscope_engine.policy.allocation.protocol import AllocationPolicy
 from kvscope_engine.policy.blocks.block_pool import BlockPool
@@ -76,6 +77,9 @@ from kvscope_telemetry.messages.commands import FinishReason
 from kvscope_telemetry.messages.request_state import RequestState, WaitsFor
 from kvscope_telemetry.messages.telemetry import Event
 from kvscope_telemetry.running_time import RunningTime
+
+MOST_RESTARTS: Final = 8
+"""Of a request that gets no further. Steps are half as large after each failure: of 256 requests it is alone then."""
 
 
 class Scheduler:
@@ -333,6 +337,23 @@ class Scheduler:
             if self.tiers is not None:
                 self._flush(self.tiers, now_ns)
         return given_up
+
+    def restart(self, request: Request, why: str, now_ns: int) -> bool:
+        """A running request, whose state may not be that of its tokens any more, goes back to the queue to be computed
+        again. False, and nothing done: that was of no use `MOST_RESTARTS` times since its last token.
+
+        As `abort`, it may be called between schedule and commit.
+        """
+        if request.num_tokens != request.restarted_at:
+            request.restarted_at, request.num_restarts = request.num_tokens, 0
+        if request.num_restarts == MOST_RESTARTS:
+            return False
+        request.num_restarts += 1
+        given_up = self._preemption.give_up_asked(request, self._pool.step, PlanBuilder(0, now_ns), "recompute")
+        assert given_up is not None, "there is always room to compute"
+        self._changes.event(causes.restarted(request, why, given_up, now_ns))
+        self._send_back(request, now_ns)
+        return True
 
     def evict(self, blocks: list[int], by: str, now_ns: int) -> int:
         """Evictable `blocks` (each once) lose their prefix, for `by`; how many went to host memory."""

@@ -286,7 +286,9 @@ def test_a_token_that_takes_too_long_ends_its_request_and_nobody_else_waits(
     words = np.zeros((1, NUM_LOGITS // 32), np.int32)
     late.fill(words, 0, may_end=True)
     assert late.is_ready
-    with pytest.raises(KvscopeError, match=r"took more than 0.25 s of computing for one token|did not respond for 60 s"):
+    with pytest.raises(
+        KvscopeError, match=r"took more than 0.25 s of computing for one token|did not respond for 60 s"
+    ):
         late.accept(3)
 
 
