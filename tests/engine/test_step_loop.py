@@ -493,6 +493,11 @@ def test_a_device_that_is_lost_ends_the_engine_with_its_reason(
     def lost(*_: Any, **__: Any) -> Any:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
+    def short(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 512.00 B")
+
+    monkeypatch.setattr(torch, "ones", short)
+    assert engine.components.runner.is_well(), "memory can be given back"
     submit(engine, "a")
     monkeypatch.setattr(engine.components.runner, "launch", lost)
     monkeypatch.setattr(torch, "ones", lost)

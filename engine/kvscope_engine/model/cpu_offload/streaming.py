@@ -138,6 +138,7 @@ class StreamedWeights:
 
         if used is not None:
             self._streams.wait("copy", used)
+        self._holds[number] = None  # until all of this was handed over
         self._streams.run("copy", copy)
         self._ready[number] = self._streams.mark("copy")
         self._holds[number] = index

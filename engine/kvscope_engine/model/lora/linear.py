@@ -73,10 +73,10 @@ class LoraStack(nn.Module):
 
     def fill(self, slot: int, deltas: Sequence[Delta | None]) -> None:
         """Put an adapter's deltas, one a part, in the place of whatever the slot held."""
-        was_filled = self.filled[slot]
-        self.filled[slot] = any(delta is not None for delta in deltas)
-        if not (was_filled or self.filled[slot]):
+        is_filled = any(delta is not None for delta in deltas)
+        if not (is_filled or self.filled[slot]):
             return
+        self.filled[slot] = True  # until it is known to be empty
         self.a[slot].zero_()
         for number, delta in enumerate(deltas):
             b = self.b(number)[slot].zero_()
@@ -84,6 +84,7 @@ class LoraStack(nn.Module):
                 rank = len(delta.a)
                 self.a[slot, number, :rank].copy_(delta.a)
                 b[:rank].copy_(delta.b.t())
+        self.filled[slot] = is_filled
 
     def add(self, y: torch.Tensor, x: torch.Tensor, step: StepSlots) -> None:
         """To y (T, outputs), in place, of x (T, inputs)."""

@@ -148,13 +148,19 @@ class StateStorage:
         return self._rows
 
     def copy(self, pairs: Sequence[tuple[int, int]], copy_rows: Callable[[RowTensors, torch.Tensor], None]) -> None:
-        """Slots (from, to), one after the other, on the stream of the step; `copy_rows` is the device's."""
+        """Slots (from, to), one after the other, on the stream of the step; `copy_rows` is the device's.
+
+        Made without memory where there is none: later the slots may have other states.
+        """
         together: list[tuple[int, int]] = []
         for source, target in (*pairs, (-1, -1)):
             is_here = 0 <= max(source, target) < self.num_slots
             touched = {slot for pair in together for slot in pair}
             if together and not (is_here and target not in touched and source not in {to for _, to in together}):
-                copy_rows(self.rows, torch.tensor(together, device=self.device))
+                try:
+                    copy_rows(self.rows, torch.tensor(together, device=self.device))
+                except (RuntimeError, MemoryError):
+                    self._copy_each(together)
                 together.clear()
             if is_here:
                 together.append((source, target))
@@ -173,6 +179,11 @@ class StateStorage:
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
             self._host.close()
+
+    def _copy_each(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for source, target in pairs:
+            for tensor in self.slot_tensors:
+                tensor[target].copy_(tensor[source])
 
     def _copy_with_host(self, source: int, target: int) -> None:
         """One of the two slots is in host memory."""

@@ -98,6 +98,34 @@ def test_a_pass_that_was_broken_off_harms_none_after_it(
     close_streaming(split.module)
 
 
+def test_a_copy_that_was_begun_without_its_mark_is_made_again(
+    load_on_host: Load, planned: Any, late_copies: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CUDA event takes memory, too."""
+    whole, split = load_on_host("llama", 4, **ARCHITECTURES["llama"])
+    expected = tokens_of(planned, whole)
+    make_ready_to_run(split.module)
+    (streams,) = late_copies.made
+    mark, num_left = streams.mark, 0
+
+    def short(lane: Any) -> Any:
+        nonlocal num_left
+        num_left -= lane == "copy"
+        if num_left == 0 and lane == "copy":
+            streams.finish("copy")
+            raise RuntimeError("CUDA error: out of memory")
+        return mark(lane)
+
+    for fails_at in range(1, 6):
+        num_left = fails_at
+        monkeypatch.setattr(streams, "mark", short)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            tokens_of(planned, split)
+        monkeypatch.setattr(streams, "mark", mark)
+        assert tokens_of(planned, split) == expected
+    close_streaming(split.module)
+
+
 def test_host_memory_is_given_back(load_on_host: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the end, and where there is none for the last layer."""
     slabs: list[HostSlab] = []

@@ -100,3 +100,23 @@ def test_numbers_of_another_adapter_never_reach_a_row() -> None:
     assert torch.equal(found[1], alone[1])
     assert bool(found.isfinite().all())
     assert held
+
+
+def test_a_slot_that_could_not_be_emptied_is_emptied_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    lora, _, in_step = made(plain())
+    stack = lora.lora_stack
+
+    def fails(tensor: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("CUDA error: out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "zero_", fails)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            stack.fill(0, [None, None])
+    stack.fill(0, [None, None])
+    x = torch.randn(2, IN)
+    with torch.inference_mode():
+        alone = lora(x)
+        in_step.slots = StepSlots(0, 1, None)
+        assert torch.equal(lora(x), alone)
+        assert not stack.a[0].any()

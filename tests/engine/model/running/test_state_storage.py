@@ -10,6 +10,7 @@ import torch
 from kvscope_engine.model.running.state_storage import StatePart, StateStorage
 from kvscope_engine.policy.state_slots import host_slots
 from kvscope_kernels import ops_for
+from kvscope_kernels.copy_rows import RowTensors
 from kvscope_telemetry.errors import BadInput
 
 LAYERS = (
@@ -21,13 +22,21 @@ NUM_SLOTS, NUM_BELOW = 5, 4
 
 @pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("seed", range(10))
-def test_copies_are_made_in_their_order(kind: str, seed: int) -> None:
+@pytest.mark.parametrize("shortages", [0.0, 0.5])
+def test_copies_are_made_in_their_order(kind: str, shortages: float, seed: int) -> None:
+    """However often there is no memory to make them with."""
     if kind == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     storage = StateStorage(NUM_SLOTS, LAYERS, torch.device(kind), NUM_BELOW)
     assert storage.copy_seconds > 0
     assert storage.host_bytes == NUM_BELOW * storage.slot_bytes
     chance = random.Random(seed)
+
+    def copy_rows(rows: RowTensors, pairs: torch.Tensor) -> None:
+        if chance.random() < shortages:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        ops_for(kind).copy_rows(rows, pairs)
+
     held: list[int | None] = [*range(NUM_SLOTS), *[None] * NUM_BELOW]
     for tensor in storage.slot_tensors:
         tensor.copy_(torch.arange(NUM_SLOTS)[:, None].expand_as(tensor))
@@ -40,7 +49,7 @@ def test_copies_are_made_in_their_order(kind: str, seed: int) -> None:
             if source != target and min(source, target) < NUM_SLOTS:
                 pairs.append((source, target))
                 held[target] = held[source]
-        storage.copy(pairs, ops_for(kind).copy_rows)
+        storage.copy(pairs, copy_rows)
         for tensor in storage.slot_tensors:
             found = tensor.float().cpu()
             assert (found == torch.tensor(held[:NUM_SLOTS], dtype=torch.float32)[:, None]).all()
