@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QCheckBox, QComboBox, QGridLayout, QLineEdit, QSpi
 
 from kvscope_app.look.makers import inset, label
 from kvscope_app.planning.plan_process import Question
+from kvscope_telemetry.messages.memory_plan import KV_CACHE_DTYPES, WEIGHT_BYTES
 
 GPU_SIZES: Final = ("8GiB", "12GiB", "16GiB", "24GiB", "32GiB", "48GiB", "80GiB", "96GiB", "141GiB", "192GiB")
 _PARALLEL: Final = ("1", "2", "4", "8")
@@ -30,10 +31,8 @@ class PlanForm(QWidget):
         self._grid.setVerticalSpacing(7)
         self.model = self._line("Model", model, "A model's name, a folder, a .gguf file or a config.json (--model)")
         self.gpu = self._choice("GPU memory", GPU_SIZES, "24GiB", "--gpu-memory", editable=True)
-        self.dtype = self._choice(
-            "Weights", ("bfloat16", "float16", "float32", "int8", "fp8", "int4"), "bfloat16", "--dtype"
-        )
-        self.kv_dtype = self._choice("KV cache", ("auto", "fp8", "int8"), "auto", "--kv-cache-dtype")
+        self.dtype = self._choice("Weights", tuple(WEIGHT_BYTES), "bfloat16", "--dtype")
+        self.kv_dtype = self._choice("KV cache", KV_CACHE_DTYPES, "auto", "--kv-cache-dtype")
         self.length = self._number("Max request length", 0, _MOST, "--max-model-len, in tokens", "model's maximum")
         self.seqs = self._number("Requests per step", 1, 1 << 16, "--max-num-seqs")
         self.seqs.setValue(64)

@@ -12,7 +12,7 @@ import msgspec
 from kvscope_engine.cli.engine_class import quick_imports
 from kvscope_engine.cli.parser import CommandParser, number, parse_size, whole_number
 from kvscope_telemetry.errors import BadInput, KvscopeError
-from kvscope_telemetry.messages.memory_plan import PlanAnswer
+from kvscope_telemetry.messages.memory_plan import KV_CACHE_DTYPES, WEIGHT_BYTES, PlanAnswer
 from kvscope_telemetry.messages.what_if import Complaint
 
 if TYPE_CHECKING:
@@ -107,10 +107,10 @@ def _add_serving(group: argparse._ArgumentGroup) -> None:
         "--dtype",
         default="bfloat16",
         metavar="T",
-        help="data type of weights: bfloat16, float16, float32, int8, fp8, int4",
+        help=f"data type of weights: {', '.join(WEIGHT_BYTES)}",
     )
     group.add_argument(
-        "--kv-cache-dtype", default="auto", metavar="T", help="data type of the KV cache: auto, fp8, int8"
+        "--kv-cache-dtype", default="auto", metavar="T", help=f"data type of the KV cache: {', '.join(KV_CACHE_DTYPES)}"
     )
     group.add_argument(
         "--gpu-memory-utilization", type=number, default=0.9, metavar="F", help="fraction that may be used"

@@ -50,6 +50,7 @@ from kvscope_engine.planning.skeleton import Skeleton, build
 from kvscope_engine.policy.fit import BlockNeeds, num_blocks_for
 from kvscope_engine.policy.state_slots import MIN_SLOTS, host_slots, slots_and_blocks
 from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.messages.memory_plan import WEIGHT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,8 +61,6 @@ CONTEXT_BYTES: Final = 800 << 20
 """Of the driver, CUDA's context and what libraries keep: 0.8 GiB as measured on H100 and H200."""
 PROCESSORS: Final = Processors(num_multiprocessors=132, capability=90)
 """Of the GPU, for the partial results of split attention, which are small: an H100's."""
-WEIGHT_BYTES: Final = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "fp8": 1.0, "int4": 0.5}
-"""A parameter. Embedding, head and vectors of quantized models keep 16 bits."""
 SCALED: Final = {"int8": 128, "fp8": 4096, "int4": 128}
 """Quantized weights that share a scale: a group's; in FP8 at least those of a row, about."""
 RECURRENT_TOKENS: Final = 256

@@ -1,9 +1,15 @@
-"""The answer of `kvscope-engine plan`: where a GPU's memory would go. What the command prints as JSON and the desktop's
-page reads. All sizes are bytes of one GPU."""
+"""What `kvscope-engine plan` is asked, by types of data, and its answer: where a GPU's memory would go. What the command
+prints as JSON and the desktop's page reads. All sizes are bytes of one GPU."""
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
+
+WEIGHT_BYTES: Final = {"bfloat16": 2.0, "float16": 2.0, "float32": 4.0, "int8": 1.0, "fp8": 1.0, "int4": 0.5}
+"""A parameter, by the types that are accepted. Embedding, head and vectors of quantized models keep 16 bits."""
+KV_CACHE_DTYPES: Final = ("auto", "fp8", "int8")
 
 
 class PlanPart(msgspec.Struct, frozen=True, kw_only=True):

@@ -99,7 +99,7 @@ def test_too_small_a_gpu_does_not_fit_and_says_how_much_is_missing(skeleton: Mak
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"dtype": "fp7"}, "dtype='fp7' is not accepted: one of float32"),
+        ({"dtype": "fp7"}, "dtype='fp7' is not accepted: one of bfloat16"),
         ({"kv_cache_dtype": "int2"}, "kv_cache_dtype='int2' is not accepted: one of auto"),
         ({"tensor_parallel": 0}, "tensor_parallel=0 is not accepted"),
         ({"tensor_parallel": 5}, "tensor_parallel=5 is not accepted: 6 query heads"),
