@@ -148,6 +148,7 @@ class Options(NamedTuple):
 SMOLLM2_135M: Final = Heads(9, 3, 64)
 LLAMA_8B: Final = Heads(32, 8, 128)
 GEMMA2_2B: Final = Heads(8, 4, 256)
+GEMMA4_FULL: Final = Heads(16, 2, 512)
 GPT_OSS_20B: Final = Heads(64, 8, 64)
 DEEPSEEK_V3: Final = Heads(128, 1, 576, 512)
 DEEPSEEK_V2_LITE: Final = Heads(16, 1, 576, 512)
@@ -504,6 +505,8 @@ def _all_cases(capability: int) -> Iterator[Launch]:
     yield from choice_cases(SMOLLM2_135M, "fp32")
     for is_measured in (False, True):
         yield decode_case(SMOLLM2_135M, PLAIN, "fp32", is_measured=is_measured)
+        for form in ("bf16", "fp32"):
+            yield decode_case(GEMMA4_FULL, PLAIN, form, is_measured=is_measured)
     for is_fixed in (False, True):
         yield prefill_case(SMOLLM2_135M, PLAIN, capability, "fp32", is_fixed=is_fixed)
     yield prefill_case(SMOLLM2_135M, PLAIN, capability, "fp16", is_fixed=True)

@@ -38,14 +38,17 @@ def decode_tiles(
     """Bound by memory: few rows, those of one KV head, and small tiles in a deep pipeline.
 
     Of the five stages two hold the block table's lookup, so that two tiles are in flight behind the one in use.
-    Keys and values of 8 bits are widened in registers, so that a tile is worth twice the tokens and half the warps:
-    on an H100 1.2 to 1.5 times as fast as the other tile. Widened to float32 they would not fit in registers.
+    Heads above 256 in float32 have four, which fit into 99 KiB. Keys and values of 8 bits are widened in registers, so
+    that a tile is worth twice the tokens and half the warps: on an H100 1.2 to 1.5 times as fast as the other tile.
+    Widened to float32 they would not fit in registers.
     """
     is_widened = is_quantized and element_bytes < 4
     tile_n = _tile_tokens(head_dim, value_dim, element_bytes, (32 << 10) if is_widened else (16 << 10))
     tile_m = max(16, next_power_of_2(group))
     num_warps = 2 if is_widened else 4
-    return DotTiles(tile_m, tile_n, padded_dim(head_dim), padded_dim(value_dim), num_warps, num_stages=5)
+    tile_d, tile_v = padded_dim(head_dim), padded_dim(value_dim)
+    num_stages = 4 if element_bytes == 4 and max(tile_d, tile_v) > 256 else 5
+    return DotTiles(tile_m, tile_n, tile_d, tile_v, num_warps, num_stages)
 
 
 def prefill_tiles(

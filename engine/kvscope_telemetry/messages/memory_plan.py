@@ -1,5 +1,7 @@
-"""What `kvscope-engine plan` is asked, by types of data, and its answer: where a GPU's memory would go. What the command
-prints as JSON and the desktop's page reads. All sizes are bytes of one GPU."""
+"""Types of data that `kvscope-engine plan` is asked for, and its answer: where a GPU's memory would go.
+
+What the command prints as JSON and the desktop's page reads. All sizes are bytes of one GPU.
+"""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def _draw_tokens_kernel(
     places = tl.arange(0, PIECE)
     first = winner * PIECE
     kept = tl.load(values + first + places, mask=first + places < vocabulary, other=float("-inf"))
-    weights = tl.where(kept >= floor, tl.exp2((kept - top) * scale), 0.0)
+    weights = tl.where(kept >= floor, _weight(kept, top, scale), 0.0)
     race = weights.to(tl.float64) / _exponentials(key, tl.cdiv(vocabulary, PIECE) + places)
     token = first + tl.min(tl.where(race == tl.max(race, axis=0), places, PIECE - 1), axis=0)
     tl.store(tokens + index, tl.minimum(token, vocabulary - 1).to(tl.int64))
@@ -227,13 +227,19 @@ def _sums(  # type: ignore[no-untyped-def]
     largest = tl.full((TILE_C,), float("-inf"), tl.float32)
     for start in range(0, vocabulary, TILE_R * TILE_C):
         x = _tile(values, start, vocabulary, TILE_R, TILE_C)
-        weight = tl.full((TILE_R, TILE_C), 1.0, tl.float32) if COUNTS else tl.exp2((x - top) * scale)
+        weight = tl.full((TILE_R, TILE_C), 1.0, tl.float32) if COUNTS else _weight(x, top, scale)
         a += tl.sum(tl.where(x >= first, weight, 0.0), axis=0)
         b += tl.sum(tl.where(x >= second, weight, 0.0), axis=0)
         c += tl.sum(tl.where(x >= third, weight, 0.0), axis=0)
         smallest = tl.minimum(smallest, tl.min(tl.where(x >= low, x, float("inf")), axis=0))
         largest = tl.maximum(largest, tl.max(tl.where(x <= high, x, float("-inf")), axis=0))
     return tl.sum(a, axis=0), tl.sum(b, axis=0), tl.sum(c, axis=0), tl.min(smallest, axis=0), tl.max(largest, axis=0)
+
+
+@jit
+def _weight(x: tl.tensor, top: tl.tensor, scale: tl.tensor):  # type: ignore[no-untyped-def]
+    """Of values, 1 at the largest, infinity too."""
+    return tl.where(x == top, 1.0, tl.exp2((x - top) * scale))
 
 
 @jit
@@ -253,7 +259,7 @@ def _fastest_piece(  # type: ignore[no-untyped-def]
     pieces = tl.arange(0, TILE_P)
     for start in range(0, vocabulary, TILE_P * PIECE):
         x = _tile(values, start, vocabulary, TILE_P, PIECE)
-        weights = tl.where(x >= floor, tl.exp2((x - top) * scale), 0.0)
+        weights = tl.where(x >= floor, _weight(x, top, scale), 0.0)
         numbers = start // PIECE + pieces
         race = tl.sum(weights, axis=1).to(tl.float64) / _exponentials(key, numbers)
         fastest = tl.max(race, axis=0)

@@ -148,6 +148,15 @@ def test_rows_of_equal_logits_and_of_one_that_is_allowed(runner: Any) -> None:
         assert found[4] in (77, 78, 79)
 
 
+@pytest.mark.parametrize("option", OPTIONS)
+def test_of_logits_that_overflowed_those_that_are_infinite_are_drawn(runner: Any, option: tuple[float, ...]) -> None:
+    logits = torch.randn(1, 3000)
+    logits[:, :1000] = -torch.inf
+    logits[:, [2000, 2100]] = torch.inf
+    found = drawn(runner, logits, [option], some_keys(1, torch.Generator().manual_seed(1)), torch.tensor([0]))
+    assert found[0] in (2000, 2100)
+
+
 def test_a_row_does_not_depend_on_the_others(runner: Any) -> None:
     generator = torch.Generator().manual_seed(5)
     count = len(OPTIONS)
