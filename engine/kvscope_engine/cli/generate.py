@@ -20,8 +20,10 @@ from kvscope_engine.cli.engine_class import engine_class
 from kvscope_engine.cli.notes import print_notes
 from kvscope_engine.cli.other_ranks import followed
 from kvscope_engine.cli.parser import whole_number
+from kvscope_engine.model.fetching.progress import IMPORT, TerminalProgress
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Submit
+from kvscope_telemetry.messages.telemetry import Progress
 
 if TYPE_CHECKING:
     from kvscope_engine.engine import Engine
@@ -79,11 +81,9 @@ def run(args: argparse.Namespace) -> int:
         adapter=args.adapter,
     )
 
-    engine_type = engine_class()
-    from kvscope_engine.model.fetching.progress import TerminalProgress
-
     bar = TerminalProgress()
-    with engine_type(config, progress=bar) as engine:
+    bar(Progress(stage=IMPORT))
+    with engine_class()(config, progress=bar) as engine:
         bar.close()
         code = _generate(engine, submits, _printer(args, submits))
     print_notes(engine.notes)

@@ -66,6 +66,10 @@ def _guarded(arguments: list[str]) -> int:
     except KvscopeError as error:
         return _failed(arguments, str(error), error.exit_code)
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and not (error.name or "kvscope").startswith("kvscope"):
+            from kvscope_engine.cli.machine_checks import INSTALL
+
+            return _failed(arguments, f"{error.name} is not installed, which the engine needs: {INSTALL}", 1)
         return _failed(arguments, f"{type(error).__name__}: {error}", 1)
 
 

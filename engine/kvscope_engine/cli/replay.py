@@ -9,10 +9,12 @@ from typing import Any
 from kvscope_engine.cli.arguments.options import add_engine_options, given_options
 from kvscope_engine.cli.engine_class import engine_class
 from kvscope_engine.cli.notes import print_notes
+from kvscope_engine.model.fetching.progress import IMPORT, TerminalProgress
 from kvscope_engine.replay import Comparison, Replayer, config_of_run, read_run
 from kvscope_engine.server.service import one_line
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.telemetry import Progress
 from kvscope_telemetry.options import options_of
 
 
@@ -47,11 +49,9 @@ def run(args: argparse.Namespace) -> int:
 def _replayed(args: argparse.Namespace) -> Comparison:
     recorded = read_run(args.file)
     config = config_of_run(recorded.hello, given_options(args))
-    engine_type = engine_class()
-    from kvscope_engine.model.fetching.progress import TerminalProgress
-
     bar, replayer = TerminalProgress(), Replayer(recorded)
-    with engine_type(config, progress=bar, publish=replayer.take) as engine:
+    bar(Progress(stage=IMPORT))
+    with engine_class()(config, progress=bar, publish=replayer.take) as engine:
         bar.close()
         found = replayer.replay(engine)
     print_notes(engine.notes)

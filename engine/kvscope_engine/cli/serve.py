@@ -19,6 +19,7 @@ from kvscope_engine.cli.parser import whole_number
 from kvscope_engine.cli.stopping import STOP_S, stopped_by_signals
 from kvscope_engine.http.child import HttpChild, connectable
 from kvscope_engine.http.http_command import add_api_options, api_key
+from kvscope_engine.model.fetching.progress import IMPORT, TerminalProgress
 from kvscope_engine.server.parent_watch import watch_parent
 from kvscope_engine.server.served_engine import BuildEngine, MessagesDropped, OnProgress, Publish, ServedEngine
 from kvscope_engine.server.service import EngineService
@@ -27,7 +28,7 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.keys.connections import NO_KEY
 from kvscope_telemetry.keys.key_ring import LOCAL_KEY, KeyRing, default_keys_folder
 from kvscope_telemetry.messages.roles import Role
-from kvscope_telemetry.messages.telemetry import Hello
+from kvscope_telemetry.messages.telemetry import Hello, Progress
 from kvscope_telemetry.sockets.bind_address import default_endpoint
 
 if TYPE_CHECKING:
@@ -135,9 +136,8 @@ def run(args: argparse.Namespace) -> int:
         num_printed = len(engine.notes)
         return engine
 
-    from kvscope_engine.model.fetching.progress import TerminalProgress
-
     bar = TerminalProgress()
+    bar(Progress(stage=IMPORT))
     try:
         endpoint = args.endpoint or default_endpoint()
         return serve(

@@ -53,6 +53,11 @@ def test_bad_usage_is_one_line_that_names_it_and_exit_code_2(run: Run, words: tu
     [
         (EndpointInUse("it is\nin use"), 1, "it is in use"),
         (MemoryError("no more"), 1, "MemoryError: no more"),
+        (
+            ModuleNotFoundError("No module named 'torch'", name="torch"),
+            1,
+            "torch is not installed, which the engine needs: pip install 'kvscope[engine]'",
+        ),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )

@@ -15,6 +15,13 @@ from kvscope_telemetry.messages.telemetry import Progress
 ProgressCallback: TypeAlias = Callable[[Progress], None]
 MIN_INTERVAL_S: Final = 0.05
 WAIT: Final = "wait"
+IMPORT: Final = "import"
+_LINES: Final = {
+    IMPORT: "starting (torch and transformers take some seconds)",
+    "compile": "compiling for this processor, once",
+    "warm up": "making the model ready",
+}
+"""What is said of work whose size nobody knows."""
 
 
 class Meter:
@@ -58,8 +65,8 @@ class Meter:
 
 
 class TerminalProgress:
-    """A callback that draws a bar on standard error when that is a terminal, and is silent otherwise; for whom the
-    engine waits is a line anywhere."""
+    """A callback that draws a bar on standard error when that is a terminal, or writes a line where nobody knows how
+    long it takes, and is silent otherwise; for whom the engine waits is a line anywhere."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream if stream is not None else sys.stderr
@@ -76,9 +83,11 @@ class TerminalProgress:
         work = (progress.stage, progress.detail)
         if work != self._shown:
             self.close()
-            self._shown = work
             if progress.total:
                 self._bar = self._new_bar(progress)
+            elif progress.stage != self._shown[0] and (line := _LINES.get(progress.stage)):
+                print(f"kvscope-engine: {line}", file=self._stream, flush=True)
+            self._shown = work
         if self._bar is not None:
             self._bar.total = progress.total
             self._bar.update(progress.done - self._bar.n)

@@ -75,6 +75,17 @@ def test_a_terminal_sees_a_bar() -> None:
     assert "load weights" in written
 
 
+def test_a_terminal_is_told_of_work_whose_size_nobody_knows() -> None:
+    terminal = Terminal()
+    show = TerminalProgress(terminal)
+    for stage, detail in (("import", ""), ("compile", ""), ("warm up", ""), ("warm up", "products"), ("ready", "")):
+        show(Progress(stage=stage, detail=detail))
+    first, second, third = terminal.getvalue().splitlines()
+    assert first.startswith("kvscope-engine: starting")
+    assert second == "kvscope-engine: compiling for this processor, once"
+    assert third == "kvscope-engine: making the model ready"
+
+
 def test_anything_else_sees_nothing() -> None:
     stream = io.StringIO()
     show = TerminalProgress(stream)
