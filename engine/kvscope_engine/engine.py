@@ -301,8 +301,10 @@ class Engine:
 
     @property
     def failure(self) -> str:
-        """Why it cannot go on: which rank is lost, and how; empty while it can."""
-        return "" if self.components.leader is None else self.components.leader.failure
+        """Why it cannot go on: which rank is lost, and how, or that blocks could not be copied; empty while it can."""
+        leader, mover = self.components.leader, self.components.mover
+        lost_rank = "" if leader is None else leader.failure
+        return lost_rank or ("" if mover is None else mover.copy_failure)
 
     @property
     def overlaps(self) -> OverlapCounts:

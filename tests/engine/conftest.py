@@ -431,6 +431,41 @@ class Drive:
                 assert (ledger.group[written] == group).all(), "a block of another group is written"
 
 
+class PastMark:
+    """A point of a lane that has nothing left."""
+
+    def is_past(self) -> bool:
+        return True
+
+    def seconds_since(self, earlier: Any) -> float:
+        return 1e-6
+
+
+class PromptStreams:
+    """Lanes of a device that do all at once. `before_mark` may raise what a GPU raises when it has no memory left."""
+
+    def __init__(self, before_mark: Callable[[], None] = lambda: None) -> None:
+        self.before_mark = before_mark
+
+    def run(self, lane: str, work: Callable[[], None]) -> None:
+        work()
+
+    def mark(self, lane: str) -> PastMark:
+        self.before_mark()
+        return PastMark()
+
+    def wait(self, lane: str, mark: Any) -> None:
+        return None
+
+    def finish(self, lane: str) -> None:
+        return None
+
+
+@pytest.fixture
+def prompt_streams() -> type[PromptStreams]:
+    return PromptStreams
+
+
 @pytest.fixture
 def drive() -> Callable[..., Drive]:
     """Makes a `Drive`; keyword arguments are those of `Shape`."""

@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,11 @@ from tests.conftest import STORMS
 
 from kvscope_engine import Engine, SamplingParams
 from kvscope_engine.model.fused.int8_linear import can_round
+from kvscope_engine.model.tiers import build
+from kvscope_engine.model.tiers.copies import PlainCopies
+from kvscope_engine.model.tiers.staged_copies import StagedCopies
 from kvscope_engine.policy.plan import StepPlan, StepResult
+from kvscope_telemetry.errors import EngineDead
 from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
 from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
@@ -427,3 +432,112 @@ def test_what_one_engine_kept_the_next_one_uses_if_it_is_alike(
     index.write_bytes(index.read_bytes()[:-1])
     assert ask() == (tokens, 0, f"{str(path)!r} is used anew: its index is damaged")
     assert ask() == (tokens, 68, "")
+
+
+# Copies that cannot be made
+
+
+LONG = tuple(random.Random(1).choices(range(3, 250), k=40))
+
+
+@dataclass
+class Fault:
+    """Raised by the next mark of the device's lanes, once it is set, or by all from then on."""
+
+    error: Exception | None = None
+    lasts: bool = False
+
+    def __call__(self) -> None:
+        error = self.error
+        if not self.lasts:
+            self.error = None
+        if error is not None:
+            raise error
+
+
+@pytest.fixture
+def fault(monkeypatch: pytest.MonkeyPatch, prompt_streams: Callable[..., Any]) -> Fault:
+    """Of a GPU's copies, which engines make from here on."""
+    fault = Fault()
+    monkeypatch.setattr(build, "PlainCopies", lambda words, rows: StagedCopies(words, rows, prompt_streams(fault), 64))
+    return fault
+
+
+def say(engine: Engine, prompt: tuple[int, ...], *, num_steps: int | None = None) -> list[int]:
+    """What it answers, in so many steps at most."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    engine.submit(Submit(request_id="-", prompt_token_ids=prompt, sampling=sampling))
+    said: list[int] = []
+    while engine.has_unfinished and num_steps != 0:
+        said += [token for one in engine.step() if isinstance(one, Tokens) for token in one.token_ids]
+        num_steps = None if num_steps is None else num_steps - 1
+    return said
+
+
+def evictable(engine: Engine) -> list[int]:
+    pool = engine.components.pool
+    return [block for block in range(pool.num_blocks) if pool.is_evictable(block)]
+
+
+def test_an_eviction_that_finds_no_memory_on_the_device_loses_no_block(make_engine: Make, fault: Fault) -> None:
+    engine = make_engine(**tiers(2048, 100, 0))
+    expected = say(engine, LONG)
+    fault.error = torch.OutOfMemoryError("CUDA out of memory")
+    engine.interventions.evict(evictable(engine), "me")
+    assert fault.error is None, "nothing was copied"
+    engine.components.scheduler.check_integrity()
+    assert say(engine, LONG) == expected
+    assert engine.components.scheduler.totals.loaded_blocks > 0
+
+
+def test_a_request_that_is_swapped_out_without_memory_on_the_device_goes_on(make_engine: Make, fault: Fault) -> None:
+    engine = make_engine(enable_prefix_caching=False, **tiers(2048, 100, 0))
+    expected = say(engine, LONG)
+    said = say(engine, LONG, num_steps=5)
+    fault.error = torch.OutOfMemoryError("CUDA out of memory")
+    (number,) = engine.components.scheduler.requests
+    engine.interventions.preempt(number, "swap", "me")
+    assert fault.error is None, "nothing was copied"
+    while engine.has_unfinished:
+        said += [token for one in engine.step() if isinstance(one, Tokens) for token in one.token_ids]
+    assert said == expected
+
+
+@pytest.mark.parametrize("lasts", [False, True])
+def test_nothing_is_kept_of_an_engine_whose_copies_failed(
+    make_engine: Make, fault: Fault, tmp_path: Path, lasts: bool
+) -> None:
+    options = tiers(2048, 100, 400, disk_kv_path=str(tmp_path / "tier"), keep_disk_kv=True, num_gpu_blocks_override=24)
+    engine = make_engine(**options)
+    expected = say(engine, LONG)
+    fault.error, fault.lasts = RuntimeError("an illegal instruction was encountered"), lasts
+    with pytest.raises(RuntimeError, match="illegal instruction"):
+        say(engine, tuple(random.Random(2).choices(range(3, 250), k=60)))
+    assert "could not be copied between the tiers" in engine.failure
+    engine.close()
+    fault.error = None
+    after = make_engine(**options)
+    assert say(after, LONG) == expected
+    assert after.components.scheduler.totals.loaded_blocks == 0
+
+
+@pytest.mark.parametrize("command", ["evict", "preempt"])
+def test_an_engine_whose_copies_failed_in_a_command_runs_no_more(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    def fails(*given: Any) -> None:
+        raise MemoryError("no memory for the ids of blocks")
+
+    engine = make_engine(**tiers(2048, 100, 0))
+    say(engine, LONG)
+    say(engine, LONG[:20], num_steps=3)
+    (number,) = engine.components.scheduler.requests
+    does = engine.interventions
+    do = {"evict": partial(does.evict, evictable(engine)), "preempt": partial(does.preempt, number, "swap")}
+    monkeypatch.setattr(PlainCopies, "save", fails)
+    with pytest.raises(MemoryError):
+        do[command]("me")
+    monkeypatch.undo()
+    assert "no memory for the ids of blocks" in engine.failure
+    with pytest.raises(EngineDead, match="could not be copied between the tiers"):
+        engine.step()

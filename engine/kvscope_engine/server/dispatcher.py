@@ -189,8 +189,11 @@ class Dispatcher:
         except BadInput as error:
             self.touched = True  # the engine has noted the refusal
             reply = refuse(command, str(error))
-        except Exception as error:  # one client's command must not end everybody's engine
+        except Exception as error:  # one client's command must not end everybody's engine, unless that cannot go on
             reply = refuse(command, f"the engine failed on this command: {error!r:.200}")
+            if self._engine.failure:
+                self._say(client, reply)
+                raise
         if reply is not None:
             self._say(client, reply)
 

@@ -24,6 +24,7 @@ from kvscope_telemetry.messages.commands import (
     ChatMessage,
     Control,
     Done,
+    Evict,
     Failed,
     Finished,
     GetBlockText,
@@ -710,6 +711,31 @@ def test_an_engine_that_failed_beside_its_steps_ends_with_its_reason(
     running.service.stop()
     assert client.telemetry(Goodbye).reason == "rank 1 of 2 is gone"
     assert "rank 1 of 2 is gone" in client.ask(submit("later"), Refused).reason
+    heard.set()
+    running.join()
+    assert isinstance(running.error, EngineDead)
+
+
+def test_a_command_that_fails_ends_the_engine_only_where_it_cannot_go_on(
+    start: Callable[..., Running], client: Client, heard: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start(step_s=0.01)
+    client.wait_ready()
+    client.telemetry(Heartbeat)
+    client.send(submit("a", max_tokens=2000))
+    client.receive(Accepted)
+
+    def fails(*given: Any) -> str:
+        raise MemoryError("no memory for a copy")
+
+    monkeypatch.setattr(running.engine.interventions, "evict", fails)
+    assert "no memory for a copy" in client.ask(Evict(tag=1, blocks=(2,)), Failed).reason
+    assert client.receive(Tokens).request_id == "a"
+    running.engine.failure = "blocks could not be copied"
+    assert "no memory for a copy" in client.ask(Evict(tag=2, blocks=(2,)), Failed).reason
+    end = client.receive(Finished)
+    assert (end.finish_reason, end.error) == ("error", "blocks could not be copied")
+    assert client.telemetry(Goodbye).reason == "blocks could not be copied"
     heard.set()
     running.join()
     assert isinstance(running.error, EngineDead)

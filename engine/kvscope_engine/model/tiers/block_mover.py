@@ -6,7 +6,8 @@ disk tier reads or writes it. Which place holds what it must not know.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from kvscope_engine.model.ranks.messages import How
@@ -16,6 +17,7 @@ from kvscope_engine.model.tiers.disk_tier import DiskTier
 from kvscope_engine.model.tiers.host_slab import HostSlab, torch_pinned_bytes
 from kvscope_engine.model.tiers.stats import TierStats
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
+from kvscope_telemetry.errors import EngineDead
 
 
 class OtherMovers(Protocol):
@@ -54,6 +56,8 @@ class BlockMover:
         self._disk = disk
         self._rows = slab.rows.numpy()
         self._closed = False
+        self.copy_failure = ""
+        """Why blocks may not be where they are said to be, so that the engine cannot go on; empty while all are."""
         self.salt = salt
         """What the prefixes of a kept file must be hashed from; None: whatever."""
         self.note = note
@@ -79,7 +83,7 @@ class BlockMover:
     @property
     def keeps(self) -> bool:
         """Whether what is on disk outlives this process."""
-        return self.salt is not None and self.has_disk
+        return self.salt is not None and self.has_disk and not self.copy_failure
 
     def forget_prefixes(self) -> None:
         """What is on disk now must not be found at the next start."""
@@ -92,48 +96,48 @@ class BlockMover:
 
     def save(self, blocks: Sequence[int], places: Sequence[int]) -> None:
         """Blocks of the pool to places in host memory."""
-        self._check_open()
-        if self._others is not None and blocks:
-            self._others.move("save", blocks, places)
-        self._copies.save(blocks, places)
+        with self._moving():
+            if self._others is not None and blocks:
+                self._others.move("save", blocks, places)
+            self._copies.save(blocks, places)
 
     def load(self, places: Sequence[int], blocks: Sequence[int]) -> None:
         """Places in host memory to blocks of the pool."""
-        self._check_open()
-        if self._others is not None and blocks:
-            self._others.move("load", places, blocks)
-        self._copies.load(places, blocks)
+        with self._moving():
+            if self._others is not None and blocks:
+                self._others.move("load", places, blocks)
+            self._copies.load(places, blocks)
 
     def offload(
         self, places: Sequence[int], disk_places: Sequence[int], prefixes: Sequence[Prefix | None]
     ) -> list[bool]:
         """Places in host memory to places on disk; which of them are there now, on all ranks."""
-        self._check_open()
-        if self._disk is None:
-            return [False] * len(places)
-        if self._others is not None:
-            self._others.move("offload", places, disk_places)
-        self._copies.settle(places)
-        there = self._disk.offload([self._rows[place] for place in places], disk_places, prefixes)
-        return there if self._others is None else self._others.moved(there)
+        with self._moving():
+            if self._disk is None:
+                return [False] * len(places)
+            if self._others is not None:
+                self._others.move("offload", places, disk_places)
+            self._copies.settle(places)
+            there = self._disk.offload([self._rows[place] for place in places], disk_places, prefixes)
+            return there if self._others is None else self._others.moved(there)
 
     def rise(self, disk_places: Sequence[int], places: Sequence[int]) -> list[bool]:
         """Places on disk to places in host memory; which came back whole. The others are lost."""
-        self._check_open()
-        if self._disk is None:
-            return [False] * len(places)
-        if self._others is not None:
-            self._others.move("rise", disk_places, places)
-        self._copies.settle(places)
-        whole = self._disk.rise(disk_places, [self._rows[place] for place in places])
-        return whole if self._others is None else self._others.moved(whole)
+        with self._moving():
+            if self._disk is None:
+                return [False] * len(places)
+            if self._others is not None:
+                self._others.move("rise", disk_places, places)
+            self._copies.settle(places)
+            whole = self._disk.rise(disk_places, [self._rows[place] for place in places])
+            return whole if self._others is None else self._others.moved(whole)
 
     def flush(self) -> None:
         """Everything was copied, in the order of the device: what runs next may write to the blocks."""
-        self._check_open()
-        if self._others is not None:
-            self._others.move("flush")
-        self._copies.flush()
+        with self._moving():
+            if self._others is not None:
+                self._others.move("flush")
+            self._copies.flush()
 
     def drain(self) -> bool:
         """Wait until all that was offloaded is on the drive; whether it is. For measurements: nothing needs it."""
@@ -179,11 +183,17 @@ class BlockMover:
         )
 
     def close(self) -> str:
-        """Give everything back, with a kept file's index written; what could not be done, in a line."""
+        """Give everything back, with a kept file's index written; what could not be done, in a line.
+
+        After a `copy_failure` nothing of the file is found at the next start.
+        """
         if self._closed:
             return ""
         self._closed = True
-        self._copies.close()
+        with contextlib.suppress(Exception) if self.copy_failure else contextlib.nullcontext():
+            self._copies.close()
+        if self.copy_failure:
+            self.forget_prefixes()
         note = self._disk.close() if self._disk is not None else ""
         del self._rows
         self._slab.close()
@@ -192,6 +202,19 @@ class BlockMover:
     @property
     def _num_ranks(self) -> int:
         return 1 if self._others is None else self._others.rank.count
+
+    @contextlib.contextmanager
+    def _moving(self) -> Iterator[None]:
+        """Whoever keeps the books of the tiers has written down what is moved inside, or is about to: what raises there
+        cannot be undone."""
+        self._check_open()
+        if self.copy_failure:
+            raise EngineDead(self.copy_failure)
+        try:
+            yield
+        except Exception as error:
+            self.copy_failure = f"blocks of the KV cache could not be copied between the tiers: {error!r:.200}"
+            raise
 
     def _check_open(self) -> None:
         assert not self._closed, "the tiers are closed"

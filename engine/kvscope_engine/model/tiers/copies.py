@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from kvscope_engine.model.tiers.block_layout import BlockLayout
 from kvscope_engine.model.tiers.copy_speed import CopySpeed
+
+Words: TypeAlias = npt.NDArray[Any]
+"""(num_rows, words of a row)."""
+Ids: TypeAlias = npt.NDArray[np.intp]
 
 
 class Copies(Protocol):
@@ -58,7 +63,7 @@ class PlainCopies:
         started = time.perf_counter()
         sources, targets = np.asarray(blocks, np.intp), np.asarray(places, np.intp)
         for pool, host in self._parts:
-            host[targets] = pool[sources]
+            _copy(pool, sources, host, targets)
         self.saving.add(len(blocks), time.perf_counter() - started)
 
     def load(self, places: Sequence[int], blocks: Sequence[int]) -> None:
@@ -66,7 +71,7 @@ class PlainCopies:
         started = time.perf_counter()
         sources, targets = np.asarray(places, np.intp), np.asarray(blocks, np.intp)
         for pool, host in self._parts:
-            pool[targets] = host[sources]
+            _copy(host, sources, pool, targets)
         self.loading.add(len(blocks), time.perf_counter() - started)
 
     def settle(self, places: Sequence[int]) -> None:
@@ -81,3 +86,12 @@ class PlainCopies:
     def close(self) -> None:
         """Hold no memory."""
         self._parts.clear()
+
+
+def _copy(source: Words, sources: Ids, target: Words, targets: Ids) -> None:
+    """Rows at once, by way of a copy of all of them; one by one where there is no memory for that."""
+    try:
+        target[targets] = source[sources]
+    except MemoryError:
+        for here, there in zip(sources, targets, strict=True):
+            target[there] = source[here]

@@ -3,18 +3,20 @@
 A save gathers blocks into a staging buffer on the compute lane, in order with what writes them; one large copy to
 the host follows on the copy lane. A load is copied to staging on the copy lane and scattered on the compute lane.
 Two buffers take turns, each given to its next user behind a mark of its last. The host never waits, but for a place
-that it is about to touch itself.
+that it is about to touch itself, and where the device has no memory for a gather: blocks are copied one by one then.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 
 import torch
 
+from kvscope_engine.model.loading.shortage import is_no_memory
 from kvscope_engine.model.tiers.block_layout import BlockLayout
 from kvscope_engine.model.tiers.copy_speed import CopySpeed
 from kvscope_engine.model.tiers.streams import StreamMark, Streams
@@ -90,13 +92,11 @@ class StagedCopies:
             self._under_way.clear()
 
     def flush(self) -> None:
-        """All is handed to the device, in its order."""
-        pending, self._pending = self._pending, PendingCopies()
-        self._under_way |= pending.places
-        for chunk in self._chunks(pending.saves):
-            self._save(chunk, self._next_staging())
-        for chunk in self._chunks(pending.loads):
-            self._load(chunk, self._next_staging())
+        """All is handed to the device, in its order. What could not be is still pending when this raises."""
+        self._under_way |= self._pending.places
+        self._hand_over(self._pending.saves, self._save, self._save_block)
+        self._hand_over(self._pending.loads, self._load, self._load_block)
+        self._pending = PendingCopies()
         self.measure()
 
     def measure(self) -> None:
@@ -107,13 +107,53 @@ class StagedCopies:
 
     def close(self) -> None:
         """All is over; hold no memory."""
-        self.flush()
-        self._streams.finish("copy")
-        self._streams.finish("compute")
+        try:
+            self.flush()
+        finally:
+            self._streams.finish("copy")
+            self._streams.finish("compute")
         self.measure()
         self._stagings.clear()
         self._parts = []
         self._host = self._host.new_empty(0, 0)
+
+    def _hand_over(
+        self,
+        pairs: list[tuple[int, int]],
+        hand_over: Callable[[_Chunk, _Staging], None],
+        copy_block: Callable[[int, int], None],
+    ) -> None:
+        """In the order of places, so that neighbours go in one copy. A chunk leaves `pairs` once it is handed over."""
+        pairs.sort()
+        size = self._stagings[0].rows.shape[0]
+        while pairs:
+            places, blocks = zip(*pairs[:size], strict=True)
+            chunk = _Chunk(list(blocks), list(places))
+            try:
+                hand_over(chunk, self._next_staging())
+            except Exception as error:
+                if not is_no_memory(error):
+                    raise
+                self._copy_one_by_one(chunk, copy_block)
+            del pairs[:size]
+
+    def _copy_one_by_one(self, chunk: _Chunk, copy_block: Callable[[int, int], None]) -> None:
+        """The whole chunk, whatever of it was handed over before memory was missing; takes none of the device, and
+        waits for both lanes."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        self._streams.finish("copy")
+        for block, place in zip(chunk.blocks, chunk.places, strict=True):
+            self._streams.run("compute", partial(copy_block, block, place))
+        self._streams.finish("compute")
+
+    def _save_block(self, block: int, place: int) -> None:
+        for part in self._parts:
+            self._host[place, part.columns].copy_(part.blocks[block], non_blocking=True)
+
+    def _load_block(self, block: int, place: int) -> None:
+        for part in self._parts:
+            part.blocks[block].copy_(self._host[place, part.columns], non_blocking=True)
 
     def _save(self, chunk: _Chunk, staging: _Staging) -> None:
         streams = self._streams
@@ -163,14 +203,6 @@ class StagedCopies:
     def _next_staging(self) -> _Staging:
         self._stagings.reverse()
         return self._stagings[0]
-
-    def _chunks(self, pairs: list[tuple[int, int]]) -> Iterator[_Chunk]:
-        """In the order of places, so that neighbours go in one copy."""
-        pairs.sort()
-        size = self._stagings[0].rows.shape[0]
-        for low in range(0, len(pairs), size):
-            places, blocks = zip(*pairs[low : low + size], strict=True)
-            yield _Chunk(list(blocks), list(places))
 
 
 class PendingCopies:

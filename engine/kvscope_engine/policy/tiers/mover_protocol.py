@@ -17,7 +17,8 @@ from kvscope_engine.policy.prefixes.prefix_index import Prefix
 class TierMover(Protocol):
     """Copies whole blocks, many at once: `sources[i]` to `targets[i]`, no two targets the same.
 
-    Nothing is raised: a tier that fails says so by what it returns, and from then on by `has_disk`.
+    Nothing is raised that an engine survives: a tier that fails says so by what it returns, and from then on by
+    `has_disk`.
     """
 
     @property

@@ -11,7 +11,9 @@ import pytest
 
 from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.tiers.block_mover import BlockMover
+from kvscope_engine.model.tiers.copies import PlainCopies
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
+from kvscope_telemetry.errors import EngineDead
 
 MakeMover = Callable[..., BlockMover]
 Contents = Callable[[Sequence[int]], list[bytes]]
@@ -112,3 +114,27 @@ def test_nothing_is_asked_of_closed_tiers(make_mover: MakeMover, use: Callable[[
     mover.close()
     with pytest.raises(AssertionError, match="closed"):
         use(mover)
+
+
+def test_once_blocks_could_not_be_copied_nothing_is_moved_or_kept(
+    make_mover: MakeMover, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, prefix: Callable[[int], Prefix]
+) -> None:
+    def fails(*given: Any) -> None:
+        raise RuntimeError("an illegal instruction was encountered")
+
+    path = tmp_path / "tier"
+    mover = make_mover(4, 4, path, keep=True)
+    mover.save([0], [0])
+    assert mover.offload([0], [0], [prefix(0)]) == [True]
+    assert (mover.keeps, mover.copy_failure) == (True, "")
+    monkeypatch.setattr(PlainCopies, "save", fails)
+    with pytest.raises(RuntimeError):
+        mover.save([1], [1])
+    monkeypatch.undo()
+    assert "an illegal instruction was encountered" in mover.copy_failure
+    assert not mover.keeps
+    for move in (lambda: mover.save([1], [1]), lambda: mover.offload([0], [1], [None]), mover.flush):
+        with pytest.raises(EngineDead, match="could not be copied between the tiers"):
+            move()
+    mover.close()
+    assert make_mover(4, 4, path, keep=True).kept() == []

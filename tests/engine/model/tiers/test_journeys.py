@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import examples
@@ -165,4 +166,28 @@ def test_lanes_that_run_as_late_as_they_may_bring_back_what_was_there(
     late_streams: Callable[..., Any],
 ) -> None:
     with journey(tools, random_blocks, late_streams(random.Random(seed))) as trip:
+        travel(trip, operations)
+
+
+@RELAXED
+@given(operations=OPERATIONS, seed=st.integers(0, 1 << 30))
+def test_lanes_that_now_and_then_have_no_memory_bring_back_what_was_there(
+    operations: list[tuple[str, int]],
+    seed: int,
+    tools: Any,
+    random_blocks: Callable[..., KVStorage],
+    own_cache: Path,
+    late_streams: Callable[..., Any],
+) -> None:
+    draw = random.Random(seed)
+    streams = late_streams(draw)
+    mark = streams.mark
+
+    def mark_if_there_is_memory(lane: Any) -> Any:
+        if draw.random() < 0.2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return mark(lane)
+
+    streams.mark = mark_if_there_is_memory
+    with journey(tools, random_blocks, streams) as trip:
         travel(trip, operations)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,8 @@ class CountingCopies(StagedCopies):
     """Notes each copy to and from the host: (first row of staging, first place, places)."""
 
     copied: list[tuple[int, int, int]]
+    rows: torch.Tensor
+    """Of the host."""
 
     def _to_host(self, chunk: Any, rows: torch.Tensor) -> None:
         self.copied += chunk.runs
@@ -36,7 +39,7 @@ def copies(storage: KVStorage, streams: Any) -> CountingCopies:
     words = BlockLayout(storage)
     rows = torch.zeros(16, words.block_bytes, dtype=torch.uint8)
     copies = CountingCopies(words, rows, streams, STAGING_BLOCKS)
-    copies.copied = []
+    copies.copied, copies.rows = [], rows
     return copies
 
 
@@ -106,3 +109,102 @@ def test_a_load_waits_for_the_staging_buffer_that_it_goes_through(
     streams.finish("copy")
     streams.finish("compute")
     assert [tools.content(storage, block) for block in range(12)] == before[::-1]
+
+
+# Where the device has no memory left
+
+
+NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+
+
+def there_and_back(copies: StagedCopies, storage: KVStorage, tools: Any, streams: Any) -> None:
+    """All blocks, in three chunks each way, though what runs next writes to them."""
+    before = [tools.content(storage, block) for block in range(12)]
+    copies.save(range(12), range(11, -1, -1))
+    copies.flush()
+    finish(streams)
+    for block in range(12):
+        tools.overwrite(storage, block, block)
+    copies.load(range(12), range(12))
+    copies.flush()
+    finish(streams)
+    assert [tools.content(storage, block) for block in range(12)] == before[::-1]
+
+
+@pytest.mark.parametrize("operation", ["index_select", "index_copy_"])
+def test_blocks_are_copied_where_nothing_can_be_gathered_or_scattered(
+    storage: KVStorage, prompt_streams: Callable[..., Any], tools: Any, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    def fails(*given: Any) -> None:
+        raise NO_MEMORY
+
+    words, streams = BlockLayout(storage), prompt_streams()
+    rows = torch.zeros(16, words.block_bytes, dtype=torch.uint8)
+    copies = StagedCopies(words, rows, streams, STAGING_BLOCKS)
+    monkeypatch.setattr(torch.Tensor, operation, fails)
+    there_and_back(copies, storage, tools, streams)
+
+
+def test_blocks_are_copied_whichever_mark_there_is_no_memory_for(
+    storage: KVStorage, late_streams: Callable[..., Any], tools: Any
+) -> None:
+    words = BlockLayout(storage)
+    for failing in itertools.count(1):
+        streams, calls = late_streams(random.Random(failing)), itertools.count(1)
+        mark = streams.mark
+
+        def failing_mark(lane: Any, *, mark: Any = mark, calls: Any = calls, failing: int = failing) -> Any:
+            if next(calls) == failing:
+                raise NO_MEMORY
+            return mark(lane)
+
+        streams.mark = failing_mark
+        rows = torch.zeros(16, words.block_bytes, dtype=torch.uint8)
+        there_and_back(StagedCopies(words, rows, streams, STAGING_BLOCKS), storage, tools, streams)
+        if next(calls) <= failing:
+            break
+    assert failing == 6 * 3 + 1, "three marks for each chunk, six chunks"
+
+
+def test_a_settled_place_is_done_with_where_there_was_no_memory(
+    copies: CountingCopies, streams: Any, tools: Any, storage: KVStorage
+) -> None:
+    """Read from at once when it was saved to, and written to when it was loaded from."""
+
+    def no_memory(lane: Any) -> Any:
+        raise NO_MEMORY
+
+    streams.mark = no_memory
+    before = tools.content(storage, 0)
+    copies.save([0], [5])
+    copies.settle([5])
+    assert copies.rows[5].numpy().tobytes() == before
+    copies.load([5], [1])
+    copies.settle([5])
+    copies.rows[5] = 0
+    finish(streams)
+    assert tools.content(storage, 1) == before
+
+
+def test_what_could_not_be_handed_over_is_pending_still(
+    storage: KVStorage, prompt_streams: Callable[..., Any], tools: Any
+) -> None:
+    """Two chunks: the first was saved, and is not saved again from blocks that hold something else since."""
+    words = BlockLayout(storage)
+    rows = torch.zeros(16, words.block_bytes, dtype=torch.uint8)
+    errors = [None] * 3 + [RuntimeError("an illegal instruction was encountered")]
+
+    def before_mark() -> None:
+        error = errors.pop(0) if errors else None
+        if error is not None:
+            raise error
+
+    copies = StagedCopies(words, rows, prompt_streams(before_mark), STAGING_BLOCKS)
+    before = [tools.content(storage, block) for block in range(8)]
+    copies.save(range(8), range(8))
+    with pytest.raises(RuntimeError, match="illegal instruction"):
+        copies.flush()
+    for block in range(4):
+        tools.overwrite(storage, block, block)
+    copies.flush()
+    assert [row.numpy().tobytes() for row in rows[:8]] == before
