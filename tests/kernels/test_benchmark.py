@@ -3,8 +3,10 @@
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from kvscope_kernels.benchmark.rows import (
     write_rows,
 )
 from kvscope_kernels.benchmark.stream_read import stream_read, stream_read_torch, sums_for
+from kvscope_kernels.benchmark.timing import capture
 from kvscope_kernels.benchmark.workload import AttentionWorkload, make_pool
 
 SMALL = AttentionWorkload(name="small", seq_lens=(40, 17), num_heads=6, num_kv_heads=2, head_dim=64)
@@ -95,6 +98,42 @@ def test_stream_read_sums_every_word(interpret: Any) -> None:
     interpret(stream_read, data, found)
     stream_read_torch(data, expected)
     assert found.sum(dtype=torch.int32) == expected[0]
+
+
+def test_a_capture_that_fails_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own context does not, where the end of the capture fails as well."""
+    usual = SimpleNamespace(wait_stream=lambda _: None)
+    streams = [usual]
+
+    @contextmanager
+    def stream(entered: Any) -> Iterator[None]:
+        before = streams[-1]
+        streams.append(entered)
+        try:
+            yield
+        finally:
+            streams.append(before)
+
+    @contextmanager
+    def graph(_: object) -> Iterator[None]:
+        streams.append(SimpleNamespace())
+        try:
+            yield
+        finally:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    for name, stand_in in {
+        "CUDAGraph": object,
+        "Stream": lambda: SimpleNamespace(wait_stream=lambda _: None),
+        "current_stream": lambda: streams[-1],
+        "synchronize": lambda: None,
+        "stream": stream,
+        "graph": graph,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    with pytest.raises(RuntimeError, match="during capture"):
+        capture([lambda: None])
+    assert streams[-1] is usual
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
