@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,15 @@ if TYPE_CHECKING:
 
 POISON = -1
 VOCABULARY = 50
+
+
+@pytest.fixture(scope="module")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An empty folder in place of the user's cache, in which what was measured or tuned on this machine may be."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KVSCOPE_CACHE", str(folder))
+        yield folder
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engine.gpu_notes import faults_in
 from tests.engine.lora_folder import merged, write_adapter
 from tests.engine.recurrent_models import FAMILIES
 from tests.engine.recurrent_models import SIZES as RECURRENT_SIZES
@@ -29,7 +30,7 @@ from kvscope_telemetry.engine_config import LoraModule, SpeculativeConfig
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("own_cache")]
 REHEARSAL = bool(os.environ.get("KVSCOPE_GPU_REHEARSAL"))
 SIZES: dict[str, Any] = {
     "vocab_size": 256,
@@ -143,7 +144,7 @@ def serve(
     )
     submits = [Submit(request_id="-", prompt_token_ids=prompt, sampling=sampling) for prompt in PROMPTS]
     with Engine(config) as engine:
-        assert engine.notes == (), "graphs are captured, host memory is pinned"
+        assert faults_in(engine.notes) == [], "graphs are captured, host memory is pinned"
         return list(engine.generate(submits)), engine
 
 
@@ -275,7 +276,7 @@ def test_weights_of_four_bits_change_something_not_all(
 
 @pytest.mark.parametrize("piecewise_graphs", [None, False], ids=["prompts in graphs", "prompts without graphs"])
 def test_prompts_in_graphs_say_the_same(device: str, folder: str, check: Any, piecewise_graphs: bool | None) -> None:
-    """Every step that has a prefill, from the first on; nothing is noted, so that all sizes were captured."""
+    """Every step that has a prefill, from the first on; no fault is noted, so that all sizes were captured."""
     published: list[Any] = []
     config = EngineConfig(
         model=folder,
@@ -289,7 +290,7 @@ def test_prompts_in_graphs_say_the_same(device: str, folder: str, check: Any, pi
     with Engine(config, publish=published.append) as engine:
         check(list(engine.generate(submits)), "float32")
         engine.while_idle()
-        assert engine.notes == ()
+        assert faults_in(engine.notes) == []
     works = [message.work for message in published if getattr(message, "work", None) is not None]
     sizes = [work.graph_tokens for work in works if work.graph_tokens]
     assert bool(sizes) == (piecewise_graphs is None and not REHEARSAL)

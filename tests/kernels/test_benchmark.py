@@ -3,8 +3,11 @@
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +29,7 @@ from kvscope_kernels.benchmark.rows import (
     write_rows,
 )
 from kvscope_kernels.benchmark.stream_read import stream_read, stream_read_torch, sums_for
+from kvscope_kernels.benchmark.timing import capture
 from kvscope_kernels.benchmark.workload import AttentionWorkload, make_pool
 
 SMALL = AttentionWorkload(name="small", seq_lens=(40, 17), num_heads=6, num_kv_heads=2, head_dim=64)
@@ -97,11 +101,90 @@ def test_stream_read_sums_every_word(interpret: Any) -> None:
     assert found.sum(dtype=torch.int32) == expected[0]
 
 
+def test_a_capture_that_fails_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own context does not, where the end of the capture fails as well."""
+    usual = SimpleNamespace(wait_stream=lambda _: None)
+    streams = [usual]
+
+    @contextmanager
+    def stream(entered: Any) -> Iterator[None]:
+        before = streams[-1]
+        streams.append(entered)
+        try:
+            yield
+        finally:
+            streams.append(before)
+
+    @contextmanager
+    def graph(_: object) -> Iterator[None]:
+        streams.append(SimpleNamespace())
+        try:
+            yield
+        finally:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    for name, stand_in in {
+        "CUDAGraph": object,
+        "Stream": lambda: SimpleNamespace(wait_stream=lambda _: None),
+        "current_stream": lambda: streams[-1],
+        "synchronize": lambda: None,
+        "stream": stream,
+        "graph": graph,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    with pytest.raises(RuntimeError, match="during capture"):
+        capture([lambda: None])
+    assert streams[-1] is usual
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_says_what_it_needs(warm_python: WarmPython) -> None:
     run = warm_python.run(["-c", "import runpy; runpy.run_module('kvscope_kernels.benchmark', run_name='__main__')"])
     assert run.returncode == 1
     assert run.stderr == "the kernel benchmark needs a CUDA device; torch finds none\n"
+
+
+@pytest.mark.parametrize(
+    ("mib", "memory", "share"), [(24_111, "24111MiB", "0.9"), (45_488, "24576MiB", "0.9"), (81_079, "24576MiB", "0.6")]
+)
+def test_script_asks_for_what_a_gpu_has(
+    gpu_script: Callable[[int], list[str]], mib: int, memory: str, share: str
+) -> None:
+    """A card that is sold with 24 GB has 23.5 GiB, of which 0.6 would not hold the weights."""
+    asked = [line for line in gpu_script(mib) if line.startswith("asked: ")]
+    limited, speed, first_token, small = (line.partition("bench gpu ")[2] for line in asked)
+    assert limited == f"--memory {memory} --no-eager --batch 1"
+    assert speed == f"--gpu-memory-utilization {share} --with quantization=int4"
+    assert first_token == f"--gpu-memory-utilization {share} --ttft"
+    assert small.endswith("--shape 135m")
+
+
+def test_script_leaves_out_what_a_gpu_has_no_room_for(gpu_script: Callable[[int], list[str]]) -> None:
+    lines = gpu_script(16_376)
+    (asked,) = (line for line in lines if line.startswith("asked: "))
+    assert asked.endswith("--shape 135m")
+    left_out = [line for line in lines if line.endswith("it needs a GPU with 20480 MiB, this one has 16376")]
+    assert [line.split(" skipped")[0].strip() for line in left_out] == ["8B, 24 GiB", "8B, speed", "8B, first token"]
+
+
+@pytest.fixture
+def gpu_script(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[int], list[str]]:
+    """What tests/gpu.sh prints with a Python that finds a GPU of so many MiB, and tells what of `bench gpu` it is asked
+    for."""
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/sh\ncase "$*" in *mem_get_info*) echo "$MIB" ;; *"bench gpu"*) echo "asked: $*" ;; esac\n', "utf-8"
+    )
+    python.chmod(0o700)
+
+    def lines(mib: int) -> list[str]:
+        script = request.config.rootpath / "tests" / "gpu.sh"
+        environment = {"PYTHON": str(python), "PATH": "/usr/bin:/bin", "MIB": str(mib)}
+        run = subprocess.run([script], capture_output=True, text=True, env=environment)
+        assert run.returncode == 0, run.stderr
+        return run.stdout.splitlines()
+
+    return lines
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -32,7 +32,8 @@ def capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # `graph` does not leave its stream where its end fails.
+    with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
         for call in calls:
             call()
     return graph

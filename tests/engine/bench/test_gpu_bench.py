@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,7 @@ def test_each_batch_has_a_step(on_cpu: list[str], capsys: pytest.CaptureFixture[
     assert {key[1:] for key in found} == {(1, "greedy"), (3, "greedy"), (3, "top-p")}, "top-p for the largest alone"
     assert len(found) == 3 * 3
     assert all(row["p99_ms"] >= row["step_ms"] >= row["forward_ms"] > 0.0 for row in found.values())
+    assert all(row["requests"] == row["batch"] for row in found.values())
     assert all(row["host_ms"] == pytest.approx(row["step_ms"] - row["forward_ms"]) for row in found.values())
     token_bytes = 2 * 2 * 2 * 16 * 2  # two layers, keys and values of two heads of 16, bfloat16
     one, three = (found["graphs", batch, "greedy"]["read_once_bytes"] for batch in (1, 3))
@@ -63,6 +65,19 @@ def test_of_experts_those_that_are_active_are_to_be_read(tmp_path: Path, capsys:
     more = three["read_once_bytes"] - one["read_once_bytes"]
     touched = (1 - (1 - 2 / 8) ** 3) - 2 / 8  # of all, by three tokens more than by one
     assert touched * 2 * layer_bytes < more <= touched * 2 * layer_bytes + 2 * keys_and_values_bytes
+
+
+def test_a_batch_that_the_cache_has_no_room_for_is_marked(
+    on_cpu: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of 3 requests of 40 tokens and those of some steps, in 9 blocks of 16: the others run one or two at a time."""
+    options = ["--with", "num-gpu-blocks-override=9", "--batch", "1", "--batch", "3", "--sampling", "greedy"]
+    assert main([*on_cpu, *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line for line in lines if "greedy" in line]
+    assert [row.split("  ")[0] for row in rows[:3]] == ["1", "1", "3"]
+    assert re.match(r"3 \([12] at once\) +num-gpu-blocks-override=9 ", rows[3])
+    assert lines[-1].endswith("the KV memory has no room for all of its requests")
 
 
 def test_samplings_and_turns_can_be_chosen(on_cpu: list[str], capsys: pytest.CaptureFixture[str]) -> None:

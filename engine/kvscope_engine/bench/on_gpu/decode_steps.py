@@ -69,7 +69,10 @@ def decode_steps_text(report: dict[str, Any]) -> str:
     lines.append(f"steps that decode, context {report['context']}")
     order = {(row["batch"], row["sampling"]): None for row in report["steps"]}
     rows = [_row(report, row) for key in order for row in report["steps"] if (row["batch"], row["sampling"]) == key]
-    return "\n".join([*lines, table(HEADER, rows, words=(0, 1, 2))])
+    lines.append(table(HEADER, rows, words=(0, 1, 2)))
+    if any(map(_is_cut, report["steps"])):
+        lines.append("fewer at once than the batch: the KV memory has no room for all of its requests")
+    return "\n".join(lines)
 
 
 HEADER: Final = (
@@ -182,16 +185,20 @@ def _engine(
 
 
 def _measured(engine: Engine, frames: list[Frame], num_steps: int) -> dict[str, float]:
-    """Of so many steps of a whole batch: milliseconds, tokens, and what each had to read (medians)."""
+    """Of so many steps: requests that had a token (of a whole batch, unless it is more than the KV memory holds),
+    milliseconds, tokens, and what each had to read (medians)."""
     frames.clear()
     beside_ns, overlapped = engine.overlaps.beside_ns, engine.overlaps.overlapped
     taken_ms: list[float] = []
+    num_requests: list[int] = []
     num_tokens = 0
     for _ in range(num_steps):
         begin = time.perf_counter()
         messages = engine.step()
         taken_ms.append((time.perf_counter() - begin) * 1e3)
-        num_tokens += sum(len(message.token_ids) for message in messages if isinstance(message, Tokens))
+        tokens = [message for message in messages if isinstance(message, Tokens)]
+        num_tokens += sum(len(message.token_ids) for message in tokens)
+        num_requests.append(len({message.request_id for message in tokens}))
     overlapped = engine.overlaps.overlapped - overlapped
     parts = {
         name.removesuffix("_ns") + "_ms": statistics.median(getattr(each.timings, name) for each in frames) / 1e6
@@ -201,6 +208,7 @@ def _measured(engine: Engine, frames: list[Frame], num_steps: int) -> dict[str, 
     beside_ms = (engine.overlaps.beside_ns - beside_ns) / 1e6 / num_steps
     alone_ms = max(0.0, step_ms - parts["forward_ms"]) * (1.0 - min(1.0, overlapped / num_steps))
     return {
+        "requests": statistics.median_low(num_requests),
         "step_ms": step_ms,
         "p99_ms": float(np.percentile(taken_ms, TAIL)),
         "tokens_per_second": num_tokens / sum(taken_ms) * 1e3,
@@ -248,7 +256,8 @@ def _transformers(
 
 def _row(report: dict[str, Any], step: dict[str, Any]) -> list[str]:
     mark = " (a host's speed)" if step["kind"] in HOSTS and report["read_gb_per_s"] is not None else ""
-    row = [str(step["batch"]), step["kind"] + mark, step["sampling"], f"{step['step_ms']:.2f}"]
+    batch = f"{step['batch']} ({step['requests']} at once)" if _is_cut(step) else str(step["batch"])
+    row = [batch, step["kind"] + mark, step["sampling"], f"{step['step_ms']:.2f}"]
     if "forward_ms" not in step:
         return [*row, "", f"{step['tokens_per_second']:.0f}", *[""] * 7]
     return [
@@ -263,6 +272,11 @@ def _row(report: dict[str, Any], step: dict[str, Any]) -> list[str]:
         _share(step, report["data_sheet_gb_per_s"]),
         f"{step['sm_clock_mhz']}/{step['memory_clock_mhz']}" if "sm_clock_mhz" in step else "",
     ]
+
+
+def _is_cut(step: dict[str, Any]) -> bool:
+    """Whether fewer requests ran at once than its batch has."""
+    return bool(step.get("requests", step["batch"]) < step["batch"])
 
 
 def _share(step: dict[str, Any], gb_per_s: float | None) -> str:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Iterator
-from typing import Final
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Final, TypeVar
 
 import torch
 
-from kvscope_engine.model.loading.shortage import is_no_memory
+from kvscope_engine.model.loading.shortage import is_no_memory, is_of_library
+
+Key = TypeVar("Key")
 
 FIRST_PAUSE_S: Final = 2.0
 LONGEST_PAUSE_S: Final = 30.0
@@ -58,15 +60,14 @@ class CaptureFailures:
         """Whether anything is to be tried again."""
         return not self._is_held and any(not_before_s < math.inf for not_before_s in self._not_before_s.values())
 
-    def refuse(self, key: Hashable, error: Exception) -> None:
-        """A capture raised `error`, which the note on another one says too."""
+    def refuse(self, key: Hashable, error: Exception, *, for_good: bool = False) -> None:
+        """A capture raised `error`, which the note on another one says too. `for_good`: it is not tried again."""
         self._tries[key] = self._tries.get(key, 0) + 1
-        self._not_before_s[key] = time.monotonic() + self._pause_s(key, error)
+        self._not_before_s[key] = math.inf if for_good else time.monotonic() + self._pause_s(key, error)
 
-    def note(self, key: Hashable, size: str, error: Exception) -> None:
-        """A capture raised `error`; what it took is given back. `size`: of the steps that have no graph, in words."""
-        self.refuse(key, error)
-        torch.cuda.empty_cache()
+    def note(self, key: Hashable, size: str, error: Exception, *, for_good: bool = False) -> None:
+        """A capture raised `error`. `size`: of the steps that have no graph, in words."""
+        self.refuse(key, error, for_good=for_good)
         if key not in self._told:
             self._told.add(key)
             later = "" if math.isinf(self._not_before_s[key]) else "; it will be retried later"
@@ -89,6 +90,51 @@ class CaptureFailures:
         if not is_no_memory(error) and (not isinstance(error, RuntimeError) or tries >= MAX_TRIES):
             return math.inf
         return float(min(FIRST_PAUSE_S * 2 ** min(tries - 1, 9), LONGEST_PAUSE_S))
+
+
+def is_capture_failure(error: Exception) -> bool:
+    """Whether memory was missing, or a library raised it: of one size perhaps, and not of the next."""
+    return is_no_memory(error) or is_of_library(error)
+
+
+def failure_of(
+    capture: Callable[[], object], accepts: Callable[[Exception], bool] = is_capture_failure
+) -> Exception | None:
+    """The error of those that it `accepts` which `capture` raised; others are raised.
+
+    It comes without its traceback, which would keep the failed graph, its memory pool and the step's activations: the
+    next capture would have less memory, and might use a workspace of cuBLAS's in that pool, which is freed once the
+    error is dropped (pytorch#193402). The memory is given back before this returns.
+    """
+    try:
+        capture()
+    except Exception as error:
+        if not accepts(error):
+            raise
+        failure = error
+    else:
+        return None
+    failure.__traceback__ = failure.__context__ = failure.__cause__ = None
+    torch.cuda.empty_cache()
+    return failure
+
+
+def failures_of(keys: Sequence[Key], capture: Callable[[Key], Exception | None]) -> dict[Key, Exception]:
+    """What `capture` returns of those that fail. Where CUDA refuses the first the others are not tried: it is the
+    model's own, and each try leaves memory behind (`is_refusal`)."""
+    failures: dict[Key, Exception] = {}
+    for key in keys:
+        if (error := capture(key)) is not None:
+            failures[key] = error
+            if key == keys[0] and is_refusal(error):
+                return dict.fromkeys(keys, error)
+    return failures
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether CUDA refuses what is captured, such as a read on the host. torch 2.13 then takes the pool of the capture
+    to be in use for ever, and gives the memory of no graph in it back (pytorch#190348)."""
+    return isinstance(error, RuntimeError) and not is_no_memory(error)
 
 
 def failure_words(error: Exception) -> str:

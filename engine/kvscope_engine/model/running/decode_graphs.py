@@ -7,7 +7,7 @@ pool can hold and cut by the lengths that are there, so that short requests do n
 are captured before the first request, the largest first, which proves that it can be done and gives all others their
 memory. What fits no graph, and every step with prefills in it, runs eagerly: such a step is as long as its prefill, and
 the decodes beside it are back in a graph with the next one. A capture that fails costs its own size alone: batches of
-it take the next larger graph that there is (`capture_failures`).
+it take the next larger graph that there is (`capture_failures`). Where CUDA refuses the largest there is none.
 
 Steps with drafts have graphs of their own, by the tokens that they compute: a request has one to all that may be
 guessed and one, which is read on the device, as attention to short runs of queries does. By rows a request, padded to
@@ -25,12 +25,19 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import torch
 
 from kvscope_engine.model.running.attention_scores import AttentionScores
-from kvscope_engine.model.running.capture_failures import CaptureFailures, failure_words
+from kvscope_engine.model.running.capture_failures import (
+    CaptureFailures,
+    failure_of,
+    failure_words,
+    failures_of,
+    is_refusal,
+)
 from kvscope_engine.model.running.read_back import Rows, RowsBack
 from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.running.step_inputs import StepInputs
@@ -163,7 +170,7 @@ class DecodeGraphs:
     def capture_all(self) -> str:
         """Before the first request: all sizes. Those that fail are told of. Why none can; empty: one was."""
         keys = [_Key(size, self._lengths[-1]) for size in reversed(self.sizes)]
-        errors = {key: error for key in keys if (error := self._try(key)) is not None}
+        errors = failures_of(keys, self._try)
         if len(errors) == len(keys):
             return failure_words(errors[keys[0]])
         for key, error in errors.items():
@@ -174,12 +181,14 @@ class DecodeGraphs:
         """Before the first request, all sizes of steps with drafts. One that fails is left out, and told of; of a model
         that cannot be captured so once is enough."""
         keys = self._drafted_keys()
-        errors = {key: error for key in keys if (error := self._try(key)) is not None}
+        errors = failures_of(keys, self._try)
+        has_none = len(errors) == len(keys)
+        for_good = has_none and is_refusal(errors[keys[0]])
         for key, error in errors.items():
-            if len(errors) < len(keys) or key is keys[0]:
-                self._note_failure(key, error)
+            if key is keys[0] or not has_none:
+                self.failures.note(key, key.words, error, for_good=for_good)
             else:
-                self.failures.refuse(key, error)
+                self.failures.refuse(key, error, for_good=for_good)
 
     def _drafted_keys(self) -> list[_Key]:
         """The largest first, which gives the others their memory."""
@@ -193,19 +202,18 @@ class DecodeGraphs:
         fitting = (key for key in self._graphs if key.size >= num_tokens and key.num_drafted >= num_requests)
         return min(fitting, default=None)
 
-    def _try(self, key: _Key) -> RuntimeError | None:
-        try:
-            self._capture(key)
-        except RuntimeError as error:  # torch.OutOfMemoryError among them
-            torch.cuda.empty_cache()
-            return error
-        self.failures.captured(key, key.words)
-        return None
+    def capture(self, size: int) -> Exception | None:
+        """For that many requests of any length; what memory or a library failed with. Waits for all that the device was
+        given, and uses the buffer."""
+        return self._try(_Key(size, self._lengths[-1]))
 
-    def capture(self, size: int, length: int | None = None) -> None:
-        """For requests of up to `length` tokens, or of any number. Waits for all that the device was given, and uses
-        the buffer. Raises what CUDA or the model raise."""
-        self._capture(_Key(size, length or self._lengths[-1]))
+    def _try(self, key: _Key) -> Exception | None:
+        error = failure_of(partial(self._capture, key))
+        if error is None:
+            self.failures.captured(key, key.words)
+        elif is_refusal(error):
+            self._pool = None  # whose memory would never be given back: later graphs have another
+        return error
 
     def _capture(self, key: _Key) -> None:
         self._buffer.begin()
@@ -299,8 +307,9 @@ class DecodeGraphs:
         return (bool(self._wanted) and not self.failures.is_held) or self.failures.is_waiting
 
     def release(self) -> bool:
-        """Give all graphs and their memory back; they share it, so that one alone frees nothing. Whether any were."""
-        for key in self._graphs:
+        """Give all graphs and their memory back; they share it, so that one alone frees nothing. Whether any were. They
+        come back the largest first, as at the start."""
+        for key in sorted(self._graphs, reverse=True):
             self.failures.put_off(key)
         had_any = bool(self._graphs)
         self._graphs.clear()
@@ -308,7 +317,7 @@ class DecodeGraphs:
         self._pool = None
         return had_any
 
-    def _note_failure(self, key: _Key, error: RuntimeError) -> None:
+    def _note_failure(self, key: _Key, error: Exception) -> None:
         self.failures.note(key, key.words, error)
 
     def _length_of(self, inputs: StepInputs) -> int:

@@ -10,8 +10,6 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-import torch
-
 from kvscope_engine.model.running.capture_failures import failure_words
 from kvscope_engine.model.running.decode_graphs import DecodeGraphs, padded_size
 from kvscope_engine.model.running.step_inputs import StepInputs
@@ -73,9 +71,5 @@ class GraphsTogether:
         """Why not; empty: it was captured."""
         if self._refusal:
             return self._refusal
-        try:
-            self._graphs.capture(size)
-        except RuntimeError as error:  # torch.OutOfMemoryError among them
-            torch.cuda.empty_cache()
-            return failure_words(error)
-        return ""
+        error = self._graphs.capture(size)
+        return "" if error is None else failure_words(error)

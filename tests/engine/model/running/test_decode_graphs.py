@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -43,6 +44,33 @@ class Recorded:
     captured: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     replayed: list[torch.Tensor] = field(default_factory=list)
+    errors: dict[int, Exception] = field(default_factory=dict)
+    """What captures of a size raise, behind the first operations."""
+    pools: list[Any] = field(default_factory=list)
+    """That captures were given, each."""
+    alive: WeakSet[Any] = field(default_factory=WeakSet)
+    """Graphs, and what was computed in captures."""
+    num_alive: list[int] = field(default_factory=list)
+    """Of those when a capture began, or memory went back to the driver."""
+
+
+class Graph:
+    """Of a run whose replays are told of; each has a pool of its own, unless it is given one."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        self._recorded = recorded
+        self._pool: Any = object()
+        recorded.alive.add(self)
+
+    def begin(self, pool: Any) -> None:
+        self._pool = pool or self._pool
+        self._recorded.pools.append(pool)
+
+    def pool(self) -> Any:
+        return self._pool
+
+    def replay(self) -> None:
+        self._recorded.replayed.append(self._recorded.graphs._tables[0].clone())
 
 
 @pytest.fixture
@@ -51,22 +79,29 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     inside: list[bool] = []
 
     @contextmanager
-    def capturing(*_: object, **__: object) -> Iterator[None]:
+    def capturing(graph: Graph, pool: Any, **_: object) -> Iterator[None]:
+        found.num_alive.append(len(found.alive) - 1)
+        graph.begin(pool)
         inside.append(True)
-        yield
-        inside.clear()
+        try:
+            yield
+        finally:
+            inside.clear()
 
     def forward(tensors: StepTensors, kept: object) -> torch.Tensor:
         if inside:
+            size = len(tensors.input_ids)
+            activations = torch.zeros(size)
+            found.alive.add(activations)
+            if (error := found.errors.get(size)) is not None:
+                raise error
             assert tensors.decode is not None
             found.captured.append(len(tensors.input_ids))
             found.lengths.append(tensors.decode.max_seq_len)
         return torch.zeros(len(tensors.input_ids), VOCABULARY)
 
-    def replay() -> None:
-        found.replayed.append(found.graphs._tables[0].clone())
-
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(pool=lambda: (0, 1), replay=replay))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Graph(found))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: found.num_alive.append(len(found.alive)))
     monkeypatch.setattr(torch.cuda, "graph", capturing)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: None)
@@ -135,7 +170,6 @@ def test_a_graph_that_was_given_back_is_captured_again_while_nobody_waits_or_in_
 ) -> None:
     now_s = [100.0]
     monkeypatch.setattr(capture_failures.time, "monotonic", lambda: now_s[0])
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     graphs, step = recorded.graphs, decodes(6, 700, 30)
     graphs.capture_all()
     recorded.captured.clear()
@@ -148,6 +182,78 @@ def test_a_graph_that_was_given_back_is_captured_again_while_nobody_waits_or_in_
     while graphs.is_waiting:
         assert graphs.try_again()
     assert sorted(recorded.captured) == list(graphs.sizes)
+
+
+def test_what_was_given_back_twice_comes_back_the_largest_first(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever an engine that is never idle captured first in between: the others find their memory in its."""
+    now_s = [100.0]
+    monkeypatch.setattr(capture_failures.time, "monotonic", lambda: now_s[0])
+    graphs = recorded.graphs
+    graphs.capture_all()
+    graphs.release()
+    now_s[0] += capture_failures.FIRST_PAUSE_S
+    assert graphs.size_of(decodes(6, 700, 30)) == 4
+    while graphs.is_waiting:
+        graphs.try_again()
+    graphs.release()
+    now_s[0] += capture_failures.FIRST_PAUSE_S
+    recorded.captured.clear()
+    while graphs.is_waiting:
+        graphs.try_again()
+    assert recorded.captured == [20, 16, 8, 4, 2, 1]
+
+
+NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory")
+REFUSED = RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+
+def test_a_graph_that_failed_is_gone_before_the_next_is_captured(recorded: Recorded) -> None:
+    """With what was computed in it, and before memory goes back to the driver: the next has all of that. A workspace
+    of cuBLAS's in its pool would be freed while the next replays read it."""
+    graphs = recorded.graphs
+    recorded.errors = dict.fromkeys((20, 16, 4, 2), NO_MEMORY)
+    assert graphs.capture_all() == ""
+    assert recorded.captured == [8, 1]
+    assert recorded.num_alive == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1], "none until 8 is captured, and that one from then on"
+    assert recorded.pools[:3] == [None] * 3
+    assert set(recorded.pools[3:]) == {recorded.pools[3]} != {None}
+
+
+def test_what_does_not_compile_costs_its_own_size_alone(recorded: Recorded) -> None:
+    """Triton's errors are none of torch's. It is tried once; what our own code raises is not taken for a failure."""
+    errors = pytest.importorskip("triton.runtime.errors")
+    graphs = recorded.graphs
+    recorded.errors[8] = errors.OutOfResources(2 << 18, 1 << 17, "shared memory")
+    assert graphs.capture_all() == ""
+    assert recorded.captured == [20, 16, 4, 2, 1]
+    assert graphs.size_of(decodes(*[5] * 8)) == 16
+    assert not graphs.is_waiting
+    recorded.errors[8] = KeyError("ours")
+    with pytest.raises(KeyError, match="ours"):
+        graphs.capture(8)
+
+
+def test_graphs_behind_one_that_cuda_refused_have_a_pool_that_can_be_given_back(recorded: Recorded) -> None:
+    """torch never gives back the one in which a capture was refused."""
+    graphs = recorded.graphs
+    recorded.errors[8] = REFUSED
+    assert graphs.capture_all() == ""
+    pools = recorded.pools
+    assert len(pools) == len(graphs.sizes)
+    first, second = pools[1], pools[4]
+    assert pools == [None, first, first, None, second, second]
+    assert first is not second
+
+
+@pytest.mark.parametrize(("error", "num_tries"), [(REFUSED, 1), (NO_MEMORY, 6)])
+def test_a_model_that_cuda_refuses_is_tried_once(recorded: Recorded, error: Exception, num_tries: int) -> None:
+    """Each try would leave memory behind; for want of memory a smaller one may be captured."""
+    graphs = recorded.graphs
+    recorded.errors = dict.fromkeys(graphs.sizes, error)
+    assert graphs.capture_all() == f"{type(error).__name__}: {error}"
+    assert len(recorded.pools) == num_tries
 
 
 def test_all_graphs_write_one_tensor_of_logits(recorded: Recorded) -> None:

@@ -2,7 +2,8 @@
 
 torch's fake tensors refuse operands of different devices and raise where data are read on the host. Launches of
 Triton kernels are stood in for by a list of what they were given, with the key under which Triton would have looked
-for a compiled kernel; a CUDA graph is a name; whatever crosses between host and device is counted.
+for a compiled kernel; a CUDA graph is a name in a pool, which is there as long as a graph is; whatever crosses between
+host and device is counted.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, Final
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -179,9 +182,24 @@ class FakeGPU:
     make_runner: Callable[..., ModelRunner]
     capture_error: list[Exception | None] = field(default_factory=list)
     """Raised by the next captures, the last one first; None: that one does not fail."""
+    pools: dict[Any, WeakSet[Any]] = field(default_factory=dict)
+    """Graphs in each."""
+    held: list[int] = field(default_factory=list)
+    """How many graphs somebody had when a capture began, of each."""
+    held_when_emptied: list[int] = field(default_factory=list)
+    """The same where memory went back to the driver."""
+    handles: Iterator[tuple[int, int]] = field(default_factory=lambda: ((0, number) for number in count()))
 
-    def may_fail(self) -> None:
-        """A capture begins."""
+    @property
+    def num_held(self) -> int:
+        """Graphs that somebody has."""
+        return sum(map(len, self.pools.values()))
+
+    def begin(self, graph: Any, pool: Any) -> None:
+        """Its capture."""
+        assert self.pools.get(pool) != WeakSet(), "torch has forgotten the pool, and fails an assertion"
+        self.held.append(self.num_held)
+        self.pools.setdefault(pool, WeakSet()).add(graph)
         if self.capture_error and (error := self.capture_error.pop()) is not None:
             raise error
 
@@ -221,10 +239,11 @@ def _stand_in_for_cuda(monkeypatch: pytest.MonkeyPatch, gpu: FakeGPU) -> None:
 
     class FakeGraph:
         _crossed: tuple[int, int, int] | None = None
+        _pool: Any = None
 
         def capture_begin(self, pool: Any = None, capture_error_mode: str = "") -> None:
             assert pool is not None, "all graphs of a run share memory"
-            gpu.may_fail()
+            gpu.begin(self, pool)
             self._crossed = seen.uploads, seen.read_backs, seen.waits
 
         def capture_end(self) -> None:
@@ -232,15 +251,17 @@ def _stand_in_for_cuda(monkeypatch: pytest.MonkeyPatch, gpu: FakeGPU) -> None:
                 raise RuntimeError("no capture was begun")
             assert self._crossed == (seen.uploads, seen.read_backs, seen.waits), "a graph waits for nothing"
 
-        def pool(self) -> tuple[int, int]:
-            return (0, 1)
+        def pool(self) -> Any:
+            assert self._pool is not None, "it was captured"
+            return self._pool
 
         def replay(self) -> None:
             seen.replays += 1
 
     @contextmanager
     def capturing(graph: FakeGraph, pool: Any = None, capture_error_mode: str = "") -> Iterator[None]:
-        gpu.may_fail()
+        graph._pool = pool or next(gpu.handles)
+        gpu.begin(graph, graph._pool)
         uploads, read_backs = seen.uploads, seen.read_backs
         yield
         assert (uploads, read_backs) == (seen.uploads, seen.read_backs), "a graph holds no copies from or to the host"
@@ -254,11 +275,11 @@ def _stand_in_for_cuda(monkeypatch: pytest.MonkeyPatch, gpu: FakeGPU) -> None:
         "graph": capturing,
         "Event": partial(FakeEvent, seen),
         "synchronize": lambda *_: seen.wait(seen.now),
-        "empty_cache": lambda: None,
+        "empty_cache": lambda: gpu.held_when_emptied.append(gpu.num_held),
         "get_device_properties": lambda *_: properties,
         "get_device_capability": lambda *_: divmod(CAPABILITY, 10),
         "Stream": lambda *_: SimpleNamespace(wait_event=lambda _: None),
-        "graph_pool_handle": lambda: (0, 2),
+        "graph_pool_handle": lambda: next(gpu.handles),
         "stream": lambda *_: nullcontext(),
         "current_stream": lambda *_: None,
     }.items():

@@ -213,14 +213,74 @@ def test_what_had_no_memory_is_tried_again_where_nobody_waits(fake_gpu: Any, mon
     assert runner.run(mixed(0, 300)).graph_tokens == 0, "not in a step"
     fake_gpu.capture_error.append(no_memory)
     runner.while_idle()
-    assert runner.run(mixed(0, 200)).graph_tokens == 0, "there was no memory for the smaller one yet"
+    assert runner.run(mixed(0, 200)).graph_tokens == 0, "there was no memory for the larger one yet"
     runner.while_idle()
-    assert [runner.run(mixed(0, count)).graph_tokens for count in (200, 300)] == [512, 512]
+    assert [runner.run(mixed(0, count)).graph_tokens for count in (200, 300)] == [256, 0]
     now_s += capture_failures.LONGEST_PAUSE_S
     runner.while_idle()
     assert [runner.run(mixed(0, count)).graph_tokens for count in (200, 300)] == [256, 512]
-    again = [f"steps with prefills of {size} tokens have a CUDA graph again" for size in (512, 256)]
+    again = [f"steps with prefills of {size} tokens have a CUDA graph again" for size in (256, 512)]
     assert runner.notes == notes + again
+
+
+def test_without_memory_for_any_size_all_are_captured_once_there_is_some(
+    fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In another pool: torch has forgotten one that nobody used."""
+    now_s = 1000.0
+    monkeypatch.setattr(capture_failures.time, "monotonic", lambda: now_s)
+    runner = fake_gpu.make_runner(piecewise_graphs=True)
+    fake_gpu.capture_error[:] = captures(*[torch.OutOfMemoryError("CUDA out of memory")] * len(SIZES))
+    runner.warm_up(lambda _: None)
+    assert len(fake_gpu.pools) == 1 + len(SIZES), "one of decodes, and those that nobody has"
+    now_s += capture_failures.FIRST_PAUSE_S
+    for _ in SIZES:
+        runner.while_idle()
+    assert [runner.run(mixed(0, size)).graph_tokens for size in SIZES] == list(SIZES)
+    assert len(fake_gpu.pools) == 2 + len(SIZES), "all share one"
+
+
+def test_graphs_of_a_size_that_failed_are_gone_before_the_next_begins(fake_gpu: Any) -> None:
+    """With their activations, and before memory goes back to the driver. Their pool stays while others are in it, but
+    for one in which CUDA refused a capture: torch never gives that back."""
+    runner = fake_gpu.make_runner(piecewise_graphs=True)
+    no_memory = torch.OutOfMemoryError("CUDA out of memory")
+    refused = RuntimeError("CUDA error: operation not permitted when stream is capturing")
+    whole = [None] * (NUM_LAYERS + 1)
+    pieces = [None, no_memory, None, no_memory, *whole, None, refused, *whole]  # 512 and 256; 128; 64; 32
+    fake_gpu.capture_error[:] = [*captures()[::-1], *pieces][::-1]
+    runner.warm_up(lambda _: None)
+    decodes, mixed_ones = fake_gpu.held[: len(captures())], fake_gpu.held[len(captures()) :]
+    assert decodes == [0, 1, 2, 3]
+    assert mixed_ones == [4, 5, 4, 5, 4, 5, 6, 7, 8, 7, 8, 9, 10, 11, 12]
+    assert fake_gpu.held_when_emptied == [4, 4, 7]
+    assert [len(graphs) for graphs in fake_gpu.pools.values()] == [4, 0, 0, 3, 6]
+
+
+def test_what_was_given_back_comes_back_the_largest_first(fake_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others find their memory in its."""
+    now_s = 1000.0
+    monkeypatch.setattr(capture_failures.time, "monotonic", lambda: now_s)
+    runner = fake_gpu.make_runner(piecewise_graphs=True)
+    runner.warm_up(lambda _: None)
+    runner.release_graphs()
+    now_s += capture_failures.FIRST_PAUSE_S
+    order: list[int] = []
+    while len(order) < len(SIZES):
+        assert runner.while_idle() or len(order) == len(SIZES) - 1
+        order += [size for size in SIZES if size not in order and runner.run(mixed(0, size)).graph_tokens == size]
+    assert order == list(SIZES[::-1])
+
+
+def test_a_model_that_cuda_refuses_is_tried_once(fake_gpu: Any) -> None:
+    """Each try would leave a pool behind that is never given back."""
+    runner = fake_gpu.make_runner(piecewise_graphs=True)
+    fake_gpu.capture_error[:] = captures(RuntimeError("CUDA error: operation not permitted when stream is capturing"))
+    runner.warm_up(lambda _: None)
+    (note,) = runner.notes
+    assert note.endswith("slower: RuntimeError: CUDA error: operation not permitted when stream is capturing")
+    assert not runner.while_idle(), "nothing is to be tried again"
+    assert [runner.run(mixed(0, size)).graph_tokens for size in SIZES] == [0] * len(SIZES)
 
 
 def test_an_idle_engine_without_such_graphs_does_nothing(fake_gpu: Any) -> None:

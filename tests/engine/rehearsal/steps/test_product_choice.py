@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engine.gpu_notes import faults_in
 from tests.engine.rehearsal.steps.plans import decodes
 
 from kvscope_engine.model.running.product_choice import choose_products
@@ -30,6 +31,7 @@ def test_the_faster_multiplies(capability: int, fake_gpu: Any, monkeypatch: pyte
         enforce_eager=True, joined=lambda module: said.append(choose_products(module, heard.append, clock))
     )
     assert said[0].startswith("products of one row and of 2 to 16, our kernels' time over cuBLAS's: ")
+    assert faults_in(said) == [], "a start notes it"
     assert "1024 x 256 0.50 and 2.00" in said[0], "both halves of an MLP's first product at once"
     assert "timing products with 1,024 x 256 weights" in heard
     assert len(heard) == 5, "each shape once: q, k, v; o; the MLP's two; the head"

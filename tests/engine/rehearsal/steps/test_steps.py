@@ -389,6 +389,23 @@ def test_a_capture_of_steps_with_drafts_that_fails_costs_its_own_size_alone(
     assert runner.notes == [note, "steps with drafts of 8 tokens and 8 requests have a CUDA graph again"]
 
 
+def test_where_cuda_refuses_the_largest_with_drafts_the_others_are_not_tried(fake_gpu: Any) -> None:
+    """Neither then nor later: each try would leave a pool behind. Decodes keep their graphs."""
+    runner = fake_gpu.make_runner(max_drafts=3)
+    refused = RuntimeError("CUDA error: operation not permitted when stream is capturing")
+    fake_gpu.capture_error[:] = [refused, None, None, None, None]  # behind decodes of 8, 4, 2 and 1
+    runner.warm_up(lambda _: None)
+    (note,) = runner.notes
+    assert (
+        note
+        == f"no CUDA graph for steps with drafts of 8 tokens and 8 requests, which run slower: RuntimeError: {refused}"
+    )
+    assert len(fake_gpu.held) == 5
+    assert not runner.while_idle(), "nothing is to be tried again"
+    assert runner.run(StepPlan((drafted(1, 30, 5),), 0)).graph_size == 0
+    assert runner.run(alike(4)).graph_size == 4
+
+
 def test_the_warm_up_says_how_far_it_is(fake_gpu: Any) -> None:
     heard: list[Progress] = []
     fake_gpu.make_runner().warm_up(heard.append)

@@ -11,13 +11,14 @@ device has more to do in a launch than the host in handing it over.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
 
 from kvscope_engine.model.running.attention import PagedContext
 from kvscope_engine.model.running.attention_scores import AttentionScores
-from kvscope_engine.model.running.capture_failures import CaptureFailures
+from kvscope_engine.model.running.capture_failures import CaptureFailures, failure_of, failures_of, is_refusal
 from kvscope_engine.model.running.forward import Forward
 from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.running.pieces.recorder import Attend, Crossings, CutContext, Pieces, Recorder
@@ -81,18 +82,21 @@ class MixedGraphs:
 
     def capture_all(self) -> None:
         """Before the first request. A size that fails is left out, and told of."""
-        errors = {size: error for size in reversed(self.sizes) if (error := self._try(size)) is not None}
+        errors = failures_of(self.sizes[::-1], self._try)
         if len(errors) == len(self.sizes):  # of a model that cannot be cut there, say: once is enough
+            largest = self.sizes[-1]
+            for_good = is_refusal(errors[largest])
             for size in self.sizes[:-1]:
-                self.failures.refuse(size, errors[size])
-            self.failures.note(self.sizes[-1], "steps with prefills", errors[self.sizes[-1]])
+                self.failures.refuse(size, errors[size], for_good=for_good)
+            self.failures.note(largest, "steps with prefills", errors[largest], for_good=for_good)
             return
         for size, error in errors.items():
             self._note_failure(size, error)
 
     def try_again(self) -> bool:
-        """One size that failed, or was given back, a while ago: to be called where nobody waits. Whether one was."""
-        for size in self.sizes:
+        """One size that failed, or was given back, a while ago, the largest first: to be called where nobody waits.
+        Whether one was."""
+        for size in reversed(self.sizes):
             if size not in self._captured and self.failures.may_try(size):
                 error = self._try(size)
                 if error is not None:
@@ -117,17 +121,17 @@ class MixedGraphs:
         return had_any
 
     def _try(self, size: int) -> Exception | None:
-        try:
-            self.capture(size)
-        except Exception as error:  # whatever a class of models raises that is called in two parts
-            torch.cuda.empty_cache()
-            return error
-        return None
+        # Whatever a class of models raises that is called in two parts.
+        error = failure_of(partial(self._capture, size), lambda _: True)
+        if error is not None and (not self._captured or is_refusal(error)):
+            # No graph holds the pool, which is gone then, or nothing in it is ever given back.
+            self._pool = self._stream = None
+        return error
 
     def _note_failure(self, size: int, error: Exception) -> None:
         self.failures.note(size, _words(size), error)
 
-    def capture(self, size: int) -> None:
+    def _capture(self, size: int) -> None:
         """Raises what CUDA or the model raise. Waits for all that the device was given, and uses the buffer."""
         self._buffer.begin()
         ids, positions, slots = put_padded(None, size, self._buffer, self._storage.num_groups)
