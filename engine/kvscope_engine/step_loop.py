@@ -46,7 +46,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-from kvscope_engine.model.loading.shortage import is_no_memory, is_of_library
+from kvscope_engine.model.loading.shortage import is_no_memory, is_of_library, let_go_of_frames
 from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult, to_run_again, without_ended
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.ahead import RESERVED
@@ -235,6 +235,7 @@ class StepLoop:
     def _put_off(self, plan: StepPlan, error: Exception) -> _Flight:
         if not is_survived(self._runner, error):
             raise error
+        let_go_of_frames(error)
         return _Flight(plan, None, None if is_no_memory(error) else error)
 
     def _finish(self, flight: _Flight, clock: _Clock) -> Ran:
@@ -249,6 +250,7 @@ class StepLoop:
                 if flight.plan.changes_states or not is_survived(self._runner, error):
                     raise
                 failure = None if is_no_memory(error) else error
+                let_go_of_frames(error)
             self._runner.recover()
             if self._flight is not None:  # it computed with tokens that never came
                 self._flight = replace(self._flight, launched=None)
@@ -419,6 +421,7 @@ class _Tries:
 
     def run(self, plan: StepPlan) -> StepResult | None:
         """None: there is no memory for it, or a library failed."""
+        result: StepResult | None = None
         try:
             result = self._runner.run(plan)
         except Exception as error:
@@ -432,6 +435,8 @@ class _Tries:
             else:
                 self.error = error
                 self.reason = f"a step of {_tokens(plan)} failed ({_first_line(error)})"
+            let_go_of_frames(error)
+        if result is None:
             self._runner.recover()
             return None
         self.forward_ns += result.forward_ns

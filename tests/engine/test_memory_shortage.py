@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -80,6 +81,27 @@ class SmallRunner(Runner):
         had, self.has_graphs = self.has_graphs, False
         self.most += 100 * had
         return had
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: cuBLAS")])
+def test_tensors_of_a_step_that_failed_are_gone_when_memory_is_given_back(error: Exception) -> None:
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    class Holding(Runner):
+        def run(self, plan: StepPlan) -> StepResult:
+            activations = torch.zeros(1)
+            held.append(weakref.ref(activations))
+            if len(held) < 3:
+                raise error
+            return super().run(plan)
+
+        def recover(self) -> None:
+            assert held[-1]() is None
+            super().recover()
+
+    runner = Holding()
+    run_with_shortages(runner, make_plan(2, 1))
+    assert runner.num_recovered == 2
 
 
 def test_memory_of_graphs_is_given_back_before_a_step_is_cut() -> None:

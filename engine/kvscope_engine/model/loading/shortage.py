@@ -23,6 +23,11 @@ def is_no_memory(error: BaseException) -> bool:
     return any(phrase in text for phrase in _PHRASES)
 
 
+def let_go_of_frames(error: BaseException) -> None:
+    """Drop what `error` keeps of where it was raised: a step's tensors, whose memory can be given back only then."""
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+
+
 def is_of_library(error: BaseException) -> bool:
     """Whether torch, what torch calls, or Triton raised it: they may fail of one step and not of the next. Other errors
     are of our own code."""

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 import torch
 
-from kvscope_engine.model.loading.shortage import is_no_memory, is_of_library
+from kvscope_engine.model.loading.shortage import is_no_memory, is_of_library, let_go_of_frames
 
 Key = TypeVar("Key")
 
@@ -114,7 +114,7 @@ def failure_of(
         failure = error
     else:
         return None
-    failure.__traceback__ = failure.__context__ = failure.__cause__ = None
+    let_go_of_frames(failure)
     torch.cuda.empty_cache()
     return failure
 
