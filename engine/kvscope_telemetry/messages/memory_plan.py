@@ -85,10 +85,11 @@ class TrainingAnswer(msgspec.Struct, frozen=True, kw_only=True):
     gpu_bytes: int
     fits: bool
     parts: tuple[PlanPart, ...]
-    """What is held, with the activations at the end of the forward pass."""
+    """What is held at the worst moment; in all `peak_bytes`."""
     peak_bytes: int
-    """At the worst moment, the context included."""
+    """The context included."""
     worst: str
+    """"forward", "backward" or "optimizer": when most is held."""
     changes: tuple[Change, ...]
     notes: tuple[str, ...] = ()
 
