@@ -13,6 +13,7 @@ from kvscope_engine.planning.skeleton import Skeleton
 from kvscope_engine.planning.training import MASTER_BYTES, TrainingPlan, TrainingQuestion, plan_training
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.memory_plan import (
+    MISSING,
     Change,
     Headroom,
     InferenceAnswer,
@@ -104,7 +105,7 @@ def _stage(stage: StagePlan, plan: InferencePlan) -> StageUse:
             max(0, memory.kv - stage.state_bytes),
             f"{stage.num_blocks:,} blocks of {gib(stage.block_bytes)}",
         ),
-        ("missing", max(0, -memory.kv), "there is too little by this much"),
+        (MISSING, max(0, -memory.kv), "there is too little by this much"),
     ]
     return StageUse(
         number=stage.stage.number,
