@@ -45,8 +45,8 @@ def main() -> None:
 def _run(args: argparse.Namespace) -> None:
     from kvscope_app.bench.bench_command import open_desktop
     from kvscope_app.bench.event_loop import run_for, run_until
-    from kvscope_app.library.sample import sample_recording
     from kvscope_telemetry.recordings.reader import Recording
+    from kvscope_telemetry.recordings.sample import sample_recording
 
     with open_desktop() as desktop:
         window = desktop.open_recording(Recording(sample_recording()))

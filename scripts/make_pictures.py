@@ -123,8 +123,8 @@ def _exported(name: str) -> Callable[[Path], None]:
 def views(folder: Path) -> None:
     """Views of the sample, each in a window of its own."""
     with a_desktop(folder, "dark") as desktop:
-        from kvscope_app.library.sample import sample_recording
         from kvscope_telemetry.recordings.reader import Recording
+        from kvscope_telemetry.recordings.sample import sample_recording
 
         window = desktop.open_recording(Recording.open(sample_recording()), 0.0)
         prepare(window)

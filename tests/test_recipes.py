@@ -322,7 +322,7 @@ def test_a_view(recipe: Recipe) -> None:
         from pathlib import Path
         from PySide6.QtCore import QSettings, Qt
         from kvscope_app.commands.export import add_export_parser
-        from kvscope_app.library.sample import sample_recording
+        from kvscope_telemetry.recordings.sample import sample_recording
         from kvscope_app.look.theme import DARK
         from kvscope_app.look.theming.theme_keeper import ThemeKeeper
         from kvscope_app.pictures.stage import offscreen_application
@@ -523,7 +523,7 @@ def test_an_export_kind(recipe: Recipe) -> None:
         from PySide6.QtCore import QSettings
         from PySide6.QtWidgets import QApplication
         from kvscope_app.commands.export import add_export_parser
-        from kvscope_app.library.sample import sample_recording
+        from kvscope_telemetry.recordings.sample import sample_recording
         from kvscope_app.look.theming.theme_keeper import ThemeKeeper
         from kvscope_app.recording.export_dialog import ExportDialog
         from kvscope_app.session.session import Session

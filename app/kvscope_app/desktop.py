@@ -22,7 +22,6 @@ from PySide6.QtWidgets import QApplication, QWidget
 from kvscope_app.command_line import PROGRAM, Options
 from kvscope_app.library.library import Library
 from kvscope_app.library.place import library_folder
-from kvscope_app.library.sample import is_sample
 from kvscope_app.linked_times import LinkedTimes
 from kvscope_app.look.fonts import apply_fonts
 from kvscope_app.look.icons import app_icon
@@ -45,6 +44,7 @@ from kvscope_app.window.window_slots import WindowSlots
 from kvscope_telemetry.addresses import Address, WatchedSource
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Control
+from kvscope_telemetry.recordings.sample import is_sample
 from kvscope_telemetry.source import Source
 
 if TYPE_CHECKING:

@@ -94,8 +94,8 @@ def run(options: Options) -> int:
 def _begin_to_open(paths: Sequence[str]) -> list[RecordingOpening]:
     if not paths:
         return []
-    from kvscope_app.library.sample import path_of
     from kvscope_app.playback.recording_opening import RecordingOpening
+    from kvscope_telemetry.recordings.sample import path_of
 
     return [RecordingOpening(path_of(path)) for path in paths]
 

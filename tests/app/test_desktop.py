@@ -16,11 +16,11 @@ from tests.app.window_driver import is_at_rest, load_only, text
 from kvscope_app import desktop as desktop_module
 from kvscope_app.command_line import Options, parse
 from kvscope_app.desktop import Desktop, run_desktop
-from kvscope_app.library.sample import sample_recording
 from kvscope_app.own_engine.engine_process import EngineProcess
 from kvscope_app.recording import left_rings
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.sample import sample_recording
 from kvscope_telemetry.source import SourceState
 
 SYNTHETIC = [sys.executable, "-m", "kvscope_telemetry.synthetic", "--endpoint", "{endpoint}", "--blocks", "600"]

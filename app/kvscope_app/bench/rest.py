@@ -14,11 +14,11 @@ from typing import Final
 from kvscope_app.bench.event_loop import run_for, run_until, run_while
 from kvscope_app.bench.processor_time import cpu_of_rings_s, process_cpu_s
 from kvscope_app.desktop import Desktop
-from kvscope_app.library.sample import sample_recording
 from kvscope_app.own_engine.engine_process import EngineProcess
 from kvscope_app.window.main_window import MainWindow
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.sample import sample_recording
 from kvscope_telemetry.source import SourceState
 
 _SETTLE_S: Final = 12.0

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from kvscope_app.library.sample import path_of
+from kvscope_telemetry.recordings.sample import path_of
 
 _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY_UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}

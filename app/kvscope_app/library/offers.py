@@ -11,13 +11,13 @@ from PySide6.QtCore import QMimeData, Qt
 from PySide6.QtGui import QDropEvent
 from PySide6.QtWidgets import QFrame, QVBoxLayout, QWidget
 
-from kvscope_app.library.sample import HYBRID_TEXT, SAMPLE_TEXT, hybrid_recording, sample_recording
 from kvscope_app.look.makers import label
 from kvscope_app.look.number_text import plural
 from kvscope_app.look.zoom import scaled
 from kvscope_app.window.actions import ActionSpec
 from kvscope_app.window.open_file import try_to_open
 from kvscope_app.window.window_body import WindowBody
+from kvscope_telemetry.recordings.sample import HYBRID_TEXT, SAMPLE_TEXT, hybrid_recording, sample_recording
 
 MAX_AT_ONCE: Final = 8
 """Files of one drop that are opened: each gets a window."""

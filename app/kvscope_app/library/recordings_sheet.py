@@ -18,7 +18,6 @@ from kvscope_app.library.entry import Entry
 from kvscope_app.library.library import Library
 from kvscope_app.library.library_table import LibraryTable
 from kvscope_app.library.model import TAGS
-from kvscope_app.library.sample import HYBRID_TEXT, SAMPLE_TEXT, hybrid_recording, sample_recording
 from kvscope_app.look.file_dialogs import ask_open
 from kvscope_app.look.makers import empty_state, label
 from kvscope_app.look.number_text import plural
@@ -28,6 +27,7 @@ from kvscope_app.window.open_file import ask_file, try_to_open
 from kvscope_app.window.sheets.help_sheets import Sheet
 from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.recorded import Recorded
+from kvscope_telemetry.recordings.sample import HYBRID_TEXT, SAMPLE_TEXT, hybrid_recording, sample_recording
 
 NOTHING_YET: Final = "No recordings yet. Everything you record or open is listed here."
 NOTHING_FOUND: Final = "No recording matches."

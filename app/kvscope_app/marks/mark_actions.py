@@ -10,7 +10,6 @@ from PySide6.QtCore import QEvent, QObject, Qt
 from PySide6.QtGui import QFocusEvent, QGuiApplication, QKeyEvent
 from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QLineEdit, QWidget
 
-from kvscope_app.library.sample import sample_word
 from kvscope_app.look.clock_text import wall_text
 from kvscope_app.look.makers import label
 from kvscope_app.marks.alarm_sheet import AlarmSheet
@@ -20,6 +19,7 @@ from kvscope_app.session.kept.bookmarks import Bookmarks
 from kvscope_app.session.session import Session
 from kvscope_app.window.actions import ActionSpec
 from kvscope_app.window.window_body import WindowBody
+from kvscope_telemetry.recordings.sample import sample_word
 from kvscope_telemetry.summaries.bookmark import MAX_TEXT, Bookmark
 
 _WIDTH: Final = 440

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final, TypeVar
 
-from PySide6.QtCore import Signal
+from PySide6.QtCore import QLocale, Signal
 from PySide6.QtWidgets import QCheckBox, QComboBox, QGridLayout, QLineEdit, QSpinBox, QVBoxLayout, QWidget
 
 from kvscope_app.look.makers import inset, label
+from kvscope_app.look.number_text import count
 from kvscope_app.planning.plan_process import Question
 from kvscope_telemetry.messages.memory_plan import KV_CACHE_DTYPES, WEIGHT_BYTES
 
@@ -46,7 +47,7 @@ class PlanForm(QWidget):
         self._grid.addWidget(self.train, self._grid.rowCount(), 0, 1, 2)
         first = self._grid.rowCount()
         self.batch = self._number("Batch size", 1, 1 << 16, "--batch-size, on one GPU")
-        self.train_length = self._number("Tokens per sequence", 0, _MOST, "--length", "2,048 at most")
+        self.train_length = self._number("Tokens per sequence", 0, _MOST, "--length", f"{count(2048)} at most")
         self.precision = self._choice(
             "Precision",
             ("mixed", "autocast", "bfloat16", "float32"),
@@ -131,6 +132,7 @@ class PlanForm(QWidget):
         made = QSpinBox()
         made.setRange(least, most)
         made.setGroupSeparatorShown(True)
+        made.setLocale(QLocale(QLocale.Language.French, QLocale.Country.France))  # whose groups are those of `count`
         made.setSpecialValueText(none)
         inset(made)
         made.valueChanged.connect(self.changed)

@@ -14,7 +14,15 @@ from kvscope_app.look.number_text import count, num_bytes, percent
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.views.memory.bar import Segment, StackedBar, Swatch
-from kvscope_telemetry.messages.memory_plan import Change, InferenceAnswer, PlanAnswer, PlanPart, TrainingAnswer
+from kvscope_telemetry.messages.memory_plan import (
+    MISSING,
+    Change,
+    InferenceAnswer,
+    PlanAnswer,
+    PlanPart,
+    TrainingAnswer,
+    whole_of,
+)
 
 _COLORS: Final = {
     "KV cache": 0,
@@ -22,13 +30,15 @@ _COLORS: Final = {
     "activations": 1,
     "gathered weights": 4,
     "logits and sampling": 3,
+    "attention's partial results": 5,
+    "graphs": 4,
+    "recurrent states": 2,
     "optimizer states": 2,
     "gradients": 5,
-    "graphs": 4,
+    "temporary buffers": 3,
 }
-"""Of parts, among the theme's curve colours; the others are grey."""
+"""Of parts, among the theme's curve colours, each once in serving and once in training; the context is grey."""
 _GREY: Final = 7
-MISSING: Final = "missing"
 _GROUPS: Final = re.compile(r"(?<=\d),(?=\d{3})")
 _SEPARATOR: Final = count(1000)[1:-3]
 
@@ -90,8 +100,7 @@ class PlanView(QScrollArea):
             rows = [(count(room.num_tokens), count(room.num_requests)) for room in plan.rooms]
             column.addLayout(_grid(("Tokens per request", "Concurrent"), rows))
         self._add_changes(column, plan.changes)
-        for note in plan.notes:
-            column.addWidget(label(note, "muted", wraps=True))
+        self._add_notes(column, plan.notes)
 
     def _add_training(self, column: QVBoxLayout, plan: TrainingAnswer) -> None:
         fits = "it fits" if plan.fits else "it does not fit"
@@ -99,14 +108,16 @@ class PlanView(QScrollArea):
         column.addWidget(_heading("Training"))
         words = f"{num_bytes(plan.peak_bytes)} at the worst moment ({plan.worst}): {fits}"
         column.addWidget(label(words, "" if plan.fits else "warning", wraps=True))
-        self._add_parts(column, plan.parts, max(plan.gpu_bytes, sum(part.num_bytes for part in plan.parts)))
+        self._add_parts(column, plan.parts, plan.gpu_bytes)
         self._add_changes(column, plan.changes)
-        for note in plan.notes:
-            column.addWidget(label(note, "muted", wraps=True))
+        self._add_notes(column, plan.notes)
 
-    def _add_parts(self, column: QVBoxLayout, parts: Sequence[PlanPart], whole: int) -> None:
-        bar, held = StackedBar(), [part for part in parts if part.name != MISSING]
-        whole = max(whole, sum(part.num_bytes for part in held))
+    def _add_notes(self, column: QVBoxLayout, notes: Sequence[str]) -> None:
+        for note in notes:
+            column.addWidget(label(_in_groups(note), "muted", wraps=True))
+
+    def _add_parts(self, column: QVBoxLayout, parts: Sequence[PlanPart], gpu_bytes: int) -> None:
+        bar, held, whole = StackedBar(), [part for part in parts if part.name != MISSING], whole_of(parts, gpu_bytes)
         bar.set_colors(self._theme.raised, self._theme.panel)
         bar.setAccessibleName("Memory breakdown")
         bar.show_segments(
@@ -120,7 +131,10 @@ class PlanView(QScrollArea):
         grid.setHorizontalSpacing(12)
         grid.setVerticalSpacing(3)
         grid.setColumnStretch(4, 1)
-        for row, part in enumerate(parts):
+        of_whole = label(f"of {num_bytes(whole)}", "muted")
+        of_whole.setAlignment(Qt.AlignmentFlag.AlignRight)
+        grid.addWidget(of_whole, 0, 3)
+        for row, part in enumerate(parts, start=1):
             swatch = Swatch()
             swatch.set_color(self._color(part))
             grid.addWidget(swatch, row, 0)
@@ -171,10 +185,15 @@ def _grid(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> QGridLayout:
 
 
 def _remark(text: str) -> QLabel:
-    """Squeezed where there is no room; digits in groups as everywhere in the window."""
-    made = ElidedLabel(_GROUPS.sub(_SEPARATOR, text))
+    """Squeezed where there is no room."""
+    made = ElidedLabel(_in_groups(text))
     made.setProperty("look", "muted")
     return made
+
+
+def _in_groups(text: str) -> str:
+    """The planner's words with digits in groups as everywhere in the window."""
+    return _GROUPS.sub(_SEPARATOR, text)
 
 
 def _heading(text: str) -> QLabel:

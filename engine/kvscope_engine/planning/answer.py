@@ -8,10 +8,12 @@ from typing import Any, Final
 
 from kvscope_engine.model.memory.memory_plan import gib
 from kvscope_engine.planning.inference import SCALED, InferencePlan, InferenceQuestion, StagePlan, plan_inference
+from kvscope_engine.planning.live_memory import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS
 from kvscope_engine.planning.skeleton import Skeleton
 from kvscope_engine.planning.training import MASTER_BYTES, TrainingPlan, TrainingQuestion, plan_training
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.memory_plan import (
+    MISSING,
     Change,
     Headroom,
     InferenceAnswer,
@@ -30,6 +32,11 @@ MIN_GAIN: Final = 1.02
 BUS_BYTES_A_SECOND: Final = 25e9
 """Of PCIe 4.0 x16 as it is reached in practice."""
 DEFAULT_LENGTHS: Final = (1024, 4096, 16384)
+_MOMENTS: Final = {
+    "forward": "in the forward pass",
+    "backward": "in the backward pass",
+    "optimizer": "in the optimizer's step",
+}
 
 
 def answer(
@@ -98,7 +105,7 @@ def _stage(stage: StagePlan, plan: InferencePlan) -> StageUse:
             max(0, memory.kv - stage.state_bytes),
             f"{stage.num_blocks:,} blocks of {gib(stage.block_bytes)}",
         ),
-        ("missing", max(0, -memory.kv), "there is too little by this much"),
+        (MISSING, max(0, -memory.kv), "there is too little by this much"),
     ]
     return StageUse(
         number=stage.stage.number,
@@ -165,11 +172,14 @@ def _training(skeleton: Skeleton, plan: TrainingPlan, gpu_memory: int) -> Traini
         else f"as torch's {question.optimizer} makes them"
     )
     kept = "layers' inputs alone (arXiv:1604.06174)" if question.checkpointing else "what autograd keeps"
+    held, moment = plan.at_worst, _MOMENTS[plan.worst]
+    tokens = f"{question.batch_size} x {question.length:,} tokens"
     parts = [
-        ("weights", plan.weights, f"{question.precision}{divided if question.zero >= 3 else ''}"),
-        ("gradients", plan.gradients, f"one a parameter{divided if question.zero >= 2 else ''}"),
-        ("optimizer states", plan.optimizer, states + divided),
-        ("activations", plan.activations, f"{question.batch_size} x {question.length:,} tokens: {kept}, and the loss"),
+        ("weights", held[WEIGHTS], f"{question.precision}{divided if question.zero >= 3 else ''}"),
+        ("gradients", held[GRADIENTS], f"one a parameter{divided if question.zero >= 2 else ''}"),
+        ("optimizer states", held[OPTIMIZER], states + divided),
+        ("activations", held[ACTIVATIONS] - plan.temporary, f"{tokens}: {kept}, and the loss"),
+        ("temporary buffers", plan.temporary, f"results of the operations that run {moment}"),
         ("gathered weights", plan.gathered, "of the largest layer, and the next (arXiv:1910.02054, 5.3)"),
         ("context", plan.others, "the driver's, as measured on H100 and H200"),
     ]
@@ -180,8 +190,16 @@ def _training(skeleton: Skeleton, plan: TrainingPlan, gpu_memory: int) -> Traini
         peak_bytes=plan.needed,
         worst=plan.worst,
         changes=better_training(skeleton, plan, gpu_memory),
-        notes=("gradients and activations are not all there at once: the peak is at the worst moment, not their sum",),
+        notes=(_gradients_note(plan, moment),),
     )
+
+
+def _gradients_note(plan: TrainingPlan, moment: str) -> str:
+    there, in_all = plan.at_worst[GRADIENTS], gib(plan.gradients)
+    if there >= plan.gradients:
+        return f"parts are of the worst moment, {moment}, when all gradients are there"
+    some = f"{gib(there)} of {in_all}" if there else f"none of the {in_all}"
+    return f"parts are of the worst moment, {moment}, when {some} of gradients are there"
 
 
 # What to change so that more fits: options tried one at a time, and only those that help are told of.

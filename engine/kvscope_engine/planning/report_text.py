@@ -6,7 +6,14 @@ from collections.abc import Sequence
 
 from kvscope_engine.bench.table import table
 from kvscope_engine.model.memory.memory_plan import gib
-from kvscope_telemetry.messages.memory_plan import Change, InferenceAnswer, PlanAnswer, PlanPart, TrainingAnswer
+from kvscope_telemetry.messages.memory_plan import (
+    Change,
+    InferenceAnswer,
+    PlanAnswer,
+    PlanPart,
+    TrainingAnswer,
+    whole_of,
+)
 
 
 def text(plan: PlanAnswer) -> str:
@@ -27,7 +34,7 @@ def _serving(plan: InferenceAnswer) -> list[str]:
     for stage in plan.stages:
         last = stage.first_layer + stage.num_layers - 1
         title = f"stage {stage.number}, layers {stage.first_layer} to {last}" if len(plan.stages) > 1 else "part"
-        paragraphs.append(_parts(title, stage.parts))
+        paragraphs.append(_parts(title, stage.parts, plan.gpu_bytes))
     if plan.fits:
         paragraphs.append(
             f"KV cache: {plan.kv_bytes_a_token / 1024:,.1f} KiB a token, {plan.num_blocks:,} blocks of"
@@ -57,7 +64,7 @@ def _training(plan: TrainingAnswer) -> list[str]:
     fits = "it fits" if plan.fits else f"it does not fit into {gib(plan.gpu_bytes)}"
     paragraphs = [
         f"Training: {gib(plan.peak_bytes)} at the worst moment ({plan.worst}): {fits}",
-        _parts("part", plan.parts),
+        _parts("part", plan.parts, plan.gpu_bytes),
         *_changes(plan.changes, "to make it smaller"),
     ]
     return [*paragraphs, *plan.notes]
@@ -83,10 +90,10 @@ def _changes(changes: Sequence[Change], title: str) -> list[str]:
     ]
 
 
-def _parts(title: str, parts: Sequence[PlanPart]) -> str:
-    total = sum(part.num_bytes for part in parts)
-    rows = [(part.name, gib(part.num_bytes), f"{100 * part.num_bytes / total:.0f} %", part.how) for part in parts]
-    return table((title, "size", "share", "how it is reckoned"), rows, words=(0, 3))
+def _parts(title: str, parts: Sequence[PlanPart], gpu_bytes: int) -> str:
+    whole = whole_of(parts, gpu_bytes)
+    rows = [(part.name, gib(part.num_bytes), f"{100 * part.num_bytes / whole:.0f} %", part.how) for part in parts]
+    return table((title, "size", f"of {gib(whole)}", "how it is reckoned"), rows, words=(0, 3))
 
 
 def _number(count: int) -> str:

@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kvscope_engine.model.loading.hf_config import position_limit
 from kvscope_engine.planning.inference import CONTEXT_BYTES
-from kvscope_engine.planning.live_memory import GRADIENTS, OPTIMIZER, WEIGHTS, LiveMemory
+from kvscope_engine.planning.live_memory import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS, LiveMemory
 from kvscope_engine.planning.skeleton import Skeleton, build
 from kvscope_telemetry.errors import BadInput
 
@@ -97,13 +97,23 @@ class TrainingPlan:
     optimizer: int
     activations: int
     """At the end of the forward pass: what backward needs, and the loss."""
-    gathered: int
-    """Of weights that ZeRO's third stage has whole for a while: the largest layer, twice."""
-    peak: int
-    """Of all kinds at the worst moment, `gathered` included."""
     worst: str
-    """"forward", "backward" or "optimizer": when that is."""
+    """"forward", "backward" or "optimizer": when most is held."""
+    at_worst: Mapping[str, int]
+    """What is held then, of each kind."""
+    gathered: int
+    """Then, of weights that ZeRO's third stage has whole for a while: the largest layer, twice."""
     others: int = CONTEXT_BYTES
+
+    @property
+    def temporary(self) -> int:
+        """Of `at_worst`'s activations, what the forward pass had not kept: results of the operations that run then."""
+        return max(0, self.at_worst[ACTIVATIONS] - self.activations)
+
+    @property
+    def peak(self) -> int:
+        """Of all kinds at the worst moment, `gathered` included."""
+        return sum(self.at_worst.values()) + self.gathered
 
     @property
     def needed(self) -> int:
@@ -153,7 +163,7 @@ def measured_step(skeleton: Skeleton, question: TrainingQuestion) -> TrainingPla
         _have_states(optimizer, parameters, memory)
         memory.restart_peak()
         loss = _forward(module, question)
-        kept = memory.now["activations"]
+        kept = memory.now[ACTIVATIONS]
         peaks["forward"] = memory.peak
         memory.restart_peak()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -164,9 +174,8 @@ def measured_step(skeleton: Skeleton, question: TrainingQuestion) -> TrainingPla
         if optimizer is not None:
             optimizer.step()
         peaks["optimizer"] = memory.peak
-    gathered = _gathered(skeleton, question)
-    sums = {name: round(sum(peak.values())) + (gathered if name != "optimizer" else 0) for name, peak in peaks.items()}
-    worst = max(sums, key=lambda name: sums[name])
+    gathered = {name: 0 if name == "optimizer" else _gathered(skeleton, question) for name in peaks}
+    worst = max(peaks, key=lambda name: sum(peaks[name].values()) + gathered[name])
     held = memory.now
     return TrainingPlan(
         question=question,
@@ -174,9 +183,9 @@ def measured_step(skeleton: Skeleton, question: TrainingQuestion) -> TrainingPla
         gradients=round(gradients),
         optimizer=round(held[OPTIMIZER]),
         activations=round(kept),
-        gathered=gathered,
-        peak=sums[worst],
         worst=worst,
+        at_worst={kind: round(size) for kind, size in peaks[worst].items()},
+        gathered=gathered[worst],
     )
 
 

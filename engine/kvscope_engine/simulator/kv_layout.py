@@ -116,6 +116,28 @@ def recorded_layout(cache: CacheInfo) -> KVLayout | None:
     return KVLayout(tuple(groups), sum(states))
 
 
+def recorded_token_bytes(cache: CacheInfo) -> float:
+    """Keys and values of a token over all layers, of an engine whose blocks hold all of them; 0: unknown."""
+    return cache.block_bytes / cache.block_size if cache.block_size else 0.0
+
+
+def recorded_slots(cache: CacheInfo) -> int:
+    """Tokens that a recorded pool holds; 0: unknown."""
+    return cache.pool_tokens or (cache.num_physical_blocks or cache.num_blocks) * cache.block_size
+
+
+def recorded_pool_bytes(cache: CacheInfo) -> float:
+    """Of a recorded pool and its recurrent states; 0: unknown."""
+    blocks = (cache.num_physical_blocks or cache.num_blocks) * cache.block_bytes
+    return float(blocks + cache.num_states * cache.state_bytes)
+
+
+def recorded_tiers(cache: CacheInfo) -> tuple[int, int]:
+    """Bytes of host memory and disk below a recorded pool; 0: no such tier, or unknown."""
+    host = cache.num_host_blocks * cache.block_bytes + cache.num_host_states * cache.state_bytes
+    return host, cache.num_disk_blocks * cache.block_bytes
+
+
 def _recorded(group: KVGroup, block_size: int) -> SimulatedGroup:
     tokens = group.block_size or block_size
     rule = GroupRule(group.window, group.kind == "chunked")

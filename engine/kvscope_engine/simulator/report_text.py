@@ -14,10 +14,10 @@ NOT_KNOWN = "–"
 MIB = 1 << 20
 
 
-def text(workload: Workload, limits: SimulatedLimits, reports: Sequence[Report]) -> str:
-    """What was run, and a table each for memory, throughput and latency, a row a policy."""
+def text(workload: Workload, limits: SimulatedLimits, reports: Sequence[Report], notes: Sequence[str] = ()) -> str:
+    """What was run, with `notes` on it, and a table each for memory, throughput and latency, a row a policy."""
     sections = [
-        _setup(workload, limits),
+        "\n".join([_setup(workload, limits), *notes]),
         "KV slots under load (mean over steps with waiting requests), % of all\n" + _memory(reports),
         "Throughput (recomputed: tokens computed again after a preemption)\n" + _throughput(reports),
         "Latency, s (p50 / p90 / p99)\n" + _latency(reports),

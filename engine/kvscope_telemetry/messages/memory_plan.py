@@ -5,6 +5,7 @@ What the command prints as JSON and the desktop's page reads. All sizes are byte
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -14,6 +15,10 @@ WEIGHT_BYTES: Final = {"bfloat16": 2.0, "float16": 2.0, "float32": 4.0, "int8": 
 KV_CACHE_DTYPES: Final = ("auto", "fp8", "int8")
 
 
+MISSING: Final = "missing"
+"""The part that is no part: what there is too little."""
+
+
 class PlanPart(msgspec.Struct, frozen=True, kw_only=True):
     """A named piece of a sum."""
 
@@ -21,6 +26,11 @@ class PlanPart(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int
     how: str = ""
     """How it was reckoned, or where the formula is from."""
+
+
+def whole_of(parts: Sequence[PlanPart], gpu_bytes: int) -> int:
+    """What the shares of `parts` are of: a GPU's memory, or all of them where they are more."""
+    return max(gpu_bytes, sum(part.num_bytes for part in parts if part.name != MISSING))
 
 
 class Headroom(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +47,7 @@ class StageUse(msgspec.Struct, frozen=True, kw_only=True):
     first_layer: int
     num_layers: int
     parts: tuple[PlanPart, ...]
-    """In all `allowed_bytes`, the KV cache included; the last may be "missing", what there is too little."""
+    """In all `allowed_bytes`, the KV cache included; the last may be `MISSING`."""
     num_blocks: int
 
 
@@ -85,10 +95,11 @@ class TrainingAnswer(msgspec.Struct, frozen=True, kw_only=True):
     gpu_bytes: int
     fits: bool
     parts: tuple[PlanPart, ...]
-    """What is held, with the activations at the end of the forward pass."""
+    """What is held at the worst moment; in all `peak_bytes`."""
     peak_bytes: int
-    """At the worst moment, the context included."""
+    """The context included."""
     worst: str
+    """"forward", "backward" or "optimizer": when most is held."""
     changes: tuple[Change, ...]
     notes: tuple[str, ...] = ()
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from kvscope_app.commands import desktop_files
-from kvscope_app.library.sample import sample_recording
 from kvscope_app.main import main
+from kvscope_telemetry.recordings.sample import sample_recording
 
 _ASK_QT = (
     "import sys; from PySide6.QtCore import QMimeDatabase; print(QMimeDatabase().mimeTypeForFile(sys.argv[1]).name())"

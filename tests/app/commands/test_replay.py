@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvscope_app.library.sample import sample_recording
 from kvscope_app.main import main
+from kvscope_telemetry.recordings.sample import sample_recording
 
 
 def test_it_is_the_engine_that_answers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

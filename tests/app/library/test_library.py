@@ -13,7 +13,6 @@ from kvscope_app.library.file_facts import look_into
 from kvscope_app.library.library import Library
 from kvscope_app.library.model import COLUMNS, PREEMPTIONS, REQUESTS
 from kvscope_app.library.place import library_folder, note_paths
-from kvscope_app.library.sample import path_of, sample_recording
 from kvscope_app.library.store import FILE_NAME, LibraryStore
 from kvscope_app.look.number_text import NOTHING
 from kvscope_telemetry.errors import BadInput
@@ -234,14 +233,6 @@ def test_a_command_without_a_window_adds_to_the_list(record):
     store = LibraryStore(library_folder())
     assert [entry.path for entry in store.entries()] == [str(path)]
     store.close()
-
-
-def test_sample_is_a_word_unless_there_is_such_a_file(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert path_of("sample") == str(sample_recording())
-    (tmp_path / "sample").write_bytes(b"")
-    assert path_of("sample") == "sample"
-    assert path_of("x.mcap") == "x.mcap"
 
 
 @pytest.mark.parametrize(("value", "shown"), [(0, "0"), (UNTOLD, NOTHING)])

@@ -13,7 +13,7 @@ from tests.app import window_driver as driver
 from kvscope_app.library.model import NAME, NOTES, PEAK, PICTURE, TAGS
 from kvscope_app.library.offers import open_dropped
 from kvscope_app.library.recordings_sheet import NOTHING_FOUND, NOTHING_YET, compare_two, show_recordings
-from kvscope_app.library.sample import sample_recording
+from kvscope_telemetry.recordings.sample import sample_recording
 
 WAIT_MS = 120_000
 

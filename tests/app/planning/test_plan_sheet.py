@@ -1,5 +1,6 @@
 """The sheet asks a child for a plan as its form changes, and shows what it says."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -8,9 +9,12 @@ import pytest
 from PySide6.QtWidgets import QWidget
 from shiboken6 import isValid
 
-from kvscope_app.look.theme import DARK, LIGHT
+from kvscope_app.look.number_text import count
+from kvscope_app.look.theme import DARK, LIGHT, SAFE_DARK, SAFE_LIGHT
 from kvscope_app.planning.plan_process import PlanProcess
 from kvscope_app.planning.plan_sheet import PlanSheet
+from kvscope_app.planning.plan_view import PlanView
+from kvscope_app.views.memory.bar import Swatch
 from kvscope_telemetry.messages.memory_plan import (
     Change,
     Headroom,
@@ -69,6 +73,7 @@ def _answer(*, fits=True):
         rooms=(Headroom(num_tokens=1024, num_requests=32),),
         stages=(StageUse(number=0, first_layer=0, num_layers=32, parts=parts, num_blocks=2089),),
         changes=(change,),
+        notes=("a request of 8,192 tokens holds 1.0 GiB",),
     )
     return PlanAnswer(
         model="m", architecture="", num_parameters=8_030_000_000, modules=(), inference=serving, training=training
@@ -103,6 +108,57 @@ def test_an_answer_is_drawn_with_its_parts_and_changes(make_sheet, qtbot):
     assert "Training" not in sheet.view.words
     sheet.form.train.setChecked(True)
     qtbot.waitUntil(lambda: "at the worst moment (backward): it does not fit" in sheet.view.words)
+
+
+SERVING = (
+    *("weights", "activations", "logits and sampling", "attention's partial results", "graphs"),
+    *("context and others", "recurrent states", "KV cache"),
+)
+TRAINING = (
+    *("weights", "gradients", "optimizer states", "activations", "temporary buffers", "gathered weights", "context"),
+)
+
+
+@pytest.mark.parametrize("theme", [DARK, LIGHT, SAFE_DARK, SAFE_LIGHT], ids=lambda theme: theme.name)
+def test_parts_that_stand_together_have_colours_of_their_own(qtbot, theme):
+    view = PlanView(theme)
+    qtbot.addWidget(view)
+    made = _answer()
+    parts = [[PlanPart(name=name, num_bytes=GIB) for name in names] for names in (SERVING, TRAINING)]
+    stage = msgspec.structs.replace(made.inference.stages[0], parts=tuple(parts[0]))
+    serving = msgspec.structs.replace(made.inference, stages=(stage,))
+    training = msgspec.structs.replace(made.training, parts=tuple(parts[1]))
+    view.show_answer(msgspec.structs.replace(made, inference=serving, training=training))
+    colors = [swatch.grab().toImage().pixelColor(5, 5).name() for swatch in view.findChildren(Swatch)]
+    assert len(set(colors[: len(SERVING)])) == len(SERVING)
+    assert len(set(colors[len(SERVING) :])) == len(TRAINING)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_shares_are_those_of_the_terminal_and_say_of_what(qtbot, fits):
+    from kvscope_engine.planning.report_text import text
+
+    view, made = PlanView(DARK), _answer(fits=fits)
+    qtbot.addWidget(view)
+    view.show_answer(made)
+    assert "of 24.0 GiB" in view.words
+    assert "of 24.0 GiB" in text(made)
+    shares = [word for word in view.words.split("\n") if word.endswith(" %")]
+    assert shares == re.findall(r"\d+ %", text(made))
+    assert shares[:2] == ["62 %", "17 %"], "15 and 4 of 24"
+
+
+def test_digits_are_in_groups_in_one_way(make_sheet, qtbot):
+    sheet = make_sheet()
+    qtbot.waitUntil(lambda: "Some, 8.03" in sheet.view.words)
+    assert sheet.form.tokens.text() == count(8192)
+    assert count(2089) in sheet.view.words
+    sheet.form.tokens.setValue(1_234_567)
+    assert sheet.form.tokens.text() == count(1_000_000 + 48_576)
+    sheet.form.tokens.lineEdit().setText("16384")
+    assert sheet.form.tokens.value() == 16384
+    shown = [sheet.view.words, sheet.form.train_length.text(), sheet.form.tokens.text()]
+    assert not re.search(r"\d,\d{3}", " ".join(shown))
 
 
 def test_what_is_missing_is_said(make_sheet, qtbot):

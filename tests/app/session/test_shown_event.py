@@ -9,7 +9,6 @@ from PySide6.QtCore import Qt
 from tests.app.session.test_timeline import SECOND_NS, live, shared
 from tests.app.session.test_timeline import arrive as arrive_live
 
-from kvscope_app.library.sample import sample_recording
 from kvscope_app.session.session import Session
 from kvscope_app.views.events.events_view import EventsView
 from kvscope_app.views.inspector.inspector_view import REQUEST, STEP, InspectorView
@@ -20,6 +19,7 @@ from kvscope_telemetry.messages.event_kinds import cause_text
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.sample import sample_recording
 
 __all__ = ["live", "shared"]
 

@@ -101,8 +101,11 @@ def test_traces(run: Run, tmp_path: Path, name: str, text: str) -> None:
 def test_a_recording_is_played_again(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "run.mcap"
     first = found(run, *SMALL, "--rate", "5", "--record", str(path))
-    again = found(run, "simulate", str(path), "--num-gpu-blocks-override", "64", "--max-model-len", "256")
-    assert again["policies"] == first["policies"]
+    again = found(run, "simulate", str(path))
+    assert (again["policies"], again["limits"]) == (first["policies"], first["limits"]), "in the pool that was recorded"
+    assert again["notes"] == [
+        "not told by the recording, so opt-13b's: weights and speeds (--model-preset, --costs)",
+    ]
     assert again["workload"] == first["workload"] | {"name": "run.mcap"}
     code, out, err = run(*SMALL, "--record", str(path))
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -115,6 +118,52 @@ def test_each_policy_has_a_recording_of_its_own(run: Run, tmp_path: Path) -> Non
     code, out, err = run(*SMALL, "--allocator", "paged", "--allocator", "buddy", "--record", str(tmp_path / "run.mcap"))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "run-paged.mcap' already exists" in err
+
+
+def test_the_sample_is_simulated_as_it_was_recorded(run: Run) -> None:
+    report = found(run, "simulate", "sample")
+    limits, (paged,) = report["limits"], report["policies"]
+    assert [limits[name] for name in ("num_blocks", "block_size", "max_model_len")] == [64, 16, 1024]
+    assert [limits[name] for name in ("max_num_seqs", "max_num_batched_tokens")] == [12, 256]
+    assert (paged["num_blocks"], paged["block_bytes"]) == (64, 368_640)
+    assert (paged["tiers"]["num_host_blocks"], paged["tiers"]["num_disk_blocks"]) == (39, 68)
+    assert report["notes"] == []
+    assert 34 / 2 < paged["num_preemptions"] < 34 * 2, "34 were recorded"
+    assert paged["simulated_s"] == pytest.approx(42.5, rel=0.25)
+    assert run("simulate", "sample")[1].splitlines()[0].endswith("64 blocks of 16 slots, at most 1024 tokens a request")
+
+
+def test_options_go_over_what_was_recorded(run: Run) -> None:
+    words = ("--num-gpu-blocks-override", "200", "--max-model-len", "512", "--max-num-seqs", "3")
+    report = found(run, "simulate", "sample", *words, "--kv-host-memory", "4GiB", "--kv-bytes-per-token", "1KiB")
+    limits, (paged,) = report["limits"], report["policies"]
+    assert [limits[name] for name in ("num_blocks", "max_model_len", "max_num_seqs")] == [200, 512, 3]
+    assert (paged["block_bytes"], paged["tiers"]["num_host_blocks"]) == (16 << 10, (4 << 30) // (16 << 10))
+    report = found(run, "simulate", "sample", "--block-size", "32", "--model-preset", "opt-66b")
+    assert (report["limits"]["num_blocks"], report["limits"]["block_size"]) == (32, 32), "of as many bytes"
+    assert report["cost_model"]["weight_bytes"] == PRESETS["opt-66b"].cost.weight_bytes
+    assert report["cost_model"]["kv_bytes_per_token"] == 23_040
+    (paged,) = found(run, "simulate", "sample", "--kv-memory", "45MiB")["policies"]
+    assert paged["num_blocks"] == 128
+
+
+def test_the_pool_of_a_recorded_hybrid_and_its_states(run: Run) -> None:
+    report = found(run, "simulate", "sample-hybrid")
+    (paged,) = report["policies"]
+    assert (paged["num_blocks"], paged["num_states"], paged["tiers"]["num_host_blocks"]) == (96, 19, 18)
+    assert (report["limits"]["max_model_len"], report["notes"]) == (1024, [])
+
+
+def test_virtual_is_left_out_of_all_where_the_recorded_pool_is_too_small_for_it(run: Run) -> None:
+    report = found(run, "simulate", "sample", "--allocator", "all")
+    assert [policy["allocator"] for policy in report["policies"]] == ["paged", "contiguous", "buddy", "oracle"]
+    assert report["notes"][0].startswith("virtual is left out: a pool of 64 blocks (22.50 MiB) is too small")
+    code, out, err = run("simulate", "sample", "--allocator", "virtual")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "virtual" in [
+        policy["allocator"]
+        for policy in found(run, "simulate", "sample", "--allocator", "all", "--page-size", "64KiB")["policies"]
+    ]
 
 
 TIERS = ("--kv-host-memory", "256MiB", "--kv-disk", "1GB")
@@ -194,7 +243,7 @@ def test_the_groups_of_a_model_and_what_they_would_hold_without_freeing(run: Run
     assert (code, err) == (0, "")
     assert "KV groups, blocks that requests held" in out
     assert "window of 32" in out
-    again = found(run, "simulate", str(path), "--max-model-len", "256", "--without-freeing")["policies"]
+    again = found(run, "simulate", str(path), "--without-freeing")["policies"]
     assert again == [now, kept], "a recording names its groups and its size"
     blocks = found(run, *words, "--num-gpu-blocks-override", "75", "--without-freeing")["policies"]
     assert blocks == [now, kept]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from tests.engine.planning.conftest import Make, allocated_peak, close
 
+from kvscope_engine.planning.answer import answer
+from kvscope_engine.planning.inference import InferenceQuestion, plan_inference
 from kvscope_engine.planning.training import TrainingPlan, TrainingQuestion, plan_training
 from kvscope_telemetry.errors import BadInput
 
@@ -49,7 +53,23 @@ def test_a_step_takes_what_was_said(skeleton: Make, case: dict[str, object]) -> 
     model = skeleton()
     question = TrainingQuestion(batch_size=2, length=128, **case)  # type: ignore[arg-type]
     plan, real = plan_training(model, question), _train(model, question)
+    told = answer(model, plan_inference(model, InferenceQuestion(gpu_memory=24 << 30)), (), plan).training
+    assert told is not None
+    assert sum(part.num_bytes for part in told.parts) == told.peak_bytes == plan.peak + plan.others
     assert close(plan.peak, real), f"planned {plan.peak:,}, took {real:,}"
+
+
+@pytest.mark.parametrize(("length", "words"), [(1024, "none of the"), (16, r"when \d.* of \d.* of gradients|when all")])
+def test_parts_and_words_are_of_the_worst_moment(skeleton: Make, length: int, words: str) -> None:
+    model = skeleton()
+    plan = plan_training(model, TrainingQuestion(length=length))
+    told = answer(model, plan_inference(model, InferenceQuestion(gpu_memory=24 << 30)), (), plan).training
+    assert told is not None
+    parts = {part.name: part.num_bytes for part in told.parts}
+    assert sum(parts.values()) == told.peak_bytes
+    assert parts["activations"] + parts.get("temporary buffers", 0) == plan.at_worst["activations"]
+    assert parts.get("gradients", 0) == plan.at_worst["gradients"] <= plan.gradients
+    assert re.search(words, told.notes[0]), told.notes
 
 
 def test_mixed_precision_is_sixteen_bytes_a_parameter(skeleton: Make) -> None:

@@ -15,22 +15,34 @@ from typing import TYPE_CHECKING, Final
 from kvscope_engine.cli.parser import number, parse_size, whole_number
 from kvscope_engine.policy.allocation.names import ALLOCATORS
 from kvscope_engine.simulator.costs.cost_model import PRESETS, CostModel, Preset
+from kvscope_engine.simulator.kv_layout import (
+    KVLayout,
+    recorded_layout,
+    recorded_pool_bytes,
+    recorded_slots,
+    recorded_tiers,
+    recorded_token_bytes,
+)
 from kvscope_engine.simulator.limits import SimulatedLimits
 from kvscope_engine.simulator.paging import Paging
 from kvscope_engine.simulator.tiers import Tiers
 from kvscope_engine.simulator.workloads.generators import ARRIVALS, GENERATORS, GeneratorOptions
 from kvscope_telemetry.engine_config import PREEMPTIONS
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.telemetry import CacheInfo, Hello
 from kvscope_telemetry.messages.what_if import EXPANDED, NOT_FREED
 
 if TYPE_CHECKING:
-    from kvscope_engine.simulator.kv_layout import KVLayout
     from kvscope_engine.simulator.simulation import Setup
     from kvscope_engine.simulator.workloads.workload import Workload
+    from kvscope_telemetry.recordings.reader import Recording
 
 WORKLOADS: Final = (
-    f"a recording (.mcap), a trace (.jsonl: Mooncake, .csv: Azure LLM inference) or one of {', '.join(GENERATORS)}"
+    "a recording (.mcap, or the word sample or sample-hybrid), a trace (.jsonl: Mooncake, .csv: Azure LLM inference)"
+    f" or one of {', '.join(GENERATORS)}"
 )
+SUFFIXES: Final = (".mcap", ".jsonl", ".csv")
+"""Of files that are workloads: recordings, Mooncake's and Azure's traces."""
 GENERATOR_ONLY: Final = ("rate", "arrivals", "shared_prefix", "num_prefixes", "seed")
 DEFAULT_REQUESTS: Final = 1000
 
@@ -79,20 +91,28 @@ def add_engine_options(group: argparse._ArgumentGroup) -> None:
         "--num-gpu-blocks-override",
         type=whole_number,
         metavar="BLOCKS",
-        help="size of the pool (default: what the preset's device holds)",
-    )
-    group.add_argument("--block-size", type=whole_number, metavar="SLOTS", default=16, help="tokens per block")
-    group.add_argument(
-        "--max-num-seqs", type=whole_number, metavar="REQUESTS", default=256, help="maximum requests per step"
+        help="size of the pool (default: as recorded, else what the preset's device holds)",
     )
     group.add_argument(
-        "--max-num-batched-tokens", type=whole_number, metavar="TOKENS", default=2048, help="maximum tokens per step"
+        "--block-size", type=whole_number, metavar="SLOTS", help="tokens per block (default: as recorded, else 16)"
+    )
+    group.add_argument(
+        "--max-num-seqs",
+        type=whole_number,
+        metavar="REQUESTS",
+        help="maximum requests per step (default: as recorded, else 256)",
+    )
+    group.add_argument(
+        "--max-num-batched-tokens",
+        type=whole_number,
+        metavar="TOKENS",
+        help="maximum tokens per step (default: as recorded, else 2048)",
     )
     group.add_argument(
         "--max-model-len",
         type=whole_number,
         metavar="TOKENS",
-        help="maximum tokens of prompt and output together (default: the preset's)",
+        help="maximum tokens of prompt and output together (default: as recorded, else the preset's)",
     )
     group.add_argument(
         "--enable-prefix-caching",
@@ -142,9 +162,15 @@ def add_tier_options(group: argparse._ArgumentGroup) -> None:
         "--kv-host-memory",
         type=parse_size,
         metavar="SIZE",
-        help="host memory tier for preempted requests and evicted prefixes, such as 64GiB (paged only; default: none)",
+        help="host memory tier for preempted requests and evicted prefixes, such as 64GiB (paged only; default: as"
+        " recorded, else none)",
     )
-    group.add_argument("--kv-disk", type=parse_size, metavar="SIZE", help="disk tier below host memory (default: none)")
+    group.add_argument(
+        "--kv-disk",
+        type=parse_size,
+        metavar="SIZE",
+        help="disk tier below host memory (default: as recorded, else none)",
+    )
     group.add_argument(
         "--preemption",
         choices=PREEMPTIONS,
@@ -160,8 +186,7 @@ def add_cost_options(group: argparse._ArgumentGroup) -> None:
     add(
         "--model-preset",
         choices=tuple(PRESETS),
-        default="opt-13b",
-        help="model and device; the options below override it",
+        help="model and device; the options below override it (default: as recorded, else opt-13b)",
     )
     add("--costs", metavar="FILE.json", help="costs measured by `bench costs --save`, instead of the preset's")
     add("--weight-bytes", type=parse_size, metavar="SIZE", help="weights, read in each step")
@@ -178,27 +203,75 @@ def add_cost_options(group: argparse._ArgumentGroup) -> None:
     add("--step-overhead-ms", type=number, metavar="MS", help="added to each step")
 
 
-def chosen_preset(args: argparse.Namespace) -> tuple[str, Preset]:
-    """What runs where, by name; raises BadInput for a file of costs that cannot be accepted."""
-    if args.costs is None:
-        return args.model_preset, PRESETS[args.model_preset]
-    from kvscope_engine.simulator.costs.cost_file import load_costs
+def chosen_recording(args: argparse.Namespace) -> Recording | None:
+    """That which the workload is; None for other workloads. Raises BadInput for a workload that is not known, and for a
+    file that is no recording."""
+    _check_workload(args)
+    if Path(args.workload).suffix.lower() != ".mcap":
+        return None
+    from kvscope_telemetry.recordings.reader import Recording
 
-    costs = load_costs(Path(args.costs))
-    return costs.model, costs.preset
+    return Recording.open(Path(args.workload))
 
 
-def chosen_limits(args: argparse.Namespace, preset: Preset) -> SimulatedLimits:
-    """The sizes that were asked for; raises BadInput for a value outside its range."""
-    blocks = args.num_gpu_blocks_override
-    if blocks is None:
-        blocks = max(1, preset.num_slots // max(1, args.block_size))
+def chosen_preset(args: argparse.Namespace, recording: Recording | None) -> tuple[str, Preset, str]:
+    """What runs where, and its name: as recorded, unless options name another; and a line on what the recording does
+    not tell, empty without one. Raises BadInput for a file of costs that cannot be accepted."""
+    name = args.model_preset or "opt-13b"
+    preset = PRESETS[name]
+    if args.costs is not None:
+        from kvscope_engine.simulator.costs.cost_file import load_costs
+
+        costs = load_costs(Path(args.costs))
+        name, preset = costs.model, costs.preset
+    if recording is None:
+        return name, preset, ""
+    hello = recording.info.hello
+    if args.model_preset is not None or args.costs is not None:
+        return name, _as_recorded(preset, hello, None), _not_told(args, hello, name, has_speeds=True)
+    from kvscope_engine.simulator.costs.recorded_costs import recorded_costs
+
+    cost = recorded_costs(recording, recorded_token_bytes(hello.cache))
+    note = _not_told(args, hello, name, has_speeds=cost is not None)
+    return name if cost is None else hello.model.name, _as_recorded(preset, hello, cost), note
+
+
+def _as_recorded(preset: Preset, hello: Hello, cost: CostModel | None) -> Preset:
+    """With the recorded pool and lengths, and `cost` where that is known."""
+    token_bytes = recorded_token_bytes(hello.cache) or preset.cost.kv_bytes_per_token
+    return Preset(
+        cost=cost or dataclasses.replace(preset.cost, kv_bytes_per_token=token_bytes),
+        num_slots=recorded_slots(hello.cache) or preset.num_slots,
+        max_model_len=hello.model.max_model_len or preset.max_model_len,
+        num_layers=hello.model.num_layers or preset.num_layers,
+    )
+
+
+def _not_told(args: argparse.Namespace, hello: Hello, name: str, *, has_speeds: bool) -> str:
+    known = {
+        "weights and speeds": has_speeds,
+        "bytes a token": recorded_token_bytes(hello.cache) or args.model or args.kv_bytes_per_token is not None,
+        "size of the pool": recorded_slots(hello.cache) or args.kv_memory or args.num_gpu_blocks_override,
+        "max length": hello.model.max_model_len or args.max_model_len,
+    }
+    words = ", ".join(word for word, is_known in known.items() if not is_known)
+    return f"not told by the recording, so {name}'s: {words} (--model-preset, --costs)" if words else ""
+
+
+def chosen_limits(args: argparse.Namespace, preset: Preset, recording: Recording | None) -> SimulatedLimits:
+    """The sizes that were asked for, else as recorded; raises BadInput for a value outside its range."""
+    cache = CacheInfo(num_blocks=0, block_size=0) if recording is None else recording.info.hello.cache
+
+    def size(asked: int | None, told: int, default: int) -> int:
+        return asked if asked is not None else told or default
+
+    block_size = size(args.block_size, cache.block_size, 16)
     return SimulatedLimits(
-        num_blocks=blocks,
-        block_size=args.block_size,
-        max_num_seqs=args.max_num_seqs,
-        max_num_batched_tokens=args.max_num_batched_tokens,
-        max_model_len=preset.max_model_len if args.max_model_len is None else args.max_model_len,
+        num_blocks=size(args.num_gpu_blocks_override, preset.num_slots // max(1, block_size), 1),
+        block_size=block_size,
+        max_num_seqs=size(args.max_num_seqs, cache.max_num_seqs, 256),
+        max_num_batched_tokens=size(args.max_num_batched_tokens, cache.max_num_batched_tokens, 2048),
+        max_model_len=size(args.max_model_len, preset.max_model_len, 1),
         enable_prefix_caching=args.enable_prefix_caching,
     )
 
@@ -219,11 +292,15 @@ def chosen_paging(args: argparse.Namespace, preset: Preset, layout: KVLayout | N
     return Paging(num_layers) if args.page_size is None else Paging(num_layers, args.page_size)
 
 
-def chosen_tiers(args: argparse.Namespace) -> Tiers:
-    """What is below the pool; raises BadInput for sizes out of range, and where no policy has lower tiers."""
-    tiers = Tiers(kv_host_memory=args.kv_host_memory or 0, kv_disk=args.kv_disk or 0, preemption=args.preemption)
+def chosen_tiers(args: argparse.Namespace, cache: CacheInfo | None) -> Tiers:
+    """What is below the pool, else as recorded; raises BadInput for sizes out of range, and where no policy has lower
+    tiers."""
+    host_bytes, disk_bytes = (0, 0) if cache is None else recorded_tiers(cache)
+    kv_host_memory = host_bytes if args.kv_host_memory is None else args.kv_host_memory
+    kv_disk = (disk_bytes if kv_host_memory else 0) if args.kv_disk is None else args.kv_disk
+    tiers = Tiers(kv_host_memory=kv_host_memory, kv_disk=kv_disk, preemption=args.preemption)
     allocators = chosen_allocators(args)
-    if tiers and "paged" not in allocators:
+    if args.kv_host_memory and "paged" not in allocators:
         raise BadInput(
             f"kv_host_memory={tiers.kv_host_memory} is not accepted with allocator={', '.join(allocators)!r}:"
             " only `paged` has lower tiers"
@@ -232,15 +309,21 @@ def chosen_tiers(args: argparse.Namespace) -> Tiers:
 
 
 def chosen_setups(
-    args: argparse.Namespace, preset: Preset, limits: SimulatedLimits, cost: CostModel, workload: Workload
+    args: argparse.Namespace,
+    preset: Preset,
+    limits: SimulatedLimits,
+    cost: CostModel,
+    workload: Workload,
+    recording: Recording | None,
 ) -> list[Setup]:
     """A run each: the allocators, then the questions. Raises BadInput for what there is nothing to ask of."""
     from kvscope_engine.simulator.simulation import Setup
 
-    layout, recorded_bytes = _chosen_layout(args, limits)
+    cache = None if recording is None else recording.info.hello.cache
+    layout = _chosen_layout(args, limits, cache)
     setups = [
         Setup(
-            *(workload, limits, cost, allocator, chosen_paging(args, preset, layout), chosen_tiers(args)),
+            *(workload, limits, cost, allocator, chosen_paging(args, preset, layout), chosen_tiers(args, cache)),
             layout=layout,
             question=question,
             state_interval=args.state_interval,
@@ -252,32 +335,27 @@ def chosen_setups(
     ]
     if layout is None and args.kv_memory is None:
         return setups
-    blocks = args.num_gpu_blocks_override
-    of_preset = preset.num_slots * preset.cost.kv_bytes_per_token
+    blocks, checkpoints = args.num_gpu_blocks_override, args.state_checkpoints
+    if checkpoints is None and args.model is None and cache is not None and cache.num_states:
+        checkpoints = max(0, cache.num_states - 1 - cache.max_num_seqs)
     if blocks is not None:
         kv_bytes = float(blocks * Setup(workload, limits, cost, "paged", layout=layout).block_bytes)
     else:
-        kv_bytes = args.kv_memory or recorded_bytes or of_preset
-    return [setup.sized(kv_bytes, args.state_checkpoints, for_blocks=blocks is not None) for setup in setups]
+        of_preset = preset.num_slots * preset.cost.kv_bytes_per_token
+        kv_bytes = args.kv_memory or (0 if cache is None else recorded_pool_bytes(cache)) or of_preset
+    return [setup.sized(kv_bytes, checkpoints, for_blocks=blocks is not None) for setup in setups]
 
 
-def _chosen_layout(args: argparse.Namespace, limits: SimulatedLimits) -> tuple[KVLayout | None, float]:
-    """KV groups and states, and the bytes of a recorded pool, 0 where that is not asked or not known."""
+def _chosen_layout(args: argparse.Namespace, limits: SimulatedLimits, cache: CacheInfo | None) -> KVLayout | None:
+    """KV groups and states; None: one group of all layers."""
     if args.model is not None:
         from kvscope_engine.cli.engine_class import quick_imports
 
         with quick_imports():
             from kvscope_engine.planning.kv_layout import model_layout
 
-            return model_layout(args.model, limits.max_model_len, limits.block_size), 0.0
-    if not args.workload.lower().endswith(".mcap"):
-        return None, 0.0
-    from kvscope_engine.simulator.kv_layout import recorded_layout
-    from kvscope_telemetry.recordings.reader import Recording
-
-    cache = Recording.open(Path(args.workload)).info.hello.cache
-    blocks = (cache.num_physical_blocks or cache.num_blocks) * cache.block_bytes
-    return recorded_layout(cache), float(blocks + cache.num_states * cache.state_bytes)
+            return model_layout(args.model, limits.max_model_len, limits.block_size)
+    return None if cache is None else recorded_layout(cache)
 
 
 def _questions(args: argparse.Namespace, layout: KVLayout | None) -> list[str]:
@@ -303,9 +381,15 @@ def chosen_workload(args: argparse.Namespace, max_model_len: int) -> Workload:
 
     if args.workload in GENERATORS:
         return generate(args.workload, _generator_options(args), max_model_len)
-    readers = {".jsonl": read_mooncake, ".csv": read_azure, ".mcap": read_recording}
+    readers = dict(zip(SUFFIXES, (read_recording, read_mooncake, read_azure), strict=True))
     path = Path(args.workload)
-    if path.suffix.lower() not in readers:
+    return readers[path.suffix.lower()](path, args.requests)
+
+
+def _check_workload(args: argparse.Namespace) -> None:
+    if args.workload in GENERATORS:
+        return
+    if Path(args.workload).suffix.lower() not in SUFFIXES:
         raise BadInput(f"workload {args.workload!r:.200} is not known: {WORKLOADS}")
     for name in GENERATOR_ONLY:
         if getattr(args, name) is not None:
@@ -313,7 +397,6 @@ def chosen_workload(args: argparse.Namespace, max_model_len: int) -> Workload:
                 f"--{name.replace('_', '-')} is not accepted with a trace or a recording:"
                 f" it is for {', '.join(GENERATORS)}"
             )
-    return readers[path.suffix.lower()](path, args.requests)
 
 
 def _generator_options(args: argparse.Namespace) -> GeneratorOptions:

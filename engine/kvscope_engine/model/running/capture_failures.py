@@ -132,9 +132,10 @@ def failures_of(keys: Sequence[Key], capture: Callable[[Key], Exception | None])
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether CUDA refuses what is captured, such as a read on the host. torch 2.13 then takes the pool of the capture
-    to be in use for ever, and gives the memory of no graph in it back (pytorch#190348)."""
-    return isinstance(error, RuntimeError) and not is_no_memory(error)
+    """Whether CUDA refuses what is captured, such as a read on the host; its words for that speak of capturing. torch
+    2.13 then takes the pool of the capture to be in use for ever, and gives the memory of no graph in it back
+    (pytorch#190348)."""
+    return isinstance(error, RuntimeError) and "captur" in str(error).lower() and not is_no_memory(error)
 
 
 def failure_words(error: Exception) -> str:

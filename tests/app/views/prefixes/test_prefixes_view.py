@@ -11,7 +11,6 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QGuiApplication
 from tests.app import window_driver as driver
 
-from kvscope_app.library.sample import sample_recording
 from kvscope_app.look.theme import THEMES
 from kvscope_app.session.session import Session
 from kvscope_app.session.texts.session_texts import FOR_OPERATORS
@@ -28,6 +27,7 @@ from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.messages.telemetry import KVGroup
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.sample import sample_recording
 from kvscope_telemetry.source import Update
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary

@@ -1,4 +1,4 @@
-"""The recordings that come with kvscope. No Qt."""
+"""The recordings that come with kvscope."""
 
 from __future__ import annotations
 

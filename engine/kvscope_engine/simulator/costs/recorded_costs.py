@@ -1,0 +1,66 @@
+"""The cost model of an engine that was recorded, out of the times of its steps and what each had to do.
+
+Sizes of keys and values are the recorded ones; the rest is what explains the times best (`cost_fit`). Only recordings
+whose frames tell a step's work (`Work`) have it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from kvscope_engine.simulator.costs.cost_fit import FREE, MIN_SAMPLES, ModelSizes, Sample, fit_costs
+from kvscope_engine.simulator.costs.cost_model import CostModel
+from kvscope_telemetry.messages.telemetry import Frame
+from kvscope_telemetry.recordings.reader import Recording
+
+MAX_SAMPLES: Final = 2000
+"""Steps that are fitted, evenly chosen of the recorded ones."""
+
+
+def recorded_costs(recording: Recording, kv_bytes_per_token: float) -> CostModel | None:
+    """The cost model, with the default speeds of lower tiers; None where the recording does not tell enough."""
+    model = recording.info.hello.model
+    sizes = ModelSizes(
+        weight_bytes=2.0 * model.num_parameters,
+        kv_bytes_per_token=kv_bytes_per_token,
+        flops_per_token=2.0 * model.num_parameters,
+        attention_flops_per_pair=4.0 * model.num_layers * model.num_query_heads * model.head_dim,
+    )
+    if not (sizes.weight_bytes and kv_bytes_per_token and sizes.attention_flops_per_pair):
+        return None
+    samples = _samples(recording, sizes)
+    return _with_kv_of(fit_costs(samples, sizes).cost, kv_bytes_per_token) if len(samples) >= MIN_SAMPLES else None
+
+
+def _samples(recording: Recording, sizes: ModelSizes) -> list[Sample]:
+    samples, every = list[Sample](), 1
+    told = (frame for frame in recording.frames() if frame.work.flops and frame.timings.run_ns)
+    for index, frame in enumerate(told):
+        if index % every == 0:
+            samples.append(_sample(frame, sizes))
+        if len(samples) > MAX_SAMPLES:
+            del samples[1::2]
+            every *= 2
+    return samples
+
+
+def _sample(frame: Frame, sizes: ModelSizes) -> Sample:
+    work, timings = frame.work, frame.timings
+    return Sample(
+        num_tokens=frame.batch.num_prefill_tokens + frame.batch.num_decode_tokens,
+        context=round(work.kv_read_bytes / sizes.kv_bytes_per_token),
+        pairs=round(work.attention_flops / sizes.attention_flops_per_pair),
+        seconds=(timings.schedule_ns + timings.run_ns + timings.commit_ns + timings.record_ns) / 1e9,
+    )
+
+
+def _with_kv_of(cost: CostModel, token_bytes: float) -> CostModel:
+    """The same times, with keys and values of another size: weights and the bandwidth take the difference."""
+    times = token_bytes / cost.kv_bytes_per_token if cost.kv_bytes_per_token else FREE / cost.memory_bandwidth
+    return replace(
+        cost,
+        weight_bytes=cost.weight_bytes * times,
+        kv_bytes_per_token=token_bytes,
+        memory_bandwidth=cost.memory_bandwidth * times,
+    )
