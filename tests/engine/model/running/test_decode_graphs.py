@@ -247,6 +247,13 @@ def test_graphs_behind_one_that_cuda_refused_have_a_pool_that_can_be_given_back(
     assert first is not second
 
 
+def test_a_library_that_fails_for_the_largest_costs_that_alone(recorded: Recorded) -> None:
+    graphs = recorded.graphs
+    recorded.errors[graphs.largest] = RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED")
+    assert graphs.capture_all() == ""
+    assert len(recorded.pools) == len(graphs.sizes)
+
+
 @pytest.mark.parametrize(("error", "num_tries"), [(REFUSED, 1), (NO_MEMORY, 6)])
 def test_a_model_that_cuda_refuses_is_tried_once(recorded: Recorded, error: Exception, num_tries: int) -> None:
     """Each try would leave memory behind; for want of memory a smaller one may be captured."""
