@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Final
 
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.telemetry import DeltaCheckpoint, Snapshot, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import DeltaCheckpoint, Frame, Snapshot, TelemetryMessage
 from kvscope_telemetry.recordings.mcap_file import Entry, McapFile
 from kvscope_telemetry.timeline.ring_folder import segment_path
 
 PARTS: Final = 8
-"""A segment is at most this part of the bounds: so much of what might be kept goes at once."""
+"""A segment is at most this part of the bounds: so much more than asked is kept, at most."""
 RETRY_S: Final = 10.0
 MAX_RETRY_S: Final = 120.0
 """How long nothing is tried when the disk takes no more: twice as long each time, until it took some for so long."""
@@ -48,13 +48,16 @@ class _Whole:
     path: Path
     num_bytes: int
     start_ns: int
+    end_ns: int
 
 
 class Segments:
-    """A `RecordingFile` that begins anew every `segment_seconds`, or sooner where the bounds are narrow.
+    """A `RecordingFile` that begins anew every `segment_seconds`, or sooner where the bounds are narrow; later while no
+    frames come.
 
-    Once more is there than `bounds` says the oldest segments go, but never the one that is written. It never raises for
-    a disk that takes no more: what is added then is not kept, and `wants_state` says when to try again.
+    Segments that ended longer ago than `bounds` says go, and the oldest where all are too large, but never the one that
+    is written. It never raises for a disk that takes no more: what is added then is not kept, and `wants_state` says
+    when to try again.
     """
 
     def __init__(self, folder: Path, bounds: Bounds, segment_seconds: float, *, retry_seconds: float = RETRY_S) -> None:
@@ -82,17 +85,19 @@ class Segments:
         self._file: McapFile | None = None
         self._began_ns = 0
         self._num_added = self._head_bytes = 0
+        self._has_frames = False
 
-    @property
-    def wants_state(self) -> bool:
-        """Whether the segment that is written is long enough. One has at least as much besides the state that it
-        begins with."""
+    def wants_state(self, log_time_ns: int) -> bool:
+        """Whether the segment that is written is long enough to end before a message of `log_time_ns`. One has at least
+        as much besides the state that it begins with, or lasts as long as its part of the bounds."""
         if self._is_resting:
             return time.monotonic() >= self._again_s
-        if self._file is None or self.end_ns is None or self._num_added < 2:
+        if self._file is None or self._num_added < 2:
             return False
-        longest_ns = min(self._segment_ns, self.bounds.max_seconds * 1e9 / PARTS)
-        if self.end_ns - self._began_ns >= longest_ns:
+        longest_ns = self.bounds.max_seconds * 1e9 / PARTS
+        if self._has_frames:  # else the next state would be this one again
+            longest_ns = min(self._segment_ns, longest_ns)
+        if log_time_ns - self._began_ns >= longest_ns:
             return True
         return self._file.num_bytes >= max(self.bounds.max_bytes // PARTS, 2 * self._head_bytes)
 
@@ -118,6 +123,7 @@ class Segments:
             return
         with self._resting():
             self._writable(log_time_ns).add_message(message, log_time_ns, num_bytes, data)
+            self._has_frames |= isinstance(message, Frame)
             self._added(log_time_ns)
 
     def add_state(self, log_time_ns: int, state: Snapshot | DeltaCheckpoint) -> None:
@@ -163,7 +169,7 @@ class Segments:
         if file is not None:
             path = file.path if file.end_early() else file.part
             with contextlib.suppress(OSError):
-                self._whole.append(_Whole(path, path.stat().st_size, self._began_ns))
+                self._add_whole(path)
         self._is_resting, self.pause = True, reason
         self._again_s = time.monotonic() + self._retry_s
         self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
@@ -180,7 +186,11 @@ class Segments:
         if self._file is not None:
             self._file.finish()
             path, self._file = self._file.path, None
-            self._whole.append(_Whole(path, path.stat().st_size, self._began_ns))
+            self._add_whole(path)
+
+    def _add_whole(self, path: Path) -> None:
+        end_ns = self._began_ns if self.end_ns is None else self.end_ns
+        self._whole.append(_Whole(path, path.stat().st_size, self._began_ns, end_ns))
 
     def _writable(self, log_time_ns: int) -> McapFile:
         """The segment in progress."""
@@ -198,7 +208,7 @@ class Segments:
     def _begin(self, log_time_ns: int) -> McapFile:
         file = McapFile(segment_path(self.path, self._number + 1))
         self._number += 1
-        self._began_ns, self._num_added, self._head_bytes = log_time_ns, 0, 0
+        self._began_ns, self._num_added, self._head_bytes, self._has_frames = log_time_ns, 0, 0, False
         if self.origin_ns is None:
             self.origin_ns = self.start_ns = log_time_ns
         return file
@@ -209,7 +219,7 @@ class Segments:
             return
         written = 0 if self._file is None else self._file.num_bytes
         num_bytes = written + sum(segment.num_bytes for segment in self._whole)
-        while self._whole and self._is_over(bounds, num_bytes, end_ns - self._whole[0].start_ns):
+        while self._whole and self._is_over(bounds, num_bytes, end_ns - self._whole[0].end_ns):
             oldest = self._whole.popleft()
             num_bytes -= oldest.num_bytes
             with contextlib.suppress(FileNotFoundError):
@@ -218,5 +228,5 @@ class Segments:
         self.num_bytes = num_bytes
 
     @staticmethod
-    def _is_over(bounds: Bounds, num_bytes: int, length_ns: int) -> bool:
-        return num_bytes > bounds.max_bytes or length_ns > bounds.max_seconds * 1e9
+    def _is_over(bounds: Bounds, num_bytes: int, age_ns: int) -> bool:
+        return num_bytes > bounds.max_bytes or age_ns > bounds.max_seconds * 1e9

@@ -71,6 +71,10 @@ class Session:
     def frames(self) -> list[Frame]:
         return [message for message in self.messages if isinstance(message, Frame)]
 
+    def pass_time(self, duration_ns: int) -> None:
+        """Nothing is told meanwhile."""
+        self._now_ns += duration_ns
+
     def tick(self) -> int:
         self._now_ns += STEP_NS
         return self._now_ns
