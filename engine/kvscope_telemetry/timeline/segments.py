@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.telemetry import DeltaCheckpoint, Frame, Snapshot, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import DeltaCheckpoint, Frame, Hello, Snapshot, TelemetryMessage
 from kvscope_telemetry.recordings.mcap_file import Entry, McapFile
 from kvscope_telemetry.timeline.ring_folder import segment_path
 
@@ -48,7 +48,8 @@ class _Whole:
     path: Path
     num_bytes: int
     start_ns: int
-    end_ns: int
+    end_run_ns: int
+    """`Segments._run_ns` at its end."""
 
 
 class Segments:
@@ -56,7 +57,8 @@ class Segments:
     frames come.
 
     Segments that ended longer ago than `bounds` says go, and the oldest where all are too large, but never the one that
-    is written. It never raises for a disk that takes no more: what is added then is not kept, and `wants_state` says
+    is written. Where an engine starts with its wall clock ahead, as after its machine was suspended, nothing is older
+    for that. It never raises for a disk that takes no more: what is added then is not kept, and `wants_state` says
     when to try again.
     """
 
@@ -86,6 +88,10 @@ class Segments:
         self._began_ns = 0
         self._num_added = self._head_bytes = 0
         self._has_frames = False
+        self._epoch: int | None = None
+        self._run_ns = 0
+        """How far log times went, without jumps where an epoch begins: by this segments age."""
+        self._added_s = 0.0
 
     def wants_state(self, log_time_ns: int) -> bool:
         """Whether the segment that is written is long enough to end before a message of `log_time_ns`. One has at least
@@ -124,7 +130,11 @@ class Segments:
         with self._resting():
             self._writable(log_time_ns).add_message(message, log_time_ns, num_bytes, data)
             self._has_frames |= isinstance(message, Frame)
-            self._added(log_time_ns)
+            hello = message if isinstance(message, Hello) else message.hello if isinstance(message, Snapshot) else None
+            is_new_epoch = hello is not None and hello.epoch != self._epoch
+            if hello is not None:
+                self._epoch = hello.epoch
+            self._added(log_time_ns, is_new_epoch=is_new_epoch)
 
     def add_state(self, log_time_ns: int, state: Snapshot | DeltaCheckpoint) -> None:
         """Append a keyframe or a delta checkpoint."""
@@ -189,8 +199,7 @@ class Segments:
             self._add_whole(path)
 
     def _add_whole(self, path: Path) -> None:
-        end_ns = self._began_ns if self.end_ns is None else self.end_ns
-        self._whole.append(_Whole(path, path.stat().st_size, self._began_ns, end_ns))
+        self._whole.append(_Whole(path, path.stat().st_size, self._began_ns, self._run_ns))
 
     def _writable(self, log_time_ns: int) -> McapFile:
         """The segment in progress."""
@@ -198,7 +207,11 @@ class Segments:
             self._file = self._begin(log_time_ns)
         return self._file
 
-    def _added(self, log_time_ns: int) -> None:
+    def _added(self, log_time_ns: int, *, is_new_epoch: bool = False) -> None:
+        now_s = time.monotonic()
+        passed_ns = 0 if self.end_ns is None else log_time_ns - self.end_ns
+        self._run_ns += min(passed_ns, round((now_s - self._added_s) * 1e9)) if is_new_epoch else passed_ns
+        self._added_s = now_s
         self.end_ns = log_time_ns
         self._num_added += 1
         if self._num_added == 2:  # hello and state, or the engine's snapshot and a little
@@ -214,17 +227,16 @@ class Segments:
         return file
 
     def _trim(self) -> None:
-        end_ns, bounds = self.end_ns, self.bounds
-        if end_ns is None:
-            return
+        bounds = self.bounds
         written = 0 if self._file is None else self._file.num_bytes
         num_bytes = written + sum(segment.num_bytes for segment in self._whole)
-        while self._whole and self._is_over(bounds, num_bytes, end_ns - self._whole[0].end_ns):
+        while self._whole and self._is_over(bounds, num_bytes, self._run_ns - self._whole[0].end_run_ns):
             oldest = self._whole.popleft()
             num_bytes -= oldest.num_bytes
             with contextlib.suppress(FileNotFoundError):
                 oldest.path.unlink()
-        self.start_ns = self._whole[0].start_ns if self._whole else self._began_ns
+        if self.end_ns is not None:
+            self.start_ns = self._whole[0].start_ns if self._whole else self._began_ns
         self.num_bytes = num_bytes
 
     @staticmethod

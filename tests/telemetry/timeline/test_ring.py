@@ -52,14 +52,14 @@ def test_each_segment_opens_by_itself(
 STEP_NS, HEARTBEAT_NS = 20_000_000, 500_000_000
 
 
-def idle(session: Any, seconds: float) -> None:
+def idle(session: Any, seconds: float, epoch: int = 1) -> None:
     """Heartbeats and samples of an engine that does nothing."""
     for count in range(round(seconds * 1e9 / HEARTBEAT_NS)):
         session.pass_time(HEARTBEAT_NS - STEP_NS)
         now_ns = session.tick()
-        session.tell(Heartbeat(epoch=1, time_ns=now_ns, seq=session.engine.seq, step=session.engine.seq))
+        session.tell(Heartbeat(epoch=epoch, time_ns=now_ns, seq=session.engine.seq, step=session.engine.seq))
         if count % 2:
-            session.tell(DeviceSample(epoch=1, time_ns=now_ns, utilization=0.0))
+            session.tell(DeviceSample(epoch=epoch, time_ns=now_ns, utilization=0.0))
 
 
 def kept_frames(ring: Ring) -> list[int]:
@@ -131,6 +131,23 @@ def test_an_engine_whose_clocks_were_set_back_costs_no_history(make_ring: MakeRi
     session.go_on(10)
     assert kept_frames(ring) == [*range(1, 11), *range(1, 11)]
     assert ring.start_ns == session.times_ns[0]
+    ring.close()
+
+
+def test_an_engine_that_starts_with_its_wall_clock_ahead_costs_no_history(
+    make_ring: MakeRing, make_session: MakeSession
+) -> None:
+    """As after its machine was suspended, when its own clock stood still."""
+    ring = make_ring(max_seconds=MAX_SECONDS, segment_seconds=SEGMENT_S)
+    session = make_session(ring)
+    session.go_on(10)
+    idle(session, 100.0)
+    session.restart(2, wall_ahead_ns=7200 * 10**9)
+    session.go_on(10)
+    idle(session, 400.0, epoch=2)
+    assert kept_frames(ring) == [*range(1, 11), *range(1, 11)]
+    idle(session, 190.0, epoch=2)
+    assert kept_frames(ring) == [*range(1, 11)], "those of the first engine are older"
     ring.close()
 
 
