@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_telemetry.addresses import Address, WatchedSource
+from kvscope_telemetry.devices.device_reader import tells_engines_share
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.fleet.own_member import TELLING
 from kvscope_telemetry.messages.model_names import short_name
@@ -65,6 +66,8 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     utilization: float | None = None
     """0 to 1."""
+    is_engines_share: bool = False
+    """Whether that is what the engine uses of all CPUs."""
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
     power_watts: float | None = None
@@ -204,7 +207,7 @@ class _Notes:
                 return reading
             reading = msgspec.structs.replace(
                 reading,
-                device=self._device(reading.device.name),
+                device=self._device(reading.device.name, is_engines_share=tells_engines_share(hello)),
                 is_first_token_bound=not hello.capabilities.latencies,
                 tells_requests=hello.capabilities.requests,
                 **self._requests(mirror, order, limit),
@@ -251,13 +254,14 @@ class _Notes:
             "first_token_p50_s": of("first_token_p50_s", WINDOW_S),
         }
 
-    def _device(self, name: str) -> DeviceReading:
+    def _device(self, name: str, *, is_engines_share: bool) -> DeviceReading:
         sample = self._sample
         if sample is None:
             return DeviceReading(name=name)
         return DeviceReading(
             name=name,
             utilization=sample.utilization if sample.utilization >= 0 else None,
+            is_engines_share=is_engines_share,
             memory_used_bytes=sample.memory_used_bytes if sample.memory_used_bytes >= 0 else None,
             memory_total_bytes=sample.memory_total_bytes if sample.memory_total_bytes >= 0 else None,
             power_watts=sample.power_watts if sample.power_watts >= 0 else None,

@@ -183,8 +183,9 @@ def _device(reading: EngineReading) -> list[str]:
     used = NOTHING if device.memory_used_bytes is None else num_bytes(device.memory_used_bytes)
     total = "" if device.memory_total_bytes is None else f" of {num_bytes(device.memory_total_bytes)}"
     watts = NOTHING if device.power_watts is None else f"{device.power_watts:.0f} W"
-    busy = NOTHING if device.utilization is None else percent(device.utilization, 0)
-    return [*name, f"busy {busy}", f"memory {used}{total}", f"power {watts}"]
+    share = NOTHING if device.utilization is None else percent(device.utilization, 0)
+    busy = f"engine uses {share} of the CPUs" if device.is_engines_share else f"busy {share}"
+    return [*name, busy, f"memory {used}{total}", f"power {watts}"]
 
 
 def _cells(request: RequestReading) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from kvscope_telemetry.devices.device_reader import busy_share
 from kvscope_telemetry.messages.devices import Devices, Gpu, Host
 
 FloatArray = npt.NDArray[np.float64]
@@ -109,11 +110,6 @@ def host_taken_bytes(host: Host) -> int | None:
     if host.memory_total_bytes is None or host.memory_available_bytes is None:
         return None
     return host.memory_total_bytes - host.memory_available_bytes
-
-
-def busy_share(host: Host) -> float | None:
-    """Busy share of all cores."""
-    return sum(host.cores) / len(host.cores) if host.cores else None
 
 
 def _of_gpu(gpu: Gpu, name: str) -> float:

@@ -16,6 +16,7 @@ from kvscope_app.look.steady_label import SteadyLabel
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.session.session import Session
 from kvscope_app.session.state_text import STATE_COLORS, STATE_WORDS
+from kvscope_telemetry.devices.device_reader import tells_engines_share
 from kvscope_telemetry.messages.telemetry import DeviceSample, Hello
 from kvscope_telemetry.source import SourceState, SourceStatus
 
@@ -29,7 +30,7 @@ _TIPS: Final = {
     "state": "Connection to the engine",
     "role": "Viewer: prompts, control and block text are for operators only",
     "model": "Model, data type and device",
-    "device": "Device utilization, with power and temperature where reported",
+    "device": "How busy the GPU is, or how much of the CPUs the engine uses; power and temperature where reported",
     "rate": "Engine steps in the last second",
     "frames": "Frames received; lost ones are repaired by a snapshot",
     "latency": "Delay from the end of a step to its frame here",
@@ -231,7 +232,7 @@ class StatusBar(QStatusBar):
 
     def _device(self) -> str:
         samples, hello = self._session.timeline.end.history.samples, self._session.live_mirror.hello
-        return device_text(samples[-1], hello.device.kind) if samples and hello is not None else ""
+        return device_text(samples[-1], hello) if samples and hello is not None else ""
 
     def _display_rate(self) -> int:
         return sum(t >= time.monotonic_ns() - 1_000_000_000 for t in self._updates)
@@ -289,11 +290,14 @@ def rounded_words(quantization: str) -> str:
     return f"{bits}-bit weights" + (f", {activations}-bit activations" if activations else "")
 
 
-def device_text(sample: DeviceSample, kind: str) -> str:
-    """`GPU 87 %  ·  212 W  ·  64 °C`, as far as it is known."""
-    name = {"cuda": "GPU", "cpu": "CPU"}.get(kind, "Device")
+def device_text(sample: DeviceSample, hello: Hello) -> str:
+    """`GPU 87 %  ·  212 W  ·  64 °C`, as far as it is known; of an engine on a CPU `Engine 87 % of the CPUs`."""
+    name = {"cuda": "GPU", "cpu": "CPU"}.get(hello.device.kind, "Device")
+    busy = percent(sample.utilization, 0)
     parts = (
-        f"{name} {percent(sample.utilization, 0)}" if sample.utilization >= 0 else "",
+        (f"Engine {busy} of the CPUs" if tells_engines_share(hello) else f"{name} {busy}")
+        if sample.utilization >= 0
+        else "",
         f"{sample.power_watts:.0f} W" if sample.power_watts >= 0 else "",
         f"{sample.temperature_celsius:.0f} °C" if sample.temperature_celsius >= 0 else "",
     )

@@ -109,7 +109,7 @@ class DevicePublisher:
     def _tell(self, devices: Devices) -> None:
         self._sockets.publish(devices)
         spoken_of = msgspec.structs.replace(devices, used_gpus=tuple(gpu.index for gpu in devices.gpus[:1]))
-        self._sockets.publish(device_sample(spoken_of, self.hello.device.kind))
+        self._sockets.publish(device_sample(spoken_of, self.hello))
 
     # The I/O thread.
 

@@ -222,7 +222,7 @@ _ALL: Final = (
         ("stalled_s", "num_steps", "run_ns"),
         _stalled_s,
     ),
-    _plain(_DEVICE, "utilization", "Utilization of the device, 0 to 1", "share", outlives_stops=True),
+    _plain(_DEVICE, "utilization", "GPU busy, or the engine's share of all CPUs, 0 to 1", "share", outlives_stops=True),
     _plain(_DEVICE, "power_watts", "Power of the device", "W", outlives_stops=True),
     _plain(_DEVICE, "temperature_celsius", "Temperature of the device", "°C", outlives_stops=True),
     _plain(_DEVICE, "memory_used_bytes", "Memory used on the device", "bytes", outlives_stops=True),

@@ -9,16 +9,26 @@ from __future__ import annotations
 import os
 
 from kvscope_telemetry.messages.devices import Devices, Gpu, Host
-from kvscope_telemetry.messages.telemetry import DeviceSample
+from kvscope_telemetry.messages.telemetry import DeviceSample, Hello
 
 
-def device_sample(devices: Devices, device_kind: str, pid: int | None = None) -> DeviceSample:
-    """Of the GPU that the engine uses, or of the host where `device_kind` is "cpu"; `pid`: the engine's, this one's
-    unless told otherwise."""
+def device_sample(devices: Devices, hello: Hello, pid: int | None = None) -> DeviceSample:
+    """Of the GPU that the engine uses, or of the host without one; `pid`: the engine's, this one's unless told
+    otherwise. Where there is no engine no process is told of."""
     pid = os.getpid() if pid is None else pid
-    if device_kind != "cuda":
-        return _of_host(devices, devices.host or Host(), pid)
+    if hello.device.kind != "cuda":
+        return _of_host(devices, devices.host or Host(), pid if tells_engines_share(hello) else None)
     return _of_gpu(devices, used_gpu(devices) or Gpu(index=0), pid)
+
+
+def tells_engines_share(hello: Hello) -> bool:
+    """Whether `DeviceSample.utilization` is the engine's share of all CPUs, not how busy the device is."""
+    return hello.device.kind != "cuda" and hello.capabilities.blocks
+
+
+def busy_share(host: Host) -> float | None:
+    """Busy share of all cores."""
+    return sum(host.cores) / len(host.cores) if host.cores else None
 
 
 def used_gpu(devices: Devices) -> Gpu | None:
@@ -46,17 +56,19 @@ def _of_gpu(devices: Devices, gpu: Gpu, pid: int) -> DeviceSample:
     )
 
 
-def _of_host(devices: Devices, host: Host, pid: int) -> DeviceSample:
+def _of_host(devices: Devices, host: Host, pid: int | None) -> DeviceSample:
     total, available = host.memory_total_bytes, host.memory_available_bytes
     process = next((process for process in host.processes or () if process.pid == pid), None)
     cores = process.cores if process is not None else None
+    share = None if cores is None or not host.cores else min(1.0, cores / len(host.cores))
+    utilization = busy_share(host) if pid is None else share
     return DeviceSample(
         epoch=devices.epoch,
         time_ns=devices.time_ns,
         memory_total_bytes=_or_unknown(total),
         memory_used_bytes=total - available if total is not None and available is not None else -1,
         process_bytes=_or_unknown(process.resident_bytes if process is not None else None),
-        utilization=-1.0 if cores is None or not host.cores else min(1.0, cores / len(host.cores)),
+        utilization=-1.0 if utilization is None else utilization,
     )
 
 

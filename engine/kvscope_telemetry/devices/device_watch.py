@@ -66,7 +66,7 @@ class DeviceWatch:
             with contextlib.suppress(Exception):  # a device that fails here is told of by the step
                 memory = self._memory()
             self._publish(devices)
-            self._publish(device_sample(devices, self._hello.device.kind, self._pid()))
+            self._publish(device_sample(devices, self._hello, self._pid()))
             if memory is not None:
                 self._publish(self._with_context(memory, devices))
             if self._closing.wait(self._sample_s):

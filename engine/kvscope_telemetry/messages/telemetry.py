@@ -556,7 +556,7 @@ class DeviceSample(_Message, frozen=True, kw_only=True):
     process_bytes: int = -1
     """By the engine: device memory on a GPU, resident set on a CPU."""
     utilization: float = -1.0
-    """0 to 1: GPU busy, or the engine's share of all CPUs."""
+    """0 to 1: GPU busy, or the engine's share of all CPUs; where devices are told of without an engine, CPUs busy."""
     power_watts: float = -1.0
     temperature_celsius: float = -1.0
 

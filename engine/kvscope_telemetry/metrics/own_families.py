@@ -136,7 +136,7 @@ def _device(make: Maker, sample: DeviceSample) -> Iterator[Metric]:
         text = "Device memory: total, used by all processes, used by the engine."
         yield make.gauge("kvscope_device_memory_bytes", text, *known)
     for name, text, value in (
-        ("utilization_ratio", "Device utilization, 0 to 1.", sample.utilization),
+        ("utilization_ratio", "GPU busy, or the engine's share of all CPUs, 0 to 1.", sample.utilization),
         ("power_watts", "Device power draw.", sample.power_watts),
         ("temperature_celsius", "Device temperature.", sample.temperature_celsius),
     ):

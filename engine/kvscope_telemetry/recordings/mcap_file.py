@@ -75,9 +75,8 @@ class RecordingFile(Protocol):
     def part(self) -> Path:
         """What it is called until then."""
 
-    @property
-    def wants_state(self) -> bool:
-        """Whether a new file should begin: `begin_anew` it with the whole state."""
+    def wants_state(self, log_time_ns: int) -> bool:
+        """Whether a new file should begin before a message of `log_time_ns`: `begin_anew` it with the whole state."""
 
     def begin_anew(self) -> None:
         """End this file; what is added from now on goes into the next."""
@@ -143,8 +142,7 @@ class McapFile:
         self._whole_bytes: deque[int] = deque(maxlen=_PLACES)  # so much was handed over whole, the newest last
         self._register_channels()
 
-    @property
-    def wants_state(self) -> bool:
+    def wants_state(self, log_time_ns: int) -> bool:
         """It goes on in this one file."""
         return False
 

@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import os
 import stat
+import time
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -22,6 +23,8 @@ _KINDS: Final = (
 )
 _BLOCK_BYTES: Final = 512
 """What `st_blocks` counts, whatever the file system."""
+_HOLD_TRIES: Final = 200
+_ASKING_S: Final = 0.001
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -50,7 +53,13 @@ def stored_bytes(file: BinaryIO) -> int:
 def hold_for_writing(file: BinaryIO) -> None:
     """Let readers know, until `file` is closed or the process ends, that there may be more to come."""
     with contextlib.suppress(OSError):  # a file system without locks: then they do not
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for _ in range(_HOLD_TRIES):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:  # a reader asks whether it is written (`FollowedFile.is_written`)
+                time.sleep(_ASKING_S)
+            else:
+                return
 
 
 class FollowedFile:

@@ -195,6 +195,8 @@ class RecordingWriter:
             return
         given_ns = queued.log_time_ns
         log_time_ns = self._clock.log_time_ns(message) if given_ns is None else given_ns
+        if log_time_ns > self._newest_ns and self._file.wants_state(log_time_ns):
+            self._begin_anew()
         if not self._file.holds_back:
             self._since_s = queued.given_s
         self._file.add_message(message, log_time_ns, queued.num_bytes, data)
@@ -203,8 +205,6 @@ class RecordingWriter:
         self._num_lost -= 1
         for state in self._annotations.add_message(message, log_time_ns):
             self._file.add_state(log_time_ns, state)
-        if self._file.wants_state and isinstance(message, Frame | Snapshot):
-            self._begin_anew(log_time_ns)
         if self._annotations.new:  # else nothing came to be due
             self._file.add_together(self._annotations.glance())
             self._tell()
@@ -231,20 +231,20 @@ class RecordingWriter:
         self._file.flush()
         self._write_texts()
 
-    def _begin_anew(self, log_time_ns: int) -> None:
-        """The next file can be read without those before it. This one ends with a delta checkpoint: its state there is
-        known, whatever of its last seconds is damaged."""
+    def _begin_anew(self) -> None:
+        """The next file goes on from the newest message, and can be read without those before it. This one ends with a
+        delta checkpoint: its state there is known, whatever of its last seconds is damaged."""
         checkpoint = self._annotations.last_checkpoint()
-        state = self._annotations.restate(log_time_ns)
+        state = self._annotations.restate(self._newest_ns)
         if state is None:
             return
         if checkpoint is not None:
-            self._file.add_state(log_time_ns, checkpoint)
+            self._file.add_state(self._newest_ns, checkpoint)
         self._file.add_together(self._annotations.glance(is_due=True))
         self._flush()
         self._file.begin_anew()
-        self._file.add_message(state.hello, log_time_ns, approximate_bytes(state.hello))
-        self._file.add_state(log_time_ns, state)
+        self._file.add_message(state.hello, self._newest_ns, approximate_bytes(state.hello))
+        self._file.add_state(self._newest_ns, state)
 
     def _tell(self) -> None:
         new = self._annotations.new

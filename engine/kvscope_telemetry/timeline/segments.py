@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Final
 
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.telemetry import DeltaCheckpoint, Snapshot, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import DeltaCheckpoint, Frame, Hello, Snapshot, TelemetryMessage
 from kvscope_telemetry.recordings.mcap_file import Entry, McapFile
 from kvscope_telemetry.timeline.ring_folder import segment_path
 
 PARTS: Final = 8
-"""A segment is at most this part of the bounds: so much of what might be kept goes at once."""
+"""A segment is at most this part of the bounds: so much more than asked is kept, at most."""
 RETRY_S: Final = 10.0
 MAX_RETRY_S: Final = 120.0
 """How long nothing is tried when the disk takes no more: twice as long each time, until it took some for so long."""
@@ -48,13 +48,18 @@ class _Whole:
     path: Path
     num_bytes: int
     start_ns: int
+    end_run_ns: int
+    """`Segments._run_ns` at its end."""
 
 
 class Segments:
-    """A `RecordingFile` that begins anew every `segment_seconds`, or sooner where the bounds are narrow.
+    """A `RecordingFile` that begins anew every `segment_seconds`, or sooner where the bounds are narrow; later while no
+    frames come.
 
-    Once more is there than `bounds` says the oldest segments go, but never the one that is written. It never raises for
-    a disk that takes no more: what is added then is not kept, and `wants_state` says when to try again.
+    Segments that ended longer ago than `bounds` says go, and the oldest where all are too large, but never the one that
+    is written. Where an engine starts with its wall clock ahead, as after its machine was suspended, nothing is older
+    for that. It never raises for a disk that takes no more: what is added then is not kept, and `wants_state` says
+    when to try again.
     """
 
     def __init__(self, folder: Path, bounds: Bounds, segment_seconds: float, *, retry_seconds: float = RETRY_S) -> None:
@@ -82,17 +87,23 @@ class Segments:
         self._file: McapFile | None = None
         self._began_ns = 0
         self._num_added = self._head_bytes = 0
+        self._has_frames = False
+        self._epoch: int | None = None
+        self._run_ns = 0
+        """How far log times went, without jumps where an epoch begins: by this segments age."""
+        self._added_s = 0.0
 
-    @property
-    def wants_state(self) -> bool:
-        """Whether the segment that is written is long enough. One has at least as much besides the state that it
-        begins with."""
+    def wants_state(self, log_time_ns: int) -> bool:
+        """Whether the segment that is written is long enough to end before a message of `log_time_ns`. One has at least
+        as much besides the state that it begins with, or lasts as long as its part of the bounds."""
         if self._is_resting:
             return time.monotonic() >= self._again_s
-        if self._file is None or self.end_ns is None or self._num_added < 2:
+        if self._file is None or self._num_added < 2:
             return False
-        longest_ns = min(self._segment_ns, self.bounds.max_seconds * 1e9 / PARTS)
-        if self.end_ns - self._began_ns >= longest_ns:
+        longest_ns = self.bounds.max_seconds * 1e9 / PARTS
+        if self._has_frames:  # else the next state would be this one again
+            longest_ns = min(self._segment_ns, longest_ns)
+        if log_time_ns - self._began_ns >= longest_ns:
             return True
         return self._file.num_bytes >= max(self.bounds.max_bytes // PARTS, 2 * self._head_bytes)
 
@@ -118,7 +129,12 @@ class Segments:
             return
         with self._resting():
             self._writable(log_time_ns).add_message(message, log_time_ns, num_bytes, data)
-            self._added(log_time_ns)
+            self._has_frames |= isinstance(message, Frame)
+            hello = message if isinstance(message, Hello) else message.hello if isinstance(message, Snapshot) else None
+            is_new_epoch = hello is not None and hello.epoch != self._epoch
+            if hello is not None:
+                self._epoch = hello.epoch
+            self._added(log_time_ns, is_new_epoch=is_new_epoch)
 
     def add_state(self, log_time_ns: int, state: Snapshot | DeltaCheckpoint) -> None:
         """Append a keyframe or a delta checkpoint."""
@@ -163,7 +179,7 @@ class Segments:
         if file is not None:
             path = file.path if file.end_early() else file.part
             with contextlib.suppress(OSError):
-                self._whole.append(_Whole(path, path.stat().st_size, self._began_ns))
+                self._add_whole(path)
         self._is_resting, self.pause = True, reason
         self._again_s = time.monotonic() + self._retry_s
         self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
@@ -180,7 +196,10 @@ class Segments:
         if self._file is not None:
             self._file.finish()
             path, self._file = self._file.path, None
-            self._whole.append(_Whole(path, path.stat().st_size, self._began_ns))
+            self._add_whole(path)
+
+    def _add_whole(self, path: Path) -> None:
+        self._whole.append(_Whole(path, path.stat().st_size, self._began_ns, self._run_ns))
 
     def _writable(self, log_time_ns: int) -> McapFile:
         """The segment in progress."""
@@ -188,7 +207,11 @@ class Segments:
             self._file = self._begin(log_time_ns)
         return self._file
 
-    def _added(self, log_time_ns: int) -> None:
+    def _added(self, log_time_ns: int, *, is_new_epoch: bool = False) -> None:
+        now_s = time.monotonic()
+        passed_ns = 0 if self.end_ns is None else log_time_ns - self.end_ns
+        self._run_ns += min(passed_ns, round((now_s - self._added_s) * 1e9)) if is_new_epoch else passed_ns
+        self._added_s = now_s
         self.end_ns = log_time_ns
         self._num_added += 1
         if self._num_added == 2:  # hello and state, or the engine's snapshot and a little
@@ -198,25 +221,24 @@ class Segments:
     def _begin(self, log_time_ns: int) -> McapFile:
         file = McapFile(segment_path(self.path, self._number + 1))
         self._number += 1
-        self._began_ns, self._num_added, self._head_bytes = log_time_ns, 0, 0
+        self._began_ns, self._num_added, self._head_bytes, self._has_frames = log_time_ns, 0, 0, False
         if self.origin_ns is None:
             self.origin_ns = self.start_ns = log_time_ns
         return file
 
     def _trim(self) -> None:
-        end_ns, bounds = self.end_ns, self.bounds
-        if end_ns is None:
-            return
+        bounds = self.bounds
         written = 0 if self._file is None else self._file.num_bytes
         num_bytes = written + sum(segment.num_bytes for segment in self._whole)
-        while self._whole and self._is_over(bounds, num_bytes, end_ns - self._whole[0].start_ns):
+        while self._whole and self._is_over(bounds, num_bytes, self._run_ns - self._whole[0].end_run_ns):
             oldest = self._whole.popleft()
             num_bytes -= oldest.num_bytes
             with contextlib.suppress(FileNotFoundError):
                 oldest.path.unlink()
-        self.start_ns = self._whole[0].start_ns if self._whole else self._began_ns
+        if self.end_ns is not None:
+            self.start_ns = self._whole[0].start_ns if self._whole else self._began_ns
         self.num_bytes = num_bytes
 
     @staticmethod
-    def _is_over(bounds: Bounds, num_bytes: int, length_ns: int) -> bool:
-        return num_bytes > bounds.max_bytes or length_ns > bounds.max_seconds * 1e9
+    def _is_over(bounds: Bounds, num_bytes: int, age_ns: int) -> bool:
+        return num_bytes > bounds.max_bytes or age_ns > bounds.max_seconds * 1e9

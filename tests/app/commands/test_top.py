@@ -21,7 +21,7 @@ import msgspec
 import pytest
 from tests.telemetry.conftest import make_endpoint, serve
 
-from kvscope_app.commands.top_engine import EngineReading, RequestReading, WatchedEngine
+from kvscope_app.commands.top_engine import DeviceReading, EngineReading, RequestReading, WatchedEngine
 from kvscope_app.commands.top_lines import engine_lines, in_encoding, plain_text, request_lines, short_line
 from kvscope_app.main import main
 from kvscope_telemetry.addresses import Address
@@ -72,6 +72,7 @@ def test_one_reading_as_json_without_qt_and_torch(serve: Callable, make_endpoint
     assert reading["usage"] == pytest.approx(reading["held_blocks"] / 2000)
     assert reading["decode_tokens_per_s"] > 0
     assert 0 <= reading["hit_rate"] <= 1
+    assert reading["device"]["is_engines_share"], "it is on a CPU"
     assert reading["device"]["power_watts"] is None, "what a CPU does not say is unknown"
     assert reading["num_requests"] == len(reading["requests"]) > 0
     blocks = [request["num_blocks"] for request in reading["requests"]]
@@ -172,6 +173,13 @@ def test_lines_say_what_is_known() -> None:
     )
     assert in_encoding(text, "utf-8") == text
     assert in_encoding(text, "ascii").isascii()
+
+
+@pytest.mark.parametrize(("is_engines_share", "words"), [(True, "engine uses 12 % of the CPUs"), (False, "busy 12 %")])
+def test_whose_utilization_it_is_is_said(is_engines_share: bool, words: str) -> None:
+    device = DeviceReading(name="a CPU", utilization=0.12, is_engines_share=is_engines_share)
+    text = plain_text(engine_lines(msgspec.structs.replace(READING, device=device), 100)).replace("\u202f", " ")
+    assert words in text.replace("\u00a0", " ")
 
 
 class Terminal:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from tests.app import window_driver as driver
@@ -11,7 +12,8 @@ from kvscope_app.views.memory.memory_view import MemoryView
 from kvscope_app.views.requests.request_columns import read_columns
 from kvscope_app.views.throughput.throughput_view import ThroughputView
 from kvscope_app.window.status_bar import StatusBar, device_text
-from kvscope_telemetry.messages.telemetry import Counters, DeviceSample, RequestInfo, RequestRows
+from kvscope_telemetry.messages.capabilities import Capabilities
+from kvscope_telemetry.messages.telemetry import Counters, DeviceInfo, DeviceSample, RequestInfo, RequestRows
 from kvscope_telemetry.source import SERIES_FIELDS, Update
 from kvscope_telemetry.state.mirror import Mirror
 
@@ -73,9 +75,14 @@ def test_the_status_bar_tells_the_device_in_a_few_words(engine, session, poll, q
     engine.source.updates.append(Update(samples=(GPU,)))
     poll(session)
     bar.refresh()
-    assert driver.named(bar, "device").text() == "CPU 87 %  ·  212 W  ·  64 °C"
-    assert device_text(DeviceSample(epoch=1, time_ns=1, utilization=0.5), "cuda") == "GPU 50 %"
-    assert device_text(DeviceSample(epoch=1, time_ns=1), "cuda") == ""
+    assert driver.named(bar, "device").text() == "Engine 87 % of the CPUs  ·  212 W  ·  64 °C"
+    hello = session.live_mirror.hello
+    gpu = msgspec.structs.replace(hello, device=DeviceInfo(kind="cuda"))
+    half = DeviceSample(epoch=1, time_ns=1, utilization=0.5)
+    assert device_text(half, gpu) == "GPU 50 %"
+    alone = msgspec.structs.replace(hello, capabilities=Capabilities(engine="devices", blocks=False))
+    assert device_text(half, alone) == "CPU 50 %"
+    assert device_text(DeviceSample(epoch=1, time_ns=1), gpu) == ""
 
 
 def test_blocks_that_went_and_were_copied_are_counted_in_the_memory_view(engine, session, poll, qtbot):

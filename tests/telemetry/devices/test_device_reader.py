@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from kvscope_telemetry.devices.device_reader import device_sample
+from kvscope_telemetry.devices.device_reader import device_sample, tells_engines_share
+from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.devices import Devices, Gpu, GpuProcess, Host, HostProcess
-from kvscope_telemetry.messages.telemetry import DeviceSample
+from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, DeviceSample, Hello, ModelInfo
 
 GPU = Gpu(
     index=1,
@@ -19,8 +20,20 @@ GPU = Gpu(
 )
 
 
+def hello(device_kind: str, *, has_engine: bool = True) -> Hello:
+    return Hello(
+        epoch=3,
+        time_ns=0,
+        wall_time_ns=0,
+        model=ModelInfo(name="m"),
+        cache=CacheInfo(num_blocks=1, block_size=1),
+        device=DeviceInfo(kind=device_kind),
+        capabilities=Capabilities(blocks=has_engine),
+    )
+
+
 def of_gpu(gpu: Gpu, pid: int = 5) -> DeviceSample:
-    return device_sample(Devices(epoch=3, time_ns=4, gpus=(Gpu(index=0), gpu), used_gpus=(1,)), "cuda", pid)
+    return device_sample(Devices(epoch=3, time_ns=4, gpus=(Gpu(index=0), gpu), used_gpus=(1,)), hello("cuda"), pid)
 
 
 def test_the_gpu_that_the_engine_uses() -> None:
@@ -41,13 +54,27 @@ def test_what_is_unknown_of_a_gpu() -> None:
     assert of_gpu(Gpu(index=1)) == DeviceSample(epoch=3, time_ns=4)
     assert of_gpu(GPU, pid=6).process_bytes == -1
     assert of_gpu(GPU, pid=7).process_bytes == -1
-    assert device_sample(Devices(epoch=3, time_ns=4), "cuda") == DeviceSample(epoch=3, time_ns=4)
+    assert device_sample(Devices(epoch=3, time_ns=4), hello("cuda")) == DeviceSample(epoch=3, time_ns=4)
 
 
 def test_host_and_process_on_a_cpu() -> None:
     process = HostProcess(pid=5, anonymous_bytes=10, file_bytes=5, shared_bytes=1, cores=1.0)
     host = Host(memory_total_bytes=100, memory_available_bytes=70, cores=(0.5, 0.9), processes=(process,))
-    sample = device_sample(Devices(epoch=3, time_ns=4, host=host), "cpu", 5)
+    sample = device_sample(Devices(epoch=3, time_ns=4, host=host), hello("cpu"), 5)
     assert (sample.memory_total_bytes, sample.memory_used_bytes, sample.process_bytes) == (100, 30, 16)
     assert sample.utilization == 0.5
-    assert device_sample(Devices(epoch=3, time_ns=4, host=Host()), "cpu", 5) == DeviceSample(epoch=3, time_ns=4)
+    assert tells_engines_share(hello("cpu"))
+    assert not tells_engines_share(hello("cuda"))
+    nothing = device_sample(Devices(epoch=3, time_ns=4, host=Host()), hello("cpu"), 5)
+    assert nothing == DeviceSample(epoch=3, time_ns=4)
+
+
+def test_without_an_engine_a_host_is_as_busy_as_its_cores() -> None:
+    process = HostProcess(pid=5, anonymous_bytes=10, file_bytes=5, shared_bytes=1, cores=0.01)
+    host = Host(memory_total_bytes=100, memory_available_bytes=70, cores=(1.0, 0.5), processes=(process,))
+    alone = hello("cpu", has_engine=False)
+    assert not tells_engines_share(alone)
+    sample = device_sample(Devices(epoch=3, time_ns=4, host=host), alone, 5)
+    assert (sample.utilization, sample.process_bytes) == (0.75, -1)
+    nothing = device_sample(Devices(epoch=3, time_ns=4, host=Host()), alone, 5)
+    assert nothing == DeviceSample(epoch=3, time_ns=4)

@@ -34,12 +34,14 @@ class Session:
         self._num_blocks = num_blocks
         self.restart(epoch)
 
-    def restart(self, epoch: int) -> None:
-        """Another engine in the place of the one before."""
+    def restart(self, epoch: int, wall_ahead_ns: int = 0) -> None:
+        """Another engine in the place of the one before, with its wall clock ahead."""
         self.engine = SyntheticEngine(
             num_blocks=self._num_blocks, num_running=6, epoch=epoch, seed=epoch, clock=self.tick
         )
-        self.tell(snapshot := self.engine.snapshot())
+        snapshot = self.engine.snapshot()
+        hello = replace(snapshot.hello, wall_time_ns=snapshot.hello.wall_time_ns + wall_ahead_ns)
+        self.tell(snapshot := replace(snapshot, hello=hello))
         self._states.append((len(self.messages), snapshot))
 
     def tell(self, message: TelemetryMessage) -> None:
@@ -70,6 +72,10 @@ class Session:
     @property
     def frames(self) -> list[Frame]:
         return [message for message in self.messages if isinstance(message, Frame)]
+
+    def pass_time(self, duration_ns: int) -> None:
+        """Nothing is told meanwhile."""
+        self._now_ns += duration_ns
 
     def tick(self) -> int:
         self._now_ns += STEP_NS

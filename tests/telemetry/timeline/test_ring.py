@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.telemetry import Frame, Heartbeat
+from kvscope_telemetry.messages.telemetry import DeviceSample, Frame, Heartbeat
 from kvscope_telemetry.recordings.mcap_file import McapFile
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.timeline.ring import Ring
+from kvscope_telemetry.timeline.ring import MAX_SECONDS, SEGMENT_S, Ring
 from kvscope_telemetry.timeline.ring_folder import segments_in
 from kvscope_telemetry.timeline.ring_recording import RingRecording
+from kvscope_telemetry.timeline.segments import PARTS
 
 MakeRing = Callable[..., Ring]
 MakeSession = Callable[..., Any]
@@ -48,14 +49,105 @@ def test_each_segment_opens_by_itself(
     assert Recording.open(paths[len(paths)].with_suffix("")).info.is_complete
 
 
-def test_an_idle_engine_begins_no_segments(make_ring: MakeRing, make_session: MakeSession) -> None:
-    ring = make_ring()
-    session = make_session(ring)
-    session.go_on(20)
-    for _ in range(1000):
-        session.tell(Heartbeat(epoch=1, time_ns=session.tick(), seq=session.engine.seq, step=session.engine.seq))
+STEP_NS, HEARTBEAT_NS = 20_000_000, 500_000_000
+
+
+def idle(session: Any, seconds: float, epoch: int = 1) -> None:
+    """Heartbeats and samples of an engine that does nothing."""
+    for count in range(round(seconds * 1e9 / HEARTBEAT_NS)):
+        session.pass_time(HEARTBEAT_NS - STEP_NS)
+        now_ns = session.tick()
+        session.tell(Heartbeat(epoch=epoch, time_ns=now_ns, seq=session.engine.seq, step=session.engine.seq))
+        if count % 2:
+            session.tell(DeviceSample(epoch=epoch, time_ns=now_ns, utilization=0.0))
+
+
+def kept_frames(ring: Ring) -> list[int]:
     assert ring.flush(60.0)
-    assert list(segments_in(ring.folder)) == [1]
+    return [frame.seq for frame in RingRecording.open(ring.folder, ring.origin_ns).frames()]
+
+
+def test_what_came_after_an_idle_stretch_stays_as_long_as_was_promised(
+    make_ring: MakeRing, make_session: MakeSession, assert_same_state: Callable[..., None]
+) -> None:
+    ring = make_ring(max_seconds=MAX_SECONDS, segment_seconds=SEGMENT_S)
+    session = make_session(ring)
+    idle(session, 540.0)
+    session.go_on(10)
+    for _ in range(59):
+        idle(session, 10.0)
+        assert kept_frames(ring) == list(range(1, 11))
+        assert ring.start_ns is not None
+        assert ring.end_ns is not None
+        assert ring.end_ns - ring.start_ns >= min(MAX_SECONDS * 1e9, ring.end_ns - session.times_ns[0])
+    at_ns = session.times_ns[0] + round(900e9)
+    reader = RingRecording.open(ring.folder, ring.origin_ns)
+    assert_same_state(reader.state_at(900.0), session.mirror_at(at_ns))
+    idle(session, 100.0)
+    assert kept_frames(ring) == []
+    ring.close()
+
+
+def test_an_idle_engine_is_kept_no_longer_and_its_state_is_seldom_written(
+    make_ring: MakeRing, make_session: MakeSession
+) -> None:
+    ring = make_ring(max_seconds=MAX_SECONDS, segment_seconds=SEGMENT_S)
+    session = make_session(ring)
+    session.go_on(10)
+    idle(session, 3000.0)
+    assert ring.flush(60.0)
+    assert ring.start_ns is not None
+    assert ring.end_ns is not None
+    assert MAX_SECONDS <= (ring.end_ns - ring.start_ns) / 1e9 <= MAX_SECONDS * (1 + 1 / PARTS) + 1
+    assert len(segments_in(ring.folder)) <= PARTS + 2
+    ring.close()
+
+
+@pytest.mark.parametrize("silent_s", [540.0, 7200.0])
+def test_a_segment_ends_before_a_silence(make_ring: MakeRing, make_session: MakeSession, silent_s: float) -> None:
+    """Whoever was suspended told nothing: what is older than the bounds goes, what came then does not go with it."""
+    ring = make_ring(max_seconds=MAX_SECONDS, segment_seconds=SEGMENT_S)
+    session = make_session(ring)
+    session.go_on(10)
+    session.pass_time(round(silent_s * 1e9))
+    session.go_on(10)
+    idle(session, 50.0)
+    assert kept_frames(ring) == list(range(11 if silent_s > MAX_SECONDS else 1, 21))
+    idle(session, 500.0)
+    assert kept_frames(ring) == list(range(11, 21))
+    assert ring.start_ns is not None
+    assert ring.end_ns is not None
+    assert ring.end_ns - ring.start_ns >= MAX_SECONDS * 1e9
+    ring.close()
+
+
+def test_an_engine_whose_clocks_were_set_back_costs_no_history(make_ring: MakeRing, make_session: MakeSession) -> None:
+    ring = make_ring(max_seconds=MAX_SECONDS, segment_seconds=SEGMENT_S)
+    session = make_session(ring)
+    session.go_on(10)
+    idle(session, 300.0)
+    session.pass_time(-200 * 10**9)
+    session.restart(2)
+    session.go_on(10)
+    assert kept_frames(ring) == [*range(1, 11), *range(1, 11)]
+    assert ring.start_ns == session.times_ns[0]
+    ring.close()
+
+
+def test_an_engine_that_starts_with_its_wall_clock_ahead_costs_no_history(
+    make_ring: MakeRing, make_session: MakeSession
+) -> None:
+    """As after its machine was suspended, when its own clock stood still."""
+    ring = make_ring(max_seconds=MAX_SECONDS, segment_seconds=SEGMENT_S)
+    session = make_session(ring)
+    session.go_on(10)
+    idle(session, 100.0)
+    session.restart(2, wall_ahead_ns=7200 * 10**9)
+    session.go_on(10)
+    idle(session, 400.0, epoch=2)
+    assert kept_frames(ring) == [*range(1, 11), *range(1, 11)]
+    idle(session, 190.0, epoch=2)
+    assert kept_frames(ring) == [*range(1, 11)], "those of the first engine are older"
     ring.close()
 
 
@@ -67,16 +159,16 @@ def test_the_oldest_goes_when_it_lasts_too_long(make_ring: MakeRing, make_sessio
     assert ring.start_ns is not None
     assert ring.end_ns is not None
     assert ring.origin_ns is not None
-    assert 6e9 <= ring.end_ns - ring.start_ns <= 8e9
+    assert 8e9 <= ring.end_ns - ring.start_ns <= 9.1e9
     assert ring.origin_ns == session.times_ns[0]
     left = segments_in(ring.folder)
     assert Recording.open(next(iter(left.values()))).start_ns == ring.start_ns
     assert 1 not in left
-    assert len(left) <= 9
+    assert len(left) <= 10
     ring.set_bounds(max_bytes=1 << 30, max_seconds=2.0)
     session.go_on(60)
     assert ring.flush(60.0)
-    assert ring.end_ns - ring.start_ns <= 2e9
+    assert 2e9 <= ring.end_ns - ring.start_ns <= 3.1e9
     ring.close()
 
 

@@ -84,17 +84,17 @@ class ChatAnswer:
         self.message.content += reply.text
         self._pending.append(reply.text)
         count = self.message.stats.num_tokens + len(reply.token_ids)
-        self._update(num_tokens=count, ttft_s=self._first_s - self._sent_s, tokens_per_s=self._speed(count))
+        self._update(num_tokens=count, first_seen_s=self._first_s - self._sent_s, tokens_per_s=self._speed(count))
 
     def finished(self, reply: Finished) -> None:
-        """The engine ended it; its own times replace ours, which hold the way between."""
+        """The engine ended it, and says its own times."""
         usage, timing = reply.usage, reply.timing
         stats = self.message.stats
         self._update(
             num_prompt_tokens=usage.prompt_tokens or stats.num_prompt_tokens,
             num_cached_tokens=usage.cached_tokens,
             num_tokens=max(usage.completion_tokens, stats.num_tokens),
-            ttft_s=stats.ttft_s if timing.ttft_s is None else timing.ttft_s,
+            ttft_s=timing.ttft_s,
             total_s=timing.total_s or self.waited_s,
             queue_s=timing.queue_s,
         )

@@ -35,6 +35,9 @@ class AnswerStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     num_cached_tokens: int = 0
     num_tokens: int = 0
     ttft_s: float | None = None
+    """From arrival to first token, as the engine says."""
+    first_seen_s: float | None = None
+    """From Submit to the first token here: the way between is in it."""
     tokens_per_s: float | None = None
     total_s: float | None = None
     queue_s: float | None = None

@@ -115,7 +115,8 @@ class MessageCard(QFrame):
 
 
 def stats_text(stats: AnswerStats) -> str:
-    """`120 tokens · 45.2 tok/s · first after 120 ms · prompt 345 tokens, 128 cached`."""
+    """`120 tokens · 45.2 tok/s · first after 120 ms · prompt 345 tokens, 128 cached`; until the engine says:
+    `first seen after 130 ms`."""
     parts = []
     if stats.num_tokens:
         parts.append(plural(stats.num_tokens, "token"))
@@ -125,6 +126,8 @@ def stats_text(stats: AnswerStats) -> str:
         parts.append(f"queued {seconds(stats.queue_s)}")
     if stats.ttft_s is not None:
         parts.append(f"first after {seconds(stats.ttft_s)}")
+    elif stats.first_seen_s is not None:
+        parts.append(f"first seen after {seconds(stats.first_seen_s)}")
     if stats.num_prompt_tokens:
         cached = f", {count(stats.num_cached_tokens)} cached" if stats.num_cached_tokens else ""
         parts.append(f"prompt {plural(stats.num_prompt_tokens, 'token')}{cached}")

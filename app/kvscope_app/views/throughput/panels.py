@@ -207,7 +207,7 @@ PANELS: Final = (
         _share,
         top=1.0,
         needs="utilization",
-        tip="GPU: share of time it computes. CPU: the engine's share of all cores.",
+        tip="GPU: share of time it computes. CPU: the engine's share of all cores; without an engine, all use.",
     ),
     PanelSpec("power", "Power", (CurveSpec("power_watts", "", 3),), short, _watts, needs="power_watts"),
     PanelSpec(

@@ -108,6 +108,8 @@ def test_enter_sends_and_the_answer_streams_in(talk, qtbot):
     talk.token("Good ")
     talk.token("**day**")
     assert talk.card.body.toPlainText() == "Good **day**"
+    talk.view.refresh()
+    assert "first seen after" in talk.card.stats.text()
     talk.finish()
     assert talk.card.body.toPlainText() == "Good day"
     assert talk.card.stats.text() == (

@@ -1,0 +1,33 @@
+"""Whether a file is written is known to readers, whenever they ask."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from pathlib import Path
+
+import pytest
+
+from kvscope_telemetry.recordings.regular_file import FollowedFile, hold_for_writing
+
+
+def test_a_reader_that_asks_as_a_file_begins_does_not_keep_the_writer_from_holding_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.mcap.part"
+    with path.open("xb") as written, path.open("rb") as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        monkeypatch.setattr(time, "sleep", lambda _: fcntl.flock(asking, fcntl.LOCK_UN))
+        hold_for_writing(written)
+        assert FollowedFile(path).is_written()
+    assert not FollowedFile(path).is_written()
+
+
+def test_who_never_lets_go_does_not_keep_the_writer_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.mcap.part"
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    with path.open("xb") as written, path.open("rb") as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        hold_for_writing(written)
+    assert 0 < sum(waits) < 1.0
