@@ -25,7 +25,7 @@ from PySide6.QtWidgets import (
 
 from kvscope_app.look.file_dialogs import ask_save
 from kvscope_app.look.makers import empty_state, head_row, tool_button
-from kvscope_app.look.number_text import count
+from kvscope_app.look.number_text import count, plural
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.session.event_log import LoggedEvent
@@ -123,9 +123,7 @@ class EventsView(View):
         num_events = len(self.session.overview.events)
         shown = self.model.rowCount()
         words = (
-            f"{count(shown)} of {count(num_events)}"
-            if shown < num_events or has_more
-            else f"{count(num_events)} events"
+            f"{count(shown)} of {count(num_events)}" if shown < num_events or has_more else plural(num_events, "event")
         )
         self.count.setText(words + (", looking…" if has_more else ""))
         self._stack.setCurrentIndex(1 if num_events else 0)

@@ -133,6 +133,8 @@ def test_nobody_waits_and_nothing_is_said(session):
 
 
 def test_a_waiting_request_says_why_in_its_details(view, busy):
+    busy.select_request(2)
+    assert "Waiting: it needs up to 9 blocks" in view.detail.phases.text()
     busy.select_request(3)
     assert "Waiting: 1 request is ahead of it" in view.detail.phases.text()
 
