@@ -87,7 +87,7 @@ class KeptLengths(QObject):
         """Of docks at the window's sides and below the map, those behind tabs too."""
         window = self._window
         names = {dock: name for name, dock in window.docks.items()}
-        found = {}
+        found: dict[str, int] = {}
         for name, dock in window.docks.items():
             if not dock.isFloating() and not dock.visibleRegion().isEmpty():
                 length = dock.width() if self._along(name) is _ACROSS else dock.height()
