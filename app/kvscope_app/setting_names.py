@@ -50,3 +50,8 @@ def splitter_name(group: str, name: str) -> str:
 def layout_name(group: str) -> str:
     """Where its docks are, as Qt packs it, of `LAYOUT_VERSION`."""
     return f"{group}/state"
+
+
+def lengths_name(group: str) -> str:
+    """How wide, or high, its docks are where it has room for them: whole numbers by their names, and for which size."""
+    return f"{group}/lengths"

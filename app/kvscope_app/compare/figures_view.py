@@ -14,9 +14,9 @@ from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 from kvscope_app.compare.comparison_text import HEADINGS, as_tsv, cells, explained, unlike_text
 from kvscope_app.look.fonts import sans
 from kvscope_app.look.makers import label
-from kvscope_app.look.plain_text import plain_tip
+from kvscope_app.look.plain_text import PlainLabel, plain_tip
 from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.look.widgets import ElidedLabel, Segments
+from kvscope_app.look.widgets import Segments
 from kvscope_app.views.table import Index, Table, TableHead, TableModel
 from kvscope_telemetry.exports.comparison.comparison import Comparison, ComparisonRow
 from kvscope_telemetry.exports.comparison.spread import Verdict
@@ -107,7 +107,8 @@ class FiguresView(QWidget):
         self.ranges.chosen.connect(self._choose)
         self.of_shown = False
         self._widths = [0] * _OF_B
-        self._unlike = ElidedLabel()
+        self._unlike = PlainLabel()
+        self._unlike.setWordWrap(True)
         self._unlike.setProperty("look", "warning")
         self._build()
 
@@ -153,10 +154,10 @@ class FiguresView(QWidget):
         table.horizontalHeader().setStretchLastSection(True)
         row = QHBoxLayout()
         row.addWidget(label("Key figures", "heading"))
-        row.addWidget(self._unlike, 1)
-        row.addStretch(0)
+        row.addStretch(1)
         row.addWidget(self.ranges)
         column = QVBoxLayout(self)
         column.setContentsMargins(10, 4, 10, 8)
         column.addLayout(row)
+        column.addWidget(self._unlike)
         column.addWidget(table, 1)

@@ -24,7 +24,7 @@ from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.marks.alarm_watch import AlarmWatch
 from kvscope_telemetry.alarms.alarm_engine import Alarm, alarm_text
-from kvscope_telemetry.alarms.rules import rule_text
+from kvscope_telemetry.alarms.rules import rule_words
 
 _SPACING: Final = 10
 GOES_AFTER_S: Final = 20.0
@@ -107,7 +107,7 @@ class AlarmStrip(PassingStrip):
         if alarm is None:
             return
         more = len(self._shown_alarms) - 1
-        self._line.tell(rule_text(alarm.rule), _detail(alarm))
+        self._line.tell(alarm.name, f"{rule_words(alarm.rule)}, {_detail(alarm)}")
         self._more.setText(f"and {more} more" if more else "")
         self.setAccessibleName(f"Alarm: {self.text}")
 

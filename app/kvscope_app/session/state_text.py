@@ -11,7 +11,7 @@ from kvscope_telemetry.source import SourceState
 
 STATE_WORDS: Final = {
     SourceState.CONNECTING: "Connecting",
-    SourceState.LOADING: "Loading",
+    SourceState.LOADING: "Starting",
     SourceState.LIVE: "Live",
     SourceState.PAUSED: "Engine paused",
     SourceState.REFUSED: "Access denied",

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Generic, ParamSpec, Self
 
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QPersistentModelIndex, QSize, Qt, Signal
-from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QTableView
+from PySide6.QtGui import QColor, QIcon, QKeyEvent, QPixmap
+from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QStyledItemDelegate, QStyleOptionViewItem, QTableView
 
 LEFT: Final = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 RIGHT: Final = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
@@ -108,6 +108,20 @@ class Table(QTableView):
         for place, column in enumerate(columns):
             width = max(self.fontMetrics().horizontalAdvance(text) for text in (column.sample, column.title))
             self.setColumnWidth(place, width + _SAMPLE_PAD)
+
+
+class SwatchDelegate(QStyledItemDelegate):
+    """Paints a cell whose swatch keeps its colour where the row is chosen: styles tint it there."""
+
+    def initStyleOption(self, option: QStyleOptionViewItem, index: Index) -> None:
+        super().initStyleOption(option, index)
+        color = index.data(Qt.ItemDataRole.DecorationRole)
+        if isinstance(color, QColor):
+            square = QPixmap(option.decorationSize)
+            square.fill(color)
+            icon = QIcon(square)
+            icon.addPixmap(square, QIcon.Mode.Selected)
+            option.icon = icon
 
 
 class PictureTable(Table):

@@ -28,6 +28,7 @@ from kvscope_app.views.docks import DOCKS
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.window import layout
 from kvscope_app.window.arranging.kept_layouts import KeptLayouts
+from kvscope_app.window.arranging.kept_lengths import KeptLengths
 from kvscope_app.window.arranging.layout_watch import LayoutWatch
 from kvscope_app.window.arranging.zoomed_sizes import ZoomedSizes
 from kvscope_app.window.engine_notices import EngineNotices
@@ -69,6 +70,7 @@ class MainWindow(WindowBody):
         DebugAnswers(self, self.actions_by_name)
         self.layout_watch = LayoutWatch(self)
         self._zoomed = ZoomedSizes(self, self.docks, themes)
+        self._lengths = KeptLengths(self, self.layout_watch)
         self.layouts = KeptLayouts(self, self.actions_by_name, self.layout_watch)
         build_menus(self, self.actions_by_name, self.layouts)
         offer_undo(self)
@@ -128,6 +130,8 @@ class MainWindow(WindowBody):
         if self._is_console_spared:  # the next engine may take prompts
             self.docks["console"].show()
         layout.save(self, self.settings, self._group, with_docks=self.has_own_docks)
+        if self.has_own_docks:
+            self._lengths.save(self.settings, self._group)
         self.notices.forget()
         self.undo.forget()
         self.last_words = self.docked.close()
@@ -208,6 +212,7 @@ class MainWindow(WindowBody):
         """Whether a layout of its own was remembered, and a place."""
         layout.default_size(self)
         self.reset_layout()
+        self._lengths.restore(self.settings, self._group)
         return layout.restore(self, self.settings, self._group), layout.has_place(self.settings, self._group)
 
     @property

@@ -7,11 +7,11 @@ from typing import Final
 
 from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QStatusBar, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QStatusBar, QStyle, QStyleOption, QWidget
 
 from kvscope_app.look.model_name import model_name
 from kvscope_app.look.number_text import count, percent, plural, seconds
-from kvscope_app.look.plain_text import PlainLabel
+from kvscope_app.look.plain_text import PlainLabel, plain_tip
 from kvscope_app.look.steady_label import SteadyLabel
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.session.session import Session
@@ -46,6 +46,7 @@ _SPACING: Final = 10
 _EDGES: Final = 40
 """Around the dot, and at the ends."""
 _NARROWEST: Final = 240
+_MESSAGE_EDGE: Final = 6
 _MESSAGE_SHARE: Final = 0.8
 """Of the bar, a message takes that much at most."""
 
@@ -89,7 +90,7 @@ class StatusBar(QStatusBar):
         self._build()
         session.status_changed.connect(self.refresh)
         session.timeline.updated.connect(self._count_update)
-        self.messageChanged.connect(self._fit)
+        self.messageChanged.connect(self._on_message)
 
     def apply_theme(self, theme: Theme) -> None:
         """Take the colours of `theme`."""
@@ -104,6 +105,27 @@ class StatusBar(QStatusBar):
         super().resizeEvent(event)
         self._fit()
 
+    def paintEvent(self, event: QPaintEvent) -> None:
+        """Qt cuts a message that there is no room for; here it ends in "…", and the tooltip has it all."""
+        message = self.currentMessage()
+        if not message:
+            super().paintEvent(event)
+            return
+        painter, option = QPainter(self), QStyleOption()
+        option.initFrom(self)
+        self.style().drawPrimitive(QStyle.PrimitiveElement.PE_PanelStatusBar, option, painter, self)
+        beside = [
+            label.x() - _MESSAGE_EDGE
+            for name, label in self._labels.items()
+            if name not in _UNDER_MESSAGES and label.isVisible()
+        ]
+        room = self.rect().adjusted(_MESSAGE_EDGE, 0, 0, 0)
+        room.setRight(min([self.width() - _SPACING, *beside]))
+        shown = self.fontMetrics().elidedText(message, Qt.TextElideMode.ElideRight, room.width())
+        painter.setPen(self.palette().color(self.foregroundRole()))
+        painter.drawText(room, Qt.AlignmentFlag.AlignVCenter | Qt.TextFlag.TextSingleLine, shown)
+        painter.end()
+
     def refresh(self) -> None:
         """Show how things stand."""
         self._show_words()
@@ -114,6 +136,10 @@ class StatusBar(QStatusBar):
         if self._labels["linked"].text() != words:
             self._set("linked", words)
             self._fit()
+
+    def _on_message(self, message: str) -> None:
+        self.setToolTip(plain_tip(message))
+        self._fit()
 
     def _fit(self) -> None:
         """As many labels as there is room for, what matters most first; a message takes its room before them."""

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from kvscope_telemetry.alarms.expression import expression_of
+from kvscope_telemetry.alarms.figures import SECOND_FIGURES, value_text
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.summaries.bookmark import NOTE
@@ -22,6 +23,9 @@ MAX_SECONDS: Final = 3600.0
 MAX_NAME: Final = 60
 MAX_RULES: Final = 100
 _LINE: Final = re.compile(r"(?:(?P<name>[^:]*):)?(?P<expression>.*?)(?:\s+for\s+(?P<number>[\d.]+)\s*(?P<unit>s|min))?")
+_FIGURE: Final = re.compile(r"[a-z]\w*")
+_PLAIN: Final = re.compile(r"[a-z]\w* *[<>]=? *(?P<number>\d+(\.\d+)?)")
+"""One figure and its limit."""
 _UNITS: Final = {"s": 1.0, "min": 60.0}
 
 
@@ -95,6 +99,22 @@ def rule_text(rule: Rule) -> str:
     """Format a rule: `KV usage high: kv_usage > 0.95 for 5 s`."""
     name = "" if rule.name == rule.expression else f"{rule.name}: "
     return f"{name}{rule.expression}" + (f" for {rule.seconds:g} s" if rule.seconds else "")
+
+
+def rule_words(rule: Rule) -> str:
+    """Say what a valid rule asks for: `longest wait of a request for its first step > 10 s`."""
+    expression = expression_of(rule.expression)
+    words = _FIGURE.sub(_words_of, expression.text)
+    plain = _PLAIN.fullmatch(expression.text)
+    if plain is not None:
+        unit = "" if expression.unit in ("blocks", "requests", "frames") else expression.unit
+        words = words.removesuffix(plain["number"]) + value_text(float(plain["number"]), unit)
+    return words + (f" for {rule.seconds:g} s" if rule.seconds else "")
+
+
+def _words_of(name: re.Match[str]) -> str:
+    figure = SECOND_FIGURES.get(name[0])
+    return name[0] if figure is None else f"{figure.words[0].lower()}{figure.words[1:]}".removesuffix(", 0 to 1")
 
 
 def unreported_figures(rule: Rule, capabilities: Capabilities) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ class WaitsFor(IntEnum):
     """What a request in the queue waits for, as its engine says. Values are on the wire."""
 
     UNTOLD = 0
-    """It has not said, or the request waits behind others."""
+    """It has not said: the request waits behind others, or came after the last step was planned."""
     BLOCKS = 1
     """Fewer can be had than it needs."""
     PLACE = 2
@@ -39,3 +39,5 @@ class WaitsFor(IntEnum):
     """As many LoRA adapters are in the batch as may be."""
     INPUT = 7
     """More of its prompt is to come."""
+    PROMPT = 8
+    """The same prompt is being computed for another completion, whose blocks it will share."""

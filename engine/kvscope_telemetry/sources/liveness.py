@@ -13,6 +13,14 @@ from kvscope_telemetry.messages.commands import Status
 from kvscope_telemetry.messages.telemetry import Heartbeat, Progress
 from kvscope_telemetry.source import SourceState
 
+_STAGES: Final = {
+    "compile": "compiling for this processor",
+    "download": "downloading",
+    "convert": "converting",
+    "wait": "waiting for the GPU:",
+    "load": "loading",
+    "warm up": "warming up",
+}
 STALE_NS: Final = 1_500_000_000
 REJECTION_TOLD_NS: Final = 10_000_000_000
 """For so long it is told that a message could not be read, while the engine is well otherwise."""
@@ -134,4 +142,4 @@ def _in_words(progress: Progress | None) -> str:
     if progress is None:
         return ""
     share = f" {progress.done / progress.total:.0%}" if progress.total else ""
-    return f"{progress.stage} {progress.detail}".strip() + share
+    return f"{_STAGES.get(progress.stage, progress.stage)} {progress.detail}".strip() + share

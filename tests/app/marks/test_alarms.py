@@ -63,7 +63,7 @@ def test_one_trouble_is_one_notice_and_one_bookmark(scripted, session):
         tell(session, [second(at, used=97 if at >= 5 else 50)])
     assert strip.isVisible()
     assert strip.names == [KV_USAGE]
-    assert strip.text.startswith("KV usage high: kv_usage > 0.95 for 5 s since ")
+    assert strip.text.startswith("KV usage high share of the pool held by requests > 95.0 % for 5 s, since ")
     (mark,) = session.bookmarks.shown
     assert (mark.kind, mark.time_ns, mark.until_ns) == (KV_USAGE, START_NS + 5 * SECOND_NS, 0)
     for at in range(30, 50):
@@ -107,7 +107,7 @@ def test_several_kinds_one_notice_each_and_the_newest_in_front(scripted, session
     qtbot.addWidget(alone)
     tell(session, [second(at, used=97, longest_wait_s=15.0 if at > 10 else 0.0) for at in range(20)])
     assert strip.names == [KV_USAGE, "Long wait"]
-    assert strip.text.startswith("Long wait: longest_wait_s > 10 since ")
+    assert strip.text.startswith("Long wait longest wait of a request for its first step > 10 s, since ")
     assert "and 1 more" in driver.lines(strip)
     strip.dismiss.click()
     assert strip.names == [KV_USAGE]
@@ -172,7 +172,9 @@ def test_a_rule_of_a_person_rings_as_the_others_do(scripted, session):
     tell(session, [second(at, used=97, num_running=9) for at in range(20, 30)])
     (mark,) = session.bookmarks.shown
     assert (mark.kind, mark.text, mark.time_ns) == ("Too full", "down to 3 blocks", START_NS + 20 * SECOND_NS)
-    assert scripted.alarm_strip.text.startswith("Too full: free_blocks < 0.05 * num_blocks and running > 8 for 3 s")
+    assert scripted.alarm_strip.text.startswith(
+        "Too full free blocks < 0.05 * blocks of the pool and requests running > 8 for 3 s, since "
+    )
 
 
 def test_rules_of_the_command_line_are_beside_those_that_are_kept(scripted, session):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
+from PySide6.QtCore import QRect
 from PySide6.QtWidgets import QLabel, QMainWindow
 from tests.app import window_driver as driver
 
@@ -61,10 +62,25 @@ def test_a_message_takes_its_room_first(bar):
     bar.window().resize(700, 100)
     bar.showMessage("preempted #18: request 9 needed a block and none could be had, and so on " * 2)
     assert not shown_labels(bar) & {"latency", "display", "rate"}
+    assert bar.toolTip() == bar.currentMessage()
     bar.clearMessage()
+    assert not bar.toolTip()
     assert "state" in shown_labels(bar)
     bar.window().resize(2_000, 100)
     assert "display" in shown_labels(bar)
+
+
+def test_a_message_that_is_too_long_ends_in_dots(bar):
+    bar.window().resize(400, 100)
+    bar.showMessage("M" * 300)
+    above_dots = bar.grab(QRect(bar.width() - 18, 0, 8, bar.height() // 2)).toImage()
+    before = bar.grab(QRect(100, 0, 8, bar.height() // 2)).toImage()
+
+    def num_colors(picture):
+        return len({picture.pixel(x, y) for x in range(picture.width()) for y in range(6, picture.height())})
+
+    assert num_colors(before) > 1
+    assert num_colors(above_dots) == 1
 
 
 def test_what_weights_were_rounded_to_is_said(bar, engine, session, poll):

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from kvscope_telemetry.alarms.rules import DEFAULT_RULES, Rule, checked, parse_rule, rule_text, unreported_figures
+from kvscope_telemetry.alarms.rules import (
+    DEFAULT_RULES,
+    Rule,
+    checked,
+    parse_rule,
+    rule_text,
+    rule_words,
+    unreported_figures,
+)
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 
@@ -29,6 +37,19 @@ def test_a_line_as_it_is_told() -> None:
     assert rule_text(RULES["KV usage high"]) == "KV usage high: kv_usage > 0.95 for 5 s"
     assert rule_text(RULES["Long wait"]) == "Long wait: longest_wait_s > 10"
     assert rule_text(parse_rule("running > 8 for 2 min")) == "running > 8 for 120 s"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("longest_wait_s > 10", "longest wait of a request for its first step > 10 s"),
+        ("a: kv_usage > 0.95 for 5 s", "share of the pool held by requests > 95.0 % for 5 s"),
+        ("free_blocks < 8", "free blocks < 8"),
+        ("mean(preemptions_per_s, 5) > 1", "mean(preemptions per second, 5) > 1"),
+    ],
+)
+def test_a_rule_in_words_has_no_names_of_figures(line: str, words: str) -> None:
+    assert rule_words(parse_rule(line)) == words
 
 
 @pytest.mark.parametrize(

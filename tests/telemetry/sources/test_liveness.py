@@ -133,7 +133,7 @@ def test_loading_is_told_with_how_far_it_is() -> None:
     liveness = Liveness(is_local=True)
     progress = Progress(stage="load", detail="weights", done=1, total=4)
     liveness.answered(Status(phase="loading", telemetry_endpoint="e", progress=progress))
-    assert liveness.state(START) == (SourceState.LOADING, "load weights 25%")
+    assert liveness.state(START) == (SourceState.LOADING, "loading weights 25%")
     liveness.answered(Status(phase="failed", telemetry_endpoint="e", reason="no such model"))
     assert liveness.state(START) == (SourceState.ENDED, "no such model")
     liveness.progress(progress)

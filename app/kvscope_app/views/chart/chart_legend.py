@@ -17,6 +17,8 @@ _GAP = 12.0
 _TOLD_APART: Final = 2
 """More curves than this keep their names where there is no room for names and values."""
 _SWATCH = 8.0
+_TITLE_SHARE: Final = 0.6
+"""So much of the title is worth more than names of curves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ class ChartLegend(QWidget):
 
     def _width(self, *, with_labels: bool) -> float:
         values, labels = QFontMetricsF(_value_font()), QFontMetricsF(sans(0.92))
-        total = QFontMetricsF(sans(1.0, QFont.Weight.DemiBold)).horizontalAdvance(self._title)
+        total = _TITLE_SHARE * QFontMetricsF(sans(1.0, QFont.Weight.DemiBold)).horizontalAdvance(self._title)
         for entry in self._entries:
             total += _GAP + _SWATCH + 5 + values.horizontalAdvance(self._values.get(entry.name, ""))
             total += 5 + labels.horizontalAdvance(entry.label) if with_labels and entry.label else 0

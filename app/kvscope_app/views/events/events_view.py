@@ -25,9 +25,9 @@ from PySide6.QtWidgets import (
 
 from kvscope_app.look.file_dialogs import ask_save
 from kvscope_app.look.makers import empty_state, head_row, tool_button
-from kvscope_app.look.number_text import count
+from kvscope_app.look.number_text import count, plural
 from kvscope_app.look.theme import Theme
-from kvscope_app.look.widgets import ElidedLabel
+from kvscope_app.look.widgets import FittingLabel
 from kvscope_app.session.event_log import LoggedEvent
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
@@ -75,7 +75,7 @@ class EventsView(View):
             "Selected request", "Only events of the selected request, or caused by it", checkable=True
         )
         self.export = tool_button("Export…", "Save the listed events to a file")
-        self.count = ElidedLabel()
+        self.count = FittingLabel()
         self._later = QTimer(self, singleShot=True, interval=0)
         self._later.timeout.connect(self.refresh)
         self._lay_out()
@@ -108,7 +108,7 @@ class EventsView(View):
     def export_to(self, path: str) -> EventExport:
         """Write what is shown: with tabs into a `.tsv`, else with commas."""
         writing = EventExport(path, self.model.shown_events(), self)
-        writing.done.connect(self.count.setText)
+        writing.done.connect(self.count.set_lengths)
         return writing
 
     def _show(self, has_more: bool) -> None:
@@ -122,12 +122,10 @@ class EventsView(View):
             self._choose_again(chosen)
         num_events = len(self.session.overview.events)
         shown = self.model.rowCount()
-        words = (
-            f"{count(shown)} of {count(num_events)}"
-            if shown < num_events or has_more
-            else f"{count(num_events)} events"
-        )
-        self.count.setText(words + (", looking…" if has_more else ""))
+        words = plural(num_events, "event")
+        if shown < num_events or has_more:
+            words = f"{count(shown)} of {count(num_events)}"
+        self.count.set_lengths(words + (", looking…" if has_more else ""), words, count(shown))
         self._stack.setCurrentIndex(1 if num_events else 0)
         self.export.setEnabled(shown > 0)
 
@@ -214,7 +212,7 @@ class EventsView(View):
         self._bar.setContentsMargins(8, 6, 8, 4)
         self._bar.setSpacing(8)
         self._bar.addWidget(self.text, 1)
-        self._bar.addLayout(rest, 2)
+        self._bar.addLayout(rest, 3)
         body = QWidget()
         column = QVBoxLayout(body)
         column.setContentsMargins(0, 0, 0, 0)

@@ -256,7 +256,7 @@ class HeatmapView(View):
         self._by_worth = (strips.external, strips.internal, self.runs, strips.longest, strips.number)
         self._parts: tuple[TimeArea, ...] = (self.map, self.runs, *strips.all, self._ruler)
         self.caption, self.legend = ElidedLabel(), HeatLegend()
-        self._runs_title = ElidedLabel("Free-run lengths (blocks); darker = more")
+        self._runs_title = ElidedLabel("Free-run lengths (blocks); fainter = fewer")
         self._modes = Segments([mode.capitalize() for mode in MODES], "Colour by")
         self.fit_button = tool_button(
             "Fit", "Show the whole timeline (F, or double-click)", checkable=True, checked=True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import accumulate
 from typing import Final
 
 from PySide6.QtCore import QModelIndex, QPersistentModelIndex, QPoint, QPointF, QRect, QSize, Qt, Signal
@@ -10,14 +11,13 @@ from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence, QMouseEvent,
 from PySide6.QtWidgets import (
     QMenu,
     QStyle,
-    QStyledItemDelegate,
     QStyleOptionViewItem,
 )
 
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.prefixes.model import PrefixModel
 from kvscope_app.views.prefixes.prefix_columns import COLUMNS, PREFIX, WITH_BELOW
-from kvscope_app.views.table import Table
+from kvscope_app.views.table import SwatchDelegate, Table
 
 INDENT: Final = 16
 SIGN_WIDTH: Final = 18
@@ -55,10 +55,10 @@ class PrefixTable(Table):
         return range(max(first, 0), (self._prefixes.rowCount() if last < 0 else last + 1) if first >= 0 else 0)
 
     def fit(self, width: int) -> None:
-        """The first column takes what the others leave, unless somebody moved a border."""
-        others = sum(self.columnWidth(column) for column in range(1, len(COLUMNS)))
-        wanted = max(width - others, round(width * _PREFIX_SHARE), _LEAST_PREFIX)
-        self.setColumnWidth(PREFIX, wanted)
+        """The first column takes what those of the others leave that are seen whole."""
+        least = max(round(width * _PREFIX_SHARE), _LEAST_PREFIX)
+        others = accumulate(self.columnWidth(column) for column in range(1, len(COLUMNS)))
+        self.setColumnWidth(PREFIX, width - max((taken for taken in others if width - taken >= least), default=0))
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         row = self.currentIndex().row()
@@ -146,7 +146,7 @@ def _one_line(text: str) -> str:
     return text.replace("\t", " ").replace("\n", "⏎").replace("\r", "")
 
 
-class BranchDelegate(QStyledItemDelegate):
+class BranchDelegate(SwatchDelegate):
     """How the first column of the prefix table is painted: as deep as the node is, with a sign that opens it.
 
     The text as always, moved to the right.

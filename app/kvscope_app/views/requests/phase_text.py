@@ -32,7 +32,7 @@ def phases(
     requests = mirror.requests
     own = [event for event in events if event.number == number]
     if waits := why_waits(mirror, number):
-        yield "Waiting", f"{waits[0].upper()}{waits[1:]}."
+        yield "Waiting", f"{waits}."
     arrival, ended = int(requests.arrival_ns[row]), int(requests.finished_ns[row])
     until = ended if ended >= 0 else max(mirror.time_ns, arrival)
     started = _started_ns(times, own, number)

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import (
 from kvscope_app.look.table_text import as_tsv, chosen_rows
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.requests.model import ADAPTER_COLUMN, COLUMNS, OUTPUT_COLUMN, PROGRESS_ROLE, RequestModel
-from kvscope_app.views.table import Table
+from kvscope_app.views.table import SwatchDelegate, Table
 
 _BAR_HEIGHT = 2
 _MARGIN = 6
@@ -31,6 +31,8 @@ class RequestTable(Table):
         self._delegate = ProgressDelegate(self)
         self.setModel(model)
         self.setItemDelegateForColumn(OUTPUT_COLUMN, self._delegate)
+        self._swatches = SwatchDelegate(self)
+        self.setItemDelegateForColumn(0, self._swatches)
         self._set_up_looks()
         self._set_up_actions()
         self.selectionModel().selectionChanged.connect(self._on_selection)

@@ -23,29 +23,34 @@ _RESERVE = ("contiguous", "buddy", "oracle")
 """Allocators that give a request a run of blocks, a power of two long."""
 _MAX_REFUSED = 1000
 _REASONS: dict[int, str] = {
-    WaitsFor.BUDGET: "the tokens of each step are given to requests that run",
     WaitsFor.GRAMMAR: "the grammar of its answer is being compiled",
     WaitsFor.REMOTE_KV: "its KV is being loaded from elsewhere, into blocks that it holds",
     WaitsFor.ADAPTER: "as many LoRA adapters run as the engine takes at once",
     WaitsFor.INPUT: "more of its prompt is to come",
+    WaitsFor.PROMPT: "its prompt is being computed for another completion, whose blocks it will share",
 }
 """What counts of blocks and of requests that run do not say."""
 
 
 def why_waits(mirror: Mirror, number: int) -> str:
-    """`needs up to 12 blocks, 3 can be had (1 free, 2 idle in the cache); 4 are ahead of it`; "" for who does not."""
+    """`4 requests are ahead of it; it needs up to 12 blocks, 1 free and 2 idle in the cache`; "" for who does not."""
     row = mirror.requests.row_of(number)
     if row is None or mirror.hello is None or mirror.requests.state[row] not in _WAITS:
         return ""
     ahead = num_ahead(mirror, row)
     parts = [f"{plural(ahead, 'request')} {'is' if ahead == 1 else 'are'} ahead of it"] if ahead else []
     requests, cache = mirror.requests, mirror.hello.cache
-    reason = _REASONS.get(int(requests.waits_for[row]))
-    if reason is not None:
-        return "; ".join([reason, *parts])
+    waits_for = int(requests.waits_for[row])
+    max_running = mirror.limits[0] or cache.max_num_seqs
+    max_tokens = mirror.limits[1] or cache.max_num_batched_tokens
+    of_a_step = f" (at most {plural(max_tokens, 'token')} a step)" if max_tokens else ""
+    if waits_for == WaitsFor.BUDGET:
+        return "; ".join([f"the step's token budget is spent on others{of_a_step}", *parts])
+    if waits_for in _REASONS:
+        return "; ".join([_REASONS[waits_for], *parts])
     running = int(np.count_nonzero(requests.state == RequestState.RUNNING))
-    limit = mirror.limits[0] or cache.max_num_seqs
-    if limit and running >= limit:
+    is_full = 0 < max_running <= running
+    if is_full:
         parts.append(f"{plural(running, 'request')} {'runs' if running == 1 else 'run'}, the maximum")
     needed, what = _needed(mirror, row)
     free, idle = mirror.num_room, mirror.num_cached
@@ -53,7 +58,12 @@ def why_waits(mirror: Mirror, number: int) -> str:
     kept_back = max(1, cache.num_blocks // 100) if keeps_back else 0
     there = f"{count(free)} free" + (f" and {count(idle)} idle in the cache" if idle else "")
     parts.append(f"it needs {what}, {there}")
-    if kept_back and needed + kept_back > free + idle:
+    is_short = needed + kept_back > free + idle
+    if not is_short and cache.num_states and waits_for == WaitsFor.BLOCKS:
+        parts.append("it needs a slot for its recurrent state as well")
+    elif not (ahead or is_full or is_short or cache.allocator in _RESERVE):
+        parts.append(f"it starts with the next step that has tokens left for it{of_a_step}")
+    if kept_back and is_short:
         parts.append(f"{plural(kept_back, 'block')} {'is' if kept_back == 1 else 'are'} reserved for running requests")
     return "; ".join(parts)
 

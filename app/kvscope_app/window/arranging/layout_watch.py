@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from PySide6.QtCore import QByteArray, QObject, QTimer
+from PySide6.QtCore import QByteArray, QObject, QTimer, Signal
 from shiboken6 import isValid
 
 from kvscope_app.setting_names import LAYOUT_VERSION
@@ -18,6 +18,9 @@ _SETTLE_MS: Final = 250
 
 class LayoutWatch(QObject):
     """Of one window, from when all its views are there."""
+
+    settled = Signal(bool)
+    """Docks are where they stay; whether the layout changed as a whole."""
 
     def __init__(self, window: WindowBody) -> None:
         super().__init__(window)
@@ -33,9 +36,10 @@ class LayoutWatch(QObject):
             for signal in (dock.toggleViewAction().toggled, dock.topLevelChanged, dock.dockLocationChanged):
                 signal.connect(partial(self._note, name))
 
-    def begin(self) -> None:
-        """Where the docks are now is what the first undo goes back to."""
+    def begin(self, *, is_whole: bool = False) -> None:
+        """Where the docks are now is what the first undo goes back to; `is_whole`: the layout is another."""
         self._settled, self._stood = self._window.saveState(LAYOUT_VERSION), self._stand()
+        self.settled.emit(is_whole)
 
     def take_over(self) -> None:
         """The window itself moved docks: nothing that a person would undo."""
@@ -58,7 +62,7 @@ class LayoutWatch(QObject):
 
     def _settle(self) -> None:
         before, words = self._settled, self._words or self._what_changed()
-        self.begin()
+        self.begin(is_whole=bool(self._words))
         beside, self._beside = self._beside, None
         self._words = ""
         now = self._settled
@@ -85,4 +89,4 @@ class LayoutWatch(QObject):
         self._window.restoreState(state, LAYOUT_VERSION)
         if beside is not None:
             beside()
-        self.begin()
+        self.begin(is_whole=True)

@@ -184,7 +184,11 @@ class Scheduler:
             raise
         self._requests[request.number] = request
         self.tables.begin(request)
-        (self._held if self._is_held_back(request) else self._waiting).add_request(request)
+        if self._is_held_back(request):
+            request.waits_for = WaitsFor.PROMPT
+            self._held.add_request(request)
+        else:
+            self._waiting.add_request(request)
         self._changes.add(request)
 
     def list_aborted(self, request: Request, now_ns: int) -> None:
@@ -457,19 +461,28 @@ class Scheduler:
         return needed <= available
 
     def _admit(self, builder: PlanBuilder, way: list[Request]) -> None:
-        """Let in who is next while there is room; those who are to make way do, for one alone."""
+        """Let in who is next while there is room; those who are to make way do, for one alone. Who is still next is
+        told what it waits for."""
         if way:
             self._make_way(self._waiting.first, way, builder)
-        while self._waiting and len(self._running) < self.max_step_requests and builder.budget:
+        while self._waiting:
             request = self._waiting.first
+            if len(self._running) >= self.max_step_requests:
+                self._tell_wait(request, WaitsFor.PLACE)
+                return
+            if not builder.budget:
+                self._tell_wait(request, WaitsFor.BUDGET)
+                return
             found = self._admission.find(request)
             if not self._admission.fits(request, found, is_alone=not self._running):
+                self._tell_wait(request, WaitsFor.BLOCKS)
                 return
             if not self._may_adapt(request):
                 self._tell_wait(request, WaitsFor.ADAPTER)
                 return
             if request.awaits_its_form and found.num_tokens + 1 >= request.num_tokens:
-                return  # nothing could be computed for it
+                self._tell_wait(request, WaitsFor.GRAMMAR)  # nothing could be computed for it
+                return
             self._waiting.remove(request)
             event = self._admission.start(request, found, builder)
             self._run(request, builder.now_ns)
@@ -604,6 +617,7 @@ class Scheduler:
     def _fork_held(self, parent: Request, now_ns: int) -> None:
         """The parent's prompt is computed, or never will be: those that waited for it go on."""
         for child in self._held.take(parent):
+            self._tell_wait(child, WaitsFor.UNTOLD)
             self._waiting.add_request(child)
             self._fork(parent, child, now_ns)
 
@@ -654,6 +668,7 @@ class Scheduler:
         del self._requests[request.number]
         self._changes.touch(request)
         for child in self._held.take(request):
+            self._tell_wait(child, WaitsFor.UNTOLD)
             self._waiting.add_request(child)
         return num_blocks
 

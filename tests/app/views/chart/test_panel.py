@@ -8,6 +8,7 @@ from PySide6.QtWidgets import QApplication
 
 from kvscope_app.look.theme import DARK
 from kvscope_app.views.chart import panel as panel_module
+from kvscope_app.views.chart.chart_legend import ChartLegend, LegendEntry
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
 
 MAX_WIDGETS = 20
@@ -61,3 +62,15 @@ def test_the_values_are_told_to_who_cannot_see_them(qtbot, monkeypatch):
     panel.hovered.connect(panel.show_cursor)
     qtbot.keyClick(panel.plot, Qt.Key.Key_Left, Qt.KeyboardModifier.ShiftModifier)
     assert panel.plot.accessibleDescription() == f"{panel.clock_text(59.4)}: running 6, waiting 9"
+
+
+def test_a_long_title_gives_way_to_what_tells_two_curves_apart(qtbot):
+    def inked(labels):
+        legend = ChartLegend("External fragmentation", [LegendEntry(name, label) for name, label in labels])
+        qtbot.addWidget(legend)
+        legend.apply_theme(DARK, {})
+        legend.set_values({"a": "0.0 %", "b": "0.0 %"})
+        legend.resize(270, legend.sizeHint().height())
+        return legend.grab().toImage()
+
+    assert inked([("a", "A"), ("b", "B")]) != inked([("a", ""), ("b", "")])

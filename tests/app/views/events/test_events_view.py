@@ -51,6 +51,14 @@ def choose(view, row, qtbot, keys=Qt.KeyboardModifier.NoModifier):
     qtbot.mouseClick(view.table.viewport(), Qt.MouseButton.LeftButton, keys, box.center())
 
 
+def test_where_it_is_narrow_the_number_of_events_is_whole(view):
+    view.resize(720, 300)
+    assert view.count.text() == "7 events"
+    view.resize(625, 300)
+    assert view.count.text() in ("7 events", "7")
+    assert view.count.fontMetrics().horizontalAdvance(view.count.text()) <= view.count.width()
+
+
 def test_the_newest_is_at_the_top_and_new_ones_come_above(view, timed_session):
     assert kinds_shown(view) == ["finished", "refused", "evicted", "resumed", "preempted", "admitted", "admitted"]
     assert view.count.text() == "7 events"

@@ -555,3 +555,11 @@ def test_going_back_from_a_deep_place_in_a_large_tree_to_a_small_one(make_window
         assert num_deep, "at least one of the blocks clicked was deep in the tree"
     finally:
         session.close()
+
+
+@pytest.mark.parametrize("width", [520, 700, 820, 1100, 1600])
+def test_no_column_is_cut_at_the_edge(view, width):
+    view.resize(width, 500)
+    columns, room = range(len(COLUMNS)), view.table.viewport().width()
+    ends = [view.table.columnViewportPosition(column) + view.table.columnWidth(column) for column in columns]
+    assert any(0 <= room - end < 24 for end in ends), (ends, room)

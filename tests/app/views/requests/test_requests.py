@@ -123,6 +123,17 @@ def test_clicking_a_row_selects_everywhere(view, session, qtbot):
     assert session.selected_request == 2
 
 
+def test_a_swatch_keeps_its_colour_where_its_row_is_chosen(view, session):
+    row = view.model.row_of(2)
+    index = view.model.index(row, 0)
+    session.select_request(2)
+    view.refresh()
+    picture = view.table.viewport().grab(view.table.visualRect(index)).toImage()
+    colors = {picture.pixelColor(x, picture.height() // 2).name() for x in range(picture.width() // 2)}
+    assert view.table.selectionModel().isRowSelected(row)
+    assert index.data(Qt.ItemDataRole.DecorationRole).name() in colors
+
+
 def test_a_selection_from_elsewhere_is_shown_and_stays_while_rows_move(view, engine, session, poll):
     session.select_request(2)
     assert view.model.number_at(view.table.currentIndex().row()) == 2

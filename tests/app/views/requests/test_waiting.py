@@ -91,6 +91,29 @@ def test_as_many_run_as_may(busy):
     assert why_waits(busy.mirror, 2).startswith("1 request runs, the maximum")
 
 
+def test_whom_nothing_is_in_the_way_of_starts_with_the_next_step(engine, session, poll):
+    """Who came after the last step was planned, and for whom it had no tokens left, where the engine does not say."""
+    engine.request(2, blocks=(), state=WAITING, num_prompt_tokens=40, num_output_tokens=0)
+    poll(session)
+    waits = "it needs up to 3 blocks, 64 free; it starts with the next step that has tokens left for it"
+    assert why_waits(session.mirror, 2) == waits
+    session.mirror.limits = (8, 2048)
+    assert why_waits(session.mirror, 2) == f"{waits} (at most 2\u202f048 tokens a step)"
+    session.mirror.requests.waits_for[session.mirror.requests.row_of(2)] = WaitsFor.BUDGET
+    assert why_waits(session.mirror, 2) == (
+        "the step's token budget is spent on others (at most 2\u202f048 tokens a step)"
+    )
+
+
+def test_who_lacks_no_block_may_lack_a_slot_for_its_state(engine, session, poll):
+    engine.request(2, blocks=(), state=WAITING, num_prompt_tokens=40, num_output_tokens=0)
+    poll(session)
+    mirror = session.mirror
+    mirror.hello = replace(mirror.hello, cache=replace(mirror.hello.cache, num_states=4))
+    mirror.requests.waits_for[mirror.requests.row_of(2)] = WaitsFor.BLOCKS
+    assert why_waits(mirror, 2).endswith("64 free; it needs a slot for its recurrent state as well")
+
+
 def test_a_line_tells_who_waits_and_who_was_refused(view, engine, busy, poll):
     assert view.note.text().startswith("2 waiting. #2 is next: it needs up to 9 blocks")
     refused = Event(kind="refused", time_ns=5, cause="the prompt has 5000 tokens: at most 799 are accepted")
@@ -110,6 +133,8 @@ def test_nobody_waits_and_nothing_is_said(session):
 
 
 def test_a_waiting_request_says_why_in_its_details(view, busy):
+    busy.select_request(2)
+    assert "Waiting: it needs up to 9 blocks" in view.detail.phases.text()
     busy.select_request(3)
     assert "Waiting: 1 request is ahead of it" in view.detail.phases.text()
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.messages.request_state import RequestState, WaitsFor
 from kvscope_telemetry.messages.telemetry import Event
 
 Make = Callable[..., Any]  # fixture of tests/engine/conftest.py
@@ -100,6 +101,39 @@ def test_no_more_run_than_max_num_seqs(drive: Make) -> None:
         one.submit(range(start, start + 3), 4)
     one.step()
     assert (one.scheduler.num_running, one.scheduler.num_waiting) == (2, 3)
+    one.run()
+
+
+def test_who_is_next_is_told_what_it_waits_for(drive: Make) -> None:
+    one = drive(num_blocks=6, block_size=4, max_num_seqs=3, max_num_batched_tokens=8, prefix_caching=False)
+    late = [one.submit([number] * 8, 3) for number in range(4)]
+    assert {request.waits_for for request in late} == {WaitsFor.UNTOLD}, "no step was planned since they came"
+    one.step()
+    assert [request.waits_for for request in late[1:3]] == [WaitsFor.BUDGET, WaitsFor.UNTOLD]
+    one.step()
+    one.step()
+    assert late[2].waits_for is WaitsFor.BLOCKS
+    assert late[1].waits_for is WaitsFor.UNTOLD, "it runs"
+    one.run()
+    narrow = drive(max_num_seqs=1)
+    narrow.submit([1], 2)
+    second = narrow.submit([2], 1)
+    narrow.step()
+    assert second.waits_for is WaitsFor.PLACE
+
+
+def test_a_form_and_the_prompt_of_another_completion_are_waited_for(drive: Make) -> None:
+    one = drive(max_num_batched_tokens=8)
+    _, child = one.siblings(range(12), 3, 1)
+    one.step()
+    assert child.waits_for is WaitsFor.PROMPT
+    one.step()
+    assert (child.state, child.waits_for) == (RequestState.RUNNING, WaitsFor.UNTOLD)
+    formed = one.submit([7], 1)
+    form = formed.matcher = SimpleNamespace(is_ready=False)
+    one.step()
+    assert formed.waits_for is WaitsFor.GRAMMAR
+    form.is_ready = True
     one.run()
 
 

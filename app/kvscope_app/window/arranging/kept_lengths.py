@@ -1,0 +1,98 @@
+"""Gives docks back the widths (below the map: the heights) that they had, once a window that was made smaller grows.
+
+Qt takes from docks what a smaller window has no room for, and gives a larger one's room to the middle alone. Owns the
+lengths that a person or a layout gave; whoever moves an edge by hand replaces them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from PySide6.QtCore import QEvent, QObject, QSettings, QSize, Qt, QTimer
+from PySide6.QtGui import QResizeEvent
+
+from kvscope_app.setting_names import lengths_name
+from kvscope_app.window.arranging.layout_watch import LayoutWatch
+from kvscope_app.window.window_body import WindowBody
+
+_MAX_LENGTH: Final = 100_000
+_WINDOW: Final = "window"
+"""No dock has this name."""
+_SIDES: Final = (Qt.DockWidgetArea.LeftDockWidgetArea, Qt.DockWidgetArea.RightDockWidgetArea)
+_ACROSS, _DOWN = Qt.Orientation.Horizontal, Qt.Orientation.Vertical
+
+
+class KeptLengths(QObject):
+    """Of one window, from when `watch` says that its docks settled."""
+
+    def __init__(self, window: WindowBody, watch: LayoutWatch) -> None:
+        super().__init__(window)
+        self._window = window
+        self._wanted: dict[str, int] = {}
+        self._noted_at = QSize()
+        """How large the window was when all of them were given."""
+        self._pressed: dict[str, int] = {}
+        self._later = QTimer(self, singleShot=True, interval=0)
+        self._later.timeout.connect(self._give_back)
+        self._moved = QTimer(self, singleShot=True, interval=0)
+        self._moved.timeout.connect(self._take_moved)
+        watch.settled.connect(self._take)
+        window.installEventFilter(self)
+
+    def restore(self, settings: QSettings, group: str) -> None:
+        """What was saved: a window that was closed while it was small opens small."""
+        kept = settings.value(lengths_name(group))
+        if isinstance(kept, Mapping):
+            size, known = kept.get(_WINDOW), {name: kept.get(name) for name in self._window.docks}
+            self._noted_at = size if isinstance(size, QSize) else QSize()
+            self._wanted = {name: n for name, n in known.items() if isinstance(n, int) and 0 < n <= _MAX_LENGTH}
+
+    def save(self, settings: QSettings, group: str) -> None:
+        """For the next start."""
+        settings.setValue(lengths_name(group), {**self._wanted, _WINDOW: self._noted_at})
+
+    def eventFilter(self, _watched: QObject, event: QEvent) -> bool:
+        if isinstance(event, QResizeEvent):
+            before, now = event.oldSize(), event.size()
+            if now.width() > before.width() or now.height() > before.height():
+                self._later.start()
+        elif event.type() is QEvent.Type.MouseButtonPress:  # edges of docks are the window's own
+            self._pressed = self._now()
+        elif event.type() is QEvent.Type.MouseButtonRelease:
+            self._moved.start()
+        return False
+
+    def _give_back(self) -> None:
+        now, docks = self._now(), self._window.docks
+        for orientation in (_ACROSS, _DOWN):
+            short = [name for name in now if now[name] < self._wanted.get(name, 0) and self._along(name) is orientation]
+            lengths = [self._wanted[name] for name in short]
+            self._window.resizeDocks([docks[name] for name in short], lengths, orientation)
+
+    def _take(self, is_whole: bool) -> None:
+        """Docks were moved: the layout as a whole, or some, while others may be short of room."""
+        size, now = self._window.size(), self._now()
+        is_smaller = size.width() < self._noted_at.width() or size.height() < self._noted_at.height()
+        if is_whole or not is_smaller:
+            self._wanted, self._noted_at = self._wanted | now, size
+        else:
+            self._wanted |= {name: length for name, length in now.items() if length > self._wanted.get(name, 0)}
+
+    def _take_moved(self) -> None:
+        """A person moved an edge, if any is another now."""
+        self._wanted |= {name: length for name, length in self._now().items() if length != self._pressed.get(name)}
+
+    def _now(self) -> dict[str, int]:
+        """Of docks at the window's sides and below the map, those behind tabs too."""
+        window = self._window
+        names = {dock: name for name, dock in window.docks.items()}
+        found: dict[str, int] = {}
+        for name, dock in window.docks.items():
+            if not dock.isFloating() and not dock.visibleRegion().isEmpty():
+                length = dock.width() if self._along(name) is _ACROSS else dock.height()
+                found |= {names[each]: length for each in (dock, *window.tabifiedDockWidgets(dock)) if each in names}
+        return found
+
+    def _along(self, name: str) -> Qt.Orientation:
+        return _ACROSS if self._window.dockWidgetArea(self._window.docks[name]) in _SIDES else _DOWN

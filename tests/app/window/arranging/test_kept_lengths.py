@@ -1,0 +1,82 @@
+"""Docks that a smaller window squeezed get their widths back when it grows, also after a restart."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import QEvent, QPointF, Qt
+from PySide6.QtGui import QMouseEvent
+from PySide6.QtWidgets import QApplication
+
+LARGE, SMALL = (1560, 960), (900, 600)
+SIDES = ("console", "throughput")
+
+
+@pytest.fixture
+def open_window(engine, session, make_window, poll):
+    engine.hold([1, 2])
+    poll(session)
+    return lambda size=LARGE: make_window(session, with_views=True, size=size)
+
+
+def widths(window):
+    return {name: window.docks[name].width() for name in SIDES}
+
+
+def resize(window, qtbot, size):
+    window.resize(*size)
+    QApplication.processEvents()
+    qtbot.wait(10)
+
+
+def test_docks_get_their_widths_back(open_window, qtbot):
+    window = open_window()
+    before = widths(window)
+    resize(window, qtbot, SMALL)
+    squeezed = widths(window)
+    assert all(squeezed[name] < before[name] for name in SIDES)
+    resize(window, qtbot, (1000, 700))
+    resize(window, qtbot, LARGE)
+    assert widths(window) == before
+
+
+def test_also_in_a_window_that_was_closed_while_it_was_small(open_window, qtbot):
+    window = open_window()
+    before = widths(window)
+    resize(window, qtbot, SMALL)
+    window.close()
+    again = open_window(SMALL)
+    assert again.width() < LARGE[0]
+    resize(again, qtbot, LARGE)
+    assert widths(again) == before
+
+
+def test_an_edge_that_a_person_moves_stays_where_it_is(open_window, qtbot):
+    window = open_window()
+    before = widths(window)
+    resize(window, qtbot, (1100, 700))
+
+    def mouse(kind):
+        nowhere = QPointF(1, 1)
+        left = Qt.MouseButton.LeftButton
+        QApplication.sendEvent(window, QMouseEvent(kind, nowhere, nowhere, left, left, Qt.KeyboardModifier.NoModifier))
+
+    mouse(QEvent.Type.MouseButtonPress)
+    window.resizeDocks([window.docks["console"]], [240], Qt.Orientation.Horizontal)
+    mouse(QEvent.Type.MouseButtonRelease)
+    qtbot.wait(10)
+    assert window.docks["console"].width() == 240
+    resize(window, qtbot, SMALL)
+    resize(window, qtbot, LARGE)
+    assert widths(window) == before | {"console": 240}
+
+
+def test_the_default_layout_replaces_them(open_window, qtbot):
+    window = open_window()
+    before = widths(window)
+    window.resizeDocks([window.docks["console"]], [before["console"] + 150], Qt.Orientation.Horizontal)
+    QApplication.processEvents()
+    window.actions_by_name["reset_layout"].trigger()
+    qtbot.wait(300)
+    resize(window, qtbot, SMALL)
+    resize(window, qtbot, LARGE)
+    assert widths(window) == before
