@@ -244,7 +244,7 @@ class LiveReader:
         self._liveness.heard(now_ns)
         if isinstance(message, Frame):
             self._frames_received += 1
-            self._measure_latency(message, now_ns)
+            self._measure_latency(message)
             self._sync.frame(message, now_ns, data)
         elif self._take_other(message, now_ns):
             self.feed.other(message, data)
@@ -322,8 +322,9 @@ class LiveReader:
         if tag_of(data) in _OF_THE_STATE:
             self._sync.unreadable()
 
-    def _measure_latency(self, frame: Frame, now_ns: int) -> None:
-        latency_ns = now_ns - frame.time_ns
+    def _measure_latency(self, frame: Frame) -> None:
+        """By a clock of its own: it may have come since this look began."""
+        latency_ns = time.monotonic_ns() - frame.time_ns
         is_plausible = self.is_same_machine and 0 <= latency_ns < MAX_LATENCY_NS
         self._latency_ns = latency_ns if is_plausible else -1
 
