@@ -469,7 +469,7 @@ class Engine:
         """Of the requests that were not run, how many ended."""
         ended = 0
         for request, reason in zip(ran.failed, ran.reasons, strict=True):
-            if not (ran.has_spoilt_states and self.components.scheduler.restart(request, reason, ran.ended_ns)):
+            if not self.components.scheduler.restart(request, reason, ran.ended_ns):
                 self._finish(request, self.streams[request.number], "error", ran.ended_ns, reason)
                 ended += 1
         return ended

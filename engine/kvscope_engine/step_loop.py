@@ -81,8 +81,6 @@ class Ran:
     """As in `StepOutcome`."""
     failure: str = ""
     """The same."""
-    has_spoilt_states: bool = False
-    """Whether those that failed may have other states than the tokens that they computed."""
 
 
 @dataclass(slots=True)
@@ -263,8 +261,7 @@ class StepLoop:
         most_barren = MOST_BARREN * (MOST_RESTARTS + 1 if plan.changes_states else 1)
         if outcome.error is not None and self._num_barren >= most_barren:
             raise outcome.error
-        outcome = replace(outcome, error=outcome.error or failure)
-        return clock.ran(outcome.plan, outcome.result, outcome, has_spoilt_states=plan.changes_states)
+        return clock.ran(outcome.plan, outcome.result, replace(outcome, error=outcome.error or failure))
 
 
 class _Clock:
@@ -277,17 +274,14 @@ class _Clock:
     def scheduled(self, since_ns: int | None = None) -> None:
         self.schedule_ns += time.monotonic_ns() - (self.started_ns if since_ns is None else since_ns)
 
-    def ran(
-        self, plan: StepPlan, result: StepResult, outcome: StepOutcome | None = None, *, has_spoilt_states: bool = False
-    ) -> Ran:
+    def ran(self, plan: StepPlan, result: StepResult, outcome: StepOutcome | None = None) -> Ran:
         """`outcome`: of a step that was not over when the device came back."""
         now_ns = time.monotonic_ns()
         took = self.schedule_ns, now_ns - self.started_ns - self.schedule_ns, now_ns
         if outcome is None:
             return Ran(plan, result, (), (), *took)
         failure = "" if outcome.error is None else _first_line(outcome.error)
-        given = outcome.room_tokens, failure, has_spoilt_states
-        return Ran(plan, result, outcome.failed, outcome.reasons, *took, *given)
+        return Ran(plan, result, outcome.failed, outcome.reasons, *took, outcome.room_tokens, failure)
 
 
 class Launched(Protocol):

@@ -343,11 +343,14 @@ class Scheduler:
         return given_up
 
     def restart(self, request: Request, why: str, now_ns: int) -> bool:
-        """A running request, whose state may not be that of its tokens any more, goes back to the queue to be computed
-        again. False, and nothing done: that was of no use `MOST_RESTARTS` times since its last token.
+        """A running request whose step failed, and whose recurrent state may not be that of its tokens any more, goes
+        back to the queue to be computed again. False, and nothing done: it has no such state, or that was of no use
+        `MOST_RESTARTS` times since its last token.
 
         As `abort`, it may be called between schedule and commit.
         """
+        if request.state_slot < 0:
+            return False
         if request.num_tokens != request.restarted_at:
             request.restarted_at, request.num_restarts = request.num_tokens, 0
         if request.num_restarts == MOST_RESTARTS:

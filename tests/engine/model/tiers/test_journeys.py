@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -155,36 +156,25 @@ def test_plain_copies_bring_back_what_was_there(
         travel(trip, operations)
 
 
+@pytest.mark.parametrize("shortages", [0.0, 0.2])
 @RELAXED
 @given(operations=OPERATIONS, seed=st.integers(0, 1 << 30))
 def test_lanes_that_run_as_late_as_they_may_bring_back_what_was_there(
     operations: list[tuple[str, int]],
     seed: int,
+    shortages: float,
     tools: Any,
     random_blocks: Callable[..., KVStorage],
     own_cache: Path,
     late_streams: Callable[..., Any],
 ) -> None:
-    with journey(tools, random_blocks, late_streams(random.Random(seed))) as trip:
-        travel(trip, operations)
-
-
-@RELAXED
-@given(operations=OPERATIONS, seed=st.integers(0, 1 << 30))
-def test_lanes_that_now_and_then_have_no_memory_bring_back_what_was_there(
-    operations: list[tuple[str, int]],
-    seed: int,
-    tools: Any,
-    random_blocks: Callable[..., KVStorage],
-    own_cache: Path,
-    late_streams: Callable[..., Any],
-) -> None:
+    """Also where now and then there is no memory for a mark."""
     draw = random.Random(seed)
     streams = late_streams(draw)
     mark = streams.mark
 
     def mark_if_there_is_memory(lane: Any) -> Any:
-        if draw.random() < 0.2:
+        if draw.random() < shortages:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return mark(lane)
 
