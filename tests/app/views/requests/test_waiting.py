@@ -95,7 +95,9 @@ def test_whom_nothing_is_in_the_way_of_starts_with_the_next_step(engine, session
     """Who came after the last step was planned, and for whom it had no tokens left, where the engine does not say."""
     engine.request(2, blocks=(), state=WAITING, num_prompt_tokens=40, num_output_tokens=0)
     poll(session)
-    waits = "it needs up to 3 blocks, 64 free; it starts with the next step that has tokens left for it"
+    waits = (
+        "it needs up to 3 blocks, 64 free; it starts with the next step that has tokens left for it and preempts nobody"
+    )
     assert why_waits(session.mirror, 2) == waits
     session.mirror.limits = (8, 2048)
     assert why_waits(session.mirror, 2) == f"{waits} (at most 2\u202f048 tokens a step)"
