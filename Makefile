@@ -50,12 +50,10 @@ docs: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/kvscope-engine bench decode
-	$(BIN)/kvscope-engine bench neighbour
-	$(BIN)/kvscope-engine bench reuse
 	$(BIN)/kvscope-engine bench memory
 	$(BIN)/kvscope-engine bench kv-cache
-	$(BIN)/kvscope-engine bench scheduler
-	$(BIN)/kvscope bench
+	$(BIN)/python -m benchmarks.scheduler
+	$(BIN)/python -m benchmarks.window_smoothness
 
 clean:
 	rm -rf $(VENV) docs/_build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

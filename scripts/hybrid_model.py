@@ -19,8 +19,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GraniteMoeHybridConfig
 
-from kvscope_engine.model.fetching.default_model import default_gguf
-from kvscope_engine.model.gguf.cache import converted_gguf
+from kvscope_engine.model.loader.download.default_model import default_gguf
+from kvscope_engine.model.loader.gguf.gguf_cache import converted_gguf
 
 EVERY: Final = 3
 """A Mamba layer follows so many of attention."""

@@ -41,7 +41,7 @@ IN_WINDOW: Final = {
 """Views of the sample with their buttons: at which second, and how large."""
 EXPORTED: Final = {
     "tiers.png": ("--view", "page-map", "--at", "24", "--size", "900x440"),
-    "what-if.png": ("--view", "what-if", "--at", "24", "--size", "960x410"),
+    "what-if.png": ("--view", "what-if", "--at", "24", "--size", "960x450"),
     "page-map.webp": ("--to", "video", "--view", "page-map", "--speed", "4", "--fps", "8", "--size", "760x400"),
 }
 """What `kvscope export sample` is told for each."""
@@ -233,23 +233,22 @@ def compare(folder: Path) -> None:
 
 
 def recordings(folder: Path) -> None:
-    """The list of recordings, with the two simulations and a copy of the sample."""
+    """The recordings of a folder: two simulations and a copy of the sample."""
     from importlib import resources
 
-    a, b = simulated(folder)
+    simulated(folder)
     sample = folder / "under-pressure.mcap"
     sample.write_bytes((resources.files("kvscope_resources") / "sample.mcap").read_bytes())
     with a_desktop(folder, "dark") as desktop:
+        from kvscope_app.recent_recordings.recordings_window import show_recordings
         from kvscope_telemetry.recordings.reader import Recording
 
-        for path in (sample, a, b):
-            desktop.open_recording(Recording.open(path))
-        window = desktop.windows[-1]
-        window.actions_by_name["recordings"].trigger()
-        sheet = window.findChild(_sheet())
-        sheet.resize(1240, 420)
+        desktop.themes.settings.change(recording_folder=str(folder))
+        shown = show_recordings(desktop.open_recording(Recording.open(sample)))
+        shown.folder.setText("/home/ada/recordings")  # and not that of a temporary folder
+        shown.resize(1240, 420)
         settle(6.0)
-        keep(sheet, "recordings.png")
+        keep(shown, "recordings.png")
 
 
 def live(folder: Path) -> None:
@@ -267,14 +266,16 @@ def live(folder: Path) -> None:
             settle(LOADED_S)
             _ask(window, "Why is the sky blue? One sentence.")
             settle(6.0)
+            window.alarm_strip.hide()  # it lies on the page map
             keep(window, "window.png")
-            desktop._themes.choose("light")
+            desktop.themes.choose("light")
             window.actions_by_name["pause_engine"].trigger()
             settle(5.0)
             numbers, states = window.session.mirror.requests.number, window.session.mirror.requests.state
             running = [int(number) for number, state in zip(numbers, states, strict=True) if state == 1]
             window.session.select_request(max(running, key=lambda n: len(window.session.mirror.requests.table(n))))
             settle(2.0)
+            window.alarm_strip.hide()
             keep(window, "debugger.png")
             window.actions_by_name["resume"].trigger()
             settle(1.0)
@@ -293,7 +294,7 @@ def prepare(window: MainWindow) -> None:
 
 
 def _load(window: MainWindow) -> None:
-    from kvscope_app.load.load_view import LoadView
+    from kvscope_app.views.console.load_view import LoadView
 
     load = window.findChild(LoadView)
     until(lambda: load.button.isEnabled())
@@ -327,8 +328,9 @@ def a_desktop(folder: Path, theme: str) -> Iterator[Desktop]:
     """A desktop of its own settings; it is closed in the end."""
     from PySide6.QtCore import QCoreApplication, QSettings
 
+    from kvscope_app.application import make_application
     from kvscope_app.command_line import Options
-    from kvscope_app.desktop import Desktop, make_application
+    from kvscope_app.desktop import Desktop
 
     app = QCoreApplication.instance() or make_application()
     desktop = Desktop(app, Options(theme=theme), QSettings(str(folder / "s.ini"), QSettings.Format.IniFormat))  # type: ignore[arg-type]
@@ -364,12 +366,6 @@ def keep(widget: QWidget, name: str) -> None:
     """What it shows now, as the picture of that name."""
     widget.grab().save(str(DOCS / name))
     print(DOCS / name)
-
-
-def _sheet() -> type[QWidget]:
-    from kvscope_app.library.recordings_sheet import RecordingsSheet
-
-    return RecordingsSheet
 
 
 def _program(name: str) -> str:

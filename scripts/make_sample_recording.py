@@ -36,9 +36,9 @@ from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.telemetry import Frame
 from kvscope_telemetry.recordings.overview import read_overview
 from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.save import save
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.sources.live_source import LiveSource
-from kvscope_telemetry.timeline.save import save
 
 OPTIONS = (
     *("--model", "default", "--device", "cpu", "--num-gpu-blocks-override", "64", "--max-num-seqs", "12"),

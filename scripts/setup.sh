@@ -17,16 +17,11 @@ except ImportError:
     sys.exit("kvscope needs the venv module: sudo apt-get install python3-venv")
 PY
 
-# Qt's libraries that wheels do not bring, and the Debian package of each.
-qt_libraries="libEGL.so.1:libegl1 libGL.so.1:libgl1 libxkbcommon-x11.so.0:libxkbcommon-x11-0
-libdbus-1.so.3:libdbus-1-3 libfontconfig.so.1:libfontconfig1 libxcb-cursor.so.0:libxcb-cursor0
-libxcb-icccm.so.4:libxcb-icccm4 libxcb-keysyms.so.1:libxcb-keysyms1 libxcb-shape.so.0:libxcb-shape0
-libxcb-xinerama.so.0:libxcb-xinerama0 libxcb-image.so.0:libxcb-image0
-libxcb-render-util.so.0:libxcb-render-util0 libxcb-xkb.so.1:libxcb-xkb1"
+# System libraries that Qt's wheels need, and the Debian package of each.
 missing=()
-for entry in $qt_libraries; do
-    "$python" -c "import ctypes,sys; ctypes.CDLL(sys.argv[1])" "${entry%%:*}" 2>/dev/null || missing+=("${entry##*:}")
-done
+while read -r library package; do
+    "$python" -c "import ctypes,sys; ctypes.CDLL(sys.argv[1])" "$library" 2>/dev/null || missing+=("$package")
+done <resources/kvscope_resources/qt_libraries.txt
 if ((${#missing[@]})); then
     if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
         echo "Installing Qt's system libraries: ${missing[*]}"
@@ -39,6 +34,8 @@ if ((${#missing[@]})); then
     fi
 fi
 
-echo "Setting up $venv (the first time downloads several hundred megabytes)"
+command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null ||
+    echo "No C compiler found: the engine will use slower kernels on the CPU (on Debian or Ubuntu: sudo apt-get install gcc)"
+echo "Setting up $venv (downloads torch, Qt and more the first time: 2.6 GB on disk, or 6 GB with torch's CUDA build)"
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[app,engine,dev,docs]'

@@ -14,7 +14,7 @@ while (($#)) && [ "$1" != -- ]; do configurations+=("$1"); shift; done
 (($#)) && shift
 ((${#configurations[@]})) || configurations=(plain avx2 default threads)
 
-tests=(tests/engine/model tests/engine/simulator tests/engine/bench tests/engine/test_*.py
+tests=(tests/engine/model tests/engine/simulator tests/engine/bench tests/benchmarks tests/engine/test_*.py
        tests/kernels tests/end_to_end/test_same_tokens.py)
 
 settings() {

@@ -86,9 +86,10 @@ if "$PYTHON" -c 'import xdist' 2>/dev/null; then WORKERS="-n $(nproc | awk '{pri
 # shellcheck disable=SC2086 # two words, or none
 tests kernels $WORKERS tests/kernels
 if "$PYTHON" -c 'import kvscope_engine.engine, kvscope_engine.cli.main' 2>"$LOG"; then
-    tests loading tests/engine/model/loading/test_loader.py
-    tests tiers tests/engine/model/tiers
-    tests "virtual memory" tests/engine/model/virtual_memory
+    tests loading tests/engine/model/loader/test_model_loader.py
+    tests benchmarks tests/engine/bench/kernels
+    tests tiers tests/engine/model/kv_cache/kv_offload tests/engine/model/device_memory/test_host_slab.py
+    tests "virtual memory" tests/engine/model/kv_cache/virtual_memory
     tests "streamed weights" tests/engine/model/cpu_offload/test_streaming_on_gpu.py
     tests "end to end" tests/engine/test_engine_on_gpu.py
     tests deterministic tests/engine/test_deterministic.py
@@ -117,11 +118,6 @@ if "$PYTHON" -c 'import kvscope_engine.engine, kvscope_engine.cli.main' 2>"$LOG"
     fi
 else
     row engine skipped 0 "$(tail -n 1 "$LOG")"
-fi
-if [ -z "$REHEARSAL" ]; then
-    part "kernels, speed" "$PYTHON" -m kvscope_kernels.benchmark
-else
-    row "kernels, speed" skipped 0 "a rehearsal"
 fi
 
 echo

@@ -98,9 +98,10 @@ def run_desktop(endpoint: str, recording: str) -> int:
     """One window that stays, and others on the engine and on a recording that are opened and closed for ever."""
     from PySide6.QtCore import QSettings, QTimer
 
+    from kvscope_app.application import make_application
     from kvscope_app.command_line import Options
-    from kvscope_app.desktop import Desktop, make_application
-    from kvscope_app.window.open_file import try_to_open
+    from kvscope_app.desktop import Desktop
+    from kvscope_app.recent_recordings.open_file import try_to_open
 
     app = make_application()
     desktop = Desktop(app, Options(theme="dark"), QSettings(f"{recording}.ini", QSettings.Format.IniFormat))

@@ -18,7 +18,7 @@ from kvscope_app.command_line import build_parser as desktop_parser
 from kvscope_app.main import COMMANDS
 from kvscope_engine.cli.bench import benchmark_names
 from kvscope_engine.cli.main import build_parser as engine_parser
-from kvscope_engine.cli.parser import CommandParser
+from kvscope_engine.command_parser import CommandParser
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -27,6 +27,7 @@ _LIMITS = {"README.md": 5000, "ARCHITECTURE.md": 8000, "CHANGELOG.md": 6000}
 
 
 _WAYS = ("block", "token", "command", "frame")
+_RECORD_PARTS = ["Question", "Decision", "Rejected", "Measured", "Reconsider"]
 
 
 def _commands() -> list[tuple[str, str]]:
@@ -35,7 +36,7 @@ def _commands() -> list[tuple[str, str]]:
     for page in PAGES:
         for block in _FENCE.findall(page.read_text("utf-8")):
             for line in block.replace("\\\n", " ").splitlines():
-                if re.match(r"\s*kvscope(-engine)?( |$)", line):
+                if re.match(r"\s*(kvscope(-engine)?( |$)|python -m benchmarks\.)", line):
                     found.append((str(page.relative_to(ROOT)), line.strip()))
     return found
 
@@ -46,7 +47,9 @@ def test_a_documented_command_is_accepted(page: str, line: str) -> None:
     words = words[: next((at for at, word in enumerate(words) if word in (">", "|", "&&")), len(words))]
     words = [word for word in words if word not in ("[ADDRESS", "…]")]
     program, *arguments = words
-    if arguments[:1] == ["bench"] and program == "kvscope-engine":
+    if program == "python":
+        parser, arguments = _developers_benchmark(arguments[1]), arguments[2:]
+    elif arguments[:1] == ["bench"] and program == "kvscope-engine":
         parser, arguments = _benchmark(arguments[1]), arguments[2:]
     else:
         parser = desktop_parser(COMMANDS) if program == "kvscope" else engine_parser()
@@ -58,6 +61,12 @@ def _benchmark(name: str) -> argparse.ArgumentParser:
     parser = CommandParser()
     importlib.import_module(f"kvscope_engine.bench.{name.replace('-', '_')}").add_arguments(parser)
     parser.add_argument("--json", action="store_true")
+    return parser
+
+
+def _developers_benchmark(module: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    importlib.import_module(module).add_arguments(parser)
     return parser
 
 
@@ -81,6 +90,30 @@ def test_the_glossary_is_short() -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text("utf-8"))
     assert not [target for target in targets if not (page.parent / target).exists()]
+
+
+_RECORDS = sorted(ROOT.glob("docs/internals/decisions/[0-9]*.md"))
+
+
+@pytest.mark.parametrize("record", _RECORDS, ids=lambda record: record.stem)
+def test_a_decision_record_is_short_and_complete(record: Path) -> None:
+    text = record.read_text("utf-8")
+    assert len(text.splitlines()) <= 30
+    assert re.findall(r"^\*\*(\w+)", text, re.MULTILINE) == _RECORD_PARTS
+    assert re.search(r"\d", text.partition("**Measured.**")[2].partition("**Reconsider")[0])
+    assert f"\n{record.stem}\n" in (record.parent / "index.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("record", _RECORDS, ids=lambda record: record.stem)
+def test_code_of_a_decision_links_to_its_record(record: Path) -> None:
+    files = re.findall(r"\]\(([^)]+)\)", record.read_text("utf-8").rpartition("\nCode: ")[2])
+    assert files
+    for file in files:
+        assert str(record.relative_to(ROOT)) in (record.parent / file).read_text("utf-8")
+
+
+def test_decision_records_are_numbered_without_gaps() -> None:
+    assert [int(record.stem[:4]) for record in _RECORDS] == list(range(1, len(_RECORDS) + 1))
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:

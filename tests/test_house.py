@@ -9,7 +9,14 @@ import grimp
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("kvscope_app", "kvscope_engine", "kvscope_telemetry", "kvscope_kernels", "kvscope_resources")
+PACKAGES = (
+    "kvscope_app",
+    "kvscope_engine",
+    "kvscope_inside",
+    "kvscope_telemetry",
+    "kvscope_kernels",
+    "kvscope_resources",
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +47,7 @@ def test_no_circle_between_files(imports: dict[str, set[str]]) -> None:
 @pytest.fixture(scope="module")
 def present() -> set[str]:
     """Our files and folders, tests and scripts too."""
-    files = [*sources(), *ROOT.glob("tests/**/*.py"), *ROOT.glob("scripts/*.py")]
+    files = [*sources(), *ROOT.glob("tests/**/*.py"), *ROOT.glob("scripts/*.py"), *ROOT.glob("benchmarks/**/*.py")]
     folders = {parent for path in files for parent in path.parents if ROOT in parent.parents}
     return {str(path.relative_to(ROOT)) for path in files} | {f"{folder.relative_to(ROOT)}/" for folder in folders}
 
@@ -54,3 +61,20 @@ def test_paths_that_are_named_exist(name: str, present: set[str]) -> None:
     assert named
     missing = [path for path in named if not any(f"/{known}".endswith(f"/{path}") for known in present)]
     assert not missing, f"{name} names what is not there: {missing}"
+
+
+MAKERS = {
+    "Frame": {"engine/kvscope_telemetry/state/frame_builder.py"},
+    "Snapshot": {
+        "engine/kvscope_telemetry/state/frame_builder.py",
+        "engine/kvscope_telemetry/messages/wire.py",  # decodes it
+        "engine/kvscope_telemetry/recordings/keyframes.py",  # of a mirror
+    },
+}
+
+
+@pytest.mark.parametrize("message", MAKERS)
+def test_frames_and_snapshots_are_built_in_one_place(message: str) -> None:
+    pattern = re.compile(rf"(?<!class )\b{message}\(")
+    makers = {str(path.relative_to(ROOT)) for path in sources() if pattern.search(path.read_text("utf-8"))}
+    assert makers == MAKERS[message]

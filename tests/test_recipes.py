@@ -160,7 +160,7 @@ def test_a_colour_mode_of_the_page_map(recipe: Recipe) -> None:
         unable = window_of(capabilities=Capabilities(physical_rows=False))
         assert unable.page_map.mode.name == "state"
         assert not unable.actions_by_name["color_parity"].isEnabled()
-        assert unable.actions_by_name["color_parity"].toolTip().endswith("does not tell block numbers")
+        assert unable.actions_by_name["color_parity"].toolTip().endswith("does not report block numbers")
         for each in (window, unable):
             each.close()
             each.session.close()
@@ -176,7 +176,7 @@ def test_an_event_kind(recipe: Recipe) -> None:
         "EVENT_KINDS: Final",
         """
         def _migrated(event: Event, data: EventData) -> list[str]:
-            return [f"{_blocks(event.num_blocks)} moved to {data.why}"]
+            return [f"{counted(event.num_blocks, 'block')} moved to {data.why}"]
 
 
         """,
@@ -206,7 +206,7 @@ def test_an_event_kind(recipe: Recipe) -> None:
                 """The blocks of a request went to another machine."""
                 data = EventData(kind="migrated", why=where)
                 event = Event(kind="migrated", time_ns=now_ns, number=number, num_blocks=num_blocks, data=data)
-                return _in_words(event)
+                return with_cause(event)
             '''
         ),
     )
@@ -224,7 +224,7 @@ def test_an_event_kind(recipe: Recipe) -> None:
         from kvscope_app.views.timeline.lane_picture import ShownLanes, bare_lanes, draw
         from kvscope_app.views.timeline.lane_descriptions import found_in_lane
         from kvscope_app.views.timeline.request_lanes import RequestLanes
-        from kvscope_app.views.timeline.time_span import TimeSpan
+        from kvscope_app.session.time_span import TimeSpan
         from kvscope_app.window.main_window import MainWindow
         from kvscope_engine.policy.scheduling.causes import migrated
         from kvscope_telemetry.exports.comparison.alignment import moments
@@ -440,7 +440,7 @@ def test_a_figure_of_a_run(recipe: Recipe, column: str) -> None:
         from kvscope_app.commands.info import add_info_parser
         from kvscope_app.views.timeline.measured_range import measured
         from kvscope_app.views.timeline.request_lanes import RequestLanes
-        from kvscope_app.views.timeline.time_span import TimeSpan
+        from kvscope_app.session.time_span import TimeSpan
         from kvscope_telemetry.alarms.figures import SECOND_FIGURES
         from kvscope_telemetry.alarms.rules import parse_rule
         from kvscope_telemetry.exports.comparison.comparison import Run, compare
@@ -484,7 +484,7 @@ def test_a_figure_of_a_run(recipe: Recipe, column: str) -> None:
         assert (figure.words, figure.group) == ("Made-up things per second", "Cache")
         assert parse_rule(f"{COLUMN}_per_s > 100 for 5 s")
 
-        shown = measured(overview, RequestLanes(), TimeSpan(span.from_ns, span.until_ns), span.until_ns)
+        shown = measured(overview, RequestLanes(), TimeSpan(span.from_ns - 10**9, span.until_ns + 10**9), span.until_ns)
         assert dict(shown.rows)["Made-up things"] == str(total)
         """
     )
@@ -537,7 +537,7 @@ def test_an_export_kind(recipe: Recipe) -> None:
         for asked in (["pauses.csv"], ["others.csv", "--kind", "pauses"]):
             args = parser.parse_args([sample, "--out", *asked])
             assert args.run(args) == 0
-            assert Path(asked[0]).read_text().splitlines()[0] == "begin_ns"
+            assert Path(asked[0]).read_text("utf-8-sig").splitlines()[0] == "begin_ns"
 
         app = QApplication([])
         settings = QSettings("settings.ini", QSettings.Format.IniFormat)

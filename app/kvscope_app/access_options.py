@@ -58,27 +58,38 @@ def add_access_options(parser: argparse.ArgumentParser, option: str) -> None:
         type=Path,
         help=f"file with the API key of a {servers} server (default: ${API_KEY_VARIABLE}; none if not set)",
     )
+    parser.add_argument(
+        "--api-key-over-http",
+        action="store_true",
+        help=f"allow sending the API key to a {servers} server on another machine without TLS",
+    )
     parser.add_argument("--tls", action="store_true", help=f"connect to the {servers} server by https")
     parser.add_argument(
         "--tls-ca", metavar="FILE.pem", type=Path, help="with --tls: file with the certificate authority's certificates"
     )
 
 
-_FOR_ANY: Final = ("--api-key-file", "--tls-ca")
-"""For another engine's HTTP server, and for prompts to it where it is watched from inside."""
+_FOR_ANY: Final = ("--tls-ca",)
+"""For another engine's HTTP server, and for prompts to the server of one that is watched from inside."""
 
 
 def _access_options(args: argparse.Namespace) -> tuple[tuple[str, object], ...]:
-    names = ("key", "kv_events", "api_key_file", "tls", "tls_ca")
+    names = ("key", "kv_events", "api_key_file", "api_key_over_http", "tls", "tls_ca")
     return tuple((f"--{name.replace('_', '-')}", getattr(args, name)) for name in names)
 
 
 def _with_access(address: Address, args: argparse.Namespace, api_key: str) -> Address:
-    """Each kind of engine with the options that are for it."""
-    address = replace(address, api_key=api_key or read_api_keys().get(address.text, ""), ca_file=args.tls_ca)
+    """Return `address` with those options that are for its kind of engine."""
+    address = replace(address, ca_file=args.tls_ca)
     if not address.is_external:
         return replace(address, key=args.key)
-    return replace(address, kv_events=args.kv_events, tls=args.tls or args.tls_ca is not None)
+    return replace(
+        address,
+        kv_events=args.kv_events,
+        api_key=api_key or read_api_keys().get(address.text, ""),
+        tls=args.tls or args.tls_ca is not None,
+        api_key_over_http=args.api_key_over_http,
+    )
 
 
 def _check_fits(args: argparse.Namespace, addresses: Sequence[Address]) -> None:

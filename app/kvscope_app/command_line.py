@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PROGRAM: Final = "kvscope"
 THEME_CHOICES: Final = ("auto", "dark", "light")
-_COMMANDS_HELP: Final = "without a command the window opens; only bench needs a display (see `COMMAND --help`)"
+_COMMANDS_HELP: Final = "without a command the window opens; commands need no display (see `COMMAND --help`)"
 
 SELECTABLE: Final = ("request", "block")
 _LONGEST_S: Final = 1e9

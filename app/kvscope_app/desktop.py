@@ -6,11 +6,11 @@ import ctypes
 import gc
 import json
 import os
-import signal
 import sys
 import time
 import weakref
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,40 +19,40 @@ from PySide6.QtCore import QEvent, QObject, QSettings, QTimer
 from PySide6.QtGui import QPixmapCache
 from PySide6.QtWidgets import QApplication, QWidget
 
+from kvscope_app.application import make_application
 from kvscope_app.command_line import PROGRAM, Options
-from kvscope_app.library.library import Library
-from kvscope_app.library.place import library_folder
 from kvscope_app.linked_times import LinkedTimes
-from kvscope_app.look.fonts import apply_fonts
-from kvscope_app.look.icons import app_icon
 from kvscope_app.look.theming.apply_theme import forget_rules
 from kvscope_app.look.theming.theme_keeper import ThemeKeeper
 from kvscope_app.own_engine.engine_keeper import EngineKeeper
 from kvscope_app.own_engine.engine_process import EngineProcess
+from kvscope_app.recent_recordings.recent_files import add_recent
 from kvscope_app.recording.left_rings import LeftRings
 from kvscope_app.session.group import SessionGroup
 from kvscope_app.session.kept.rings import make_ring
 from kvscope_app.session.session import Session
+from kvscope_app.session_window import Openers, SessionWindow
 from kvscope_app.setting_names import window_group
 from kvscope_app.settings.layout_value import WindowLayout, read_layout
 from kvscope_app.window import layout
 from kvscope_app.window.arranging.arrangement import KNOWN
 from kvscope_app.window.error_notices import ErrorNotices, InternalErrors
 from kvscope_app.window.main_window import MainWindow, window_kind
-from kvscope_app.window.window_body import Openers, WindowBody
 from kvscope_app.window.window_slots import WindowSlots
 from kvscope_telemetry.addresses import Address, WatchedSource
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Control
+from kvscope_telemetry.printable import print_line
 from kvscope_telemetry.recordings.sample import is_sample
 from kvscope_telemetry.source import Source
+from kvscope_telemetry.termination import handling_signals
 
 if TYPE_CHECKING:
     from kvscope_app.compare.compare_window import CompareWindow
     from kvscope_app.fleet.fleet_keeper import FleetKeeper
     from kvscope_app.playback.recording_opening import RecordingOpening
     from kvscope_telemetry.playback.playback_source import PlaybackSource
-    from kvscope_telemetry.recorded import Recorded
+    from kvscope_telemetry.recordings.reader import Recording
 
 STARTUP_PROBE: Final = "KVSCOPE_STARTUP_PROBE"
 """Environment variable with a monotonic time in ns: at the first exposure the time since is printed, as JSON."""
@@ -60,9 +60,6 @@ STARTUP_PROBE: Final = "KVSCOPE_STARTUP_PROBE"
 _KEEP_AFTER_MS: Final = 150
 _SAY_GOODBYE_MS: Final = 500
 """For the last command of a window to its engine to leave."""
-_SWITCH_S: Final = 0.001
-"""The longest that another thread's Python goes on while the GUI thread waits; the interpreter's own is 5 ms, and an
-event that meets the reading thread several times would wait as often."""
 _FORGET_AFTER_MS: Final = 200
 """After a window was closed its widgets are gone, and what was kept for them can be given back."""
 
@@ -78,6 +75,8 @@ class Desktop(QObject):
         self._settings, self._options = settings, options
         self._slots = WindowSlots(Path(settings.fileName()))
         self.themes = ThemeKeeper(app, settings, options.theme)
+        self._is_unsaved_told = False
+        self.themes.settings.write_failed.connect(self._tell_unsaved)
         self.error_notices = None if errors is None else ErrorNotices(errors, self.themes, self)
         self.windows: list[MainWindow] = []
         self.comparisons: list[CompareWindow] = []
@@ -87,7 +86,6 @@ class Desktop(QObject):
         """How windows that open are arranged; None: as they were last time."""
         self.sessions = SessionGroup(self)
         self.linked_times = LinkedTimes(self)
-        self._library = Library(library_folder(), self)
         self._left_rings: LeftRings | None = None
         self._fleets: FleetKeeper | None = None
         self._addresses: weakref.WeakKeyDictionary[Source, Address] = weakref.WeakKeyDictionary()
@@ -121,13 +119,13 @@ class Desktop(QObject):
         return self._left_rings
 
     def open_recording(
-        self, recording: Recorded, at_s: float | None = None, selects: Sequence[tuple[str, int]] = ()
+        self, recording: Recording, at_s: float | None = None, selects: Sequence[tuple[str, int]] = ()
     ) -> MainWindow:
         """Play `recording`; with `at_s` stand still at that second of it, and select what is said."""
         from kvscope_telemetry.playback.playback_source import PlaybackSource  # most windows need none of it
 
         if recording.path.is_file() and not is_sample(recording.path):
-            self._library.note(recording.path)
+            add_recent(self.themes.settings, recording.path)
         source = PlaybackSource(recording)
         window = self.watch(source)
         if at_s is not None:
@@ -152,7 +150,7 @@ class Desktop(QObject):
         window.show()
         return window
 
-    def compare(self, a: Recorded, b: Recorded, beside: WindowBody | None = None) -> CompareWindow:
+    def compare(self, a: Recording, b: Recording, beside: SessionWindow | None = None) -> CompareWindow:
         """Open a window with two timelines; that of `beside` is A, and where it is live the new window
         closes with it.
         """
@@ -178,9 +176,9 @@ class Desktop(QObject):
         """Compare the two recordings that are being opened. Small windows show their progress."""
         from kvscope_app.playback.opening_window import OpeningWindow
 
-        ready: dict[int, Recorded] = {}
+        ready: dict[int, Recording] = {}
 
-        def take(place: int, recording: Recorded) -> None:
+        def take(place: int, recording: Recording) -> None:
             ready[place] = recording
             if len(ready) == len(openings):
                 self.compare(ready[0], ready[1])
@@ -200,9 +198,19 @@ class Desktop(QObject):
             window.deleteLater()
             self._forgetting.start()
 
+    def _tell_unsaved(self, reason: str) -> None:
+        """Report once that settings and layouts of this run will be lost."""
+        if self._is_unsaved_told:
+            return
+        self._is_unsaved_told = True
+        detail = f"{Path(self._settings.fileName()).parent}: {reason}. Changes last until kvscope ends."
+        print(f"{PROGRAM}: settings cannot be saved in {detail}", file=sys.stderr)
+        if self.windows:
+            self.windows[-1].banner.tell("Settings cannot be saved", detail, passes=True)
+
     def _tell_failure(self, reason: str) -> None:
         self.failures.append(reason)
-        print(f"{PROGRAM}: {reason}", file=sys.stderr)
+        print_line(f"{PROGRAM}: {reason}", file=sys.stderr)
 
     def attach(self, address: Address | str) -> None:
         """Another window on another engine. Raises BadInput for what is not accepted."""
@@ -240,14 +248,19 @@ class Desktop(QObject):
             self._left_rings.end()
         for comparison in list(self.comparisons):
             comparison.close()
+        self._settings.sync()
+        if self._settings.status() is not QSettings.Status.NoError:
+            self._tell_unsaved("the file cannot be written")
         self.sessions.close()
-        self._library.close()
         self._slots.close()
 
     def watch(self, source: Source, keeper: EngineKeeper | None = None) -> MainWindow:
         session = self.sessions.open(source)
-        slot = self._slots.take(window_kind(session))
-        openers = Openers(self.attach, self.open_recording, self.compare, self.open_fleet, self._library)
+        kind = window_kind(session)
+        slot = self._slots.take(kind)
+        failed_before = self._slots.start_opening(kind, slot)
+        kept_layout = layout.set_aside(self._settings, window_group(kind, slot)) if failed_before else None
+        openers = Openers(self.attach, self.open_recording, self.compare, self.open_fleet)
         window = MainWindow(session, self.themes, self._settings, keeper, openers, slot)
         window.alarms.use(self._options.alarms, self._options.alarm_webhook)
         layout.place_beside(window, self.windows, window.has_own_place)
@@ -255,10 +268,15 @@ class Desktop(QObject):
         window.views_loaded.connect(spare_the_collector)
         if self.layout is not None:
             window.views_loaded.connect(partial(window.layouts.put, self.layout, "opening the layout"))
+        window.views_loaded.connect(partial(self._slots.finish_opening, kind, slot))
         self.windows.append(window)
         self.linked_times.add(window)
         session.start()
         window.show()
+        if failed_before:
+            where = f" The saved layout is kept in {kept_layout}." if kept_layout is not None else ""
+            detail = f"The last start of kvscope ended before the window was open.{where}"
+            window.banner.tell("The window uses the default layout", detail)
         return window
 
     def _closed(self, window: MainWindow) -> None:
@@ -278,7 +296,7 @@ class Desktop(QObject):
     def _pass_on(self, last_words: str) -> None:
         """In another window, and to the terminal."""
         if last_words:
-            print(f"{PROGRAM}: {last_words}", file=sys.stderr)
+            print_line(f"{PROGRAM}: {last_words}", file=sys.stderr)
             if self.windows:
                 self.windows[-1].banner.tell("A closed window could not save everything", last_words)
 
@@ -349,34 +367,22 @@ def _run(
         for opening in openings:
             desktop.open_when_ready(opening, options.at_s, options.selects)
     desktop.offer_left_rings()
-    quit_on_signals(app)
     if desktop.windows:
         probe_startup(app, desktop.windows[0])
-    code = app.exec() or (BadInput.exit_code if desktop.failures else 0)
-    if engine is not None:
-        engine.close(was_asked=True)  # while the session is open: its thread still sends the request
-    desktop.close()
+    with closing_on_signals(app):
+        code = app.exec() or (BadInput.exit_code if desktop.failures else 0)
+        if engine is not None:
+            engine.close(was_asked=True)  # while the session is open: its thread still sends the request
+        desktop.close()
     return code
 
 
-def make_application() -> QApplication:
-    """The QApplication with name, font and icon; settings are an INI file in the user's folder. Threads beside it take
-    short turns from now on."""
-    sys.setswitchinterval(_SWITCH_S)
-    QSettings.setDefaultFormat(QSettings.Format.IniFormat)
-    app = QApplication([PROGRAM])
-    app.setApplicationName(PROGRAM)
-    app.setOrganizationName(PROGRAM)
-    app.setDesktopFileName(PROGRAM)
-    app.setWindowIcon(app_icon())
-    apply_fonts(app)
-    return app
+def closing_on_signals(app: QApplication) -> AbstractContextManager[None]:
+    """Close all windows, in the event loop, when a signal asks the program to end.
 
-
-def quit_on_signals(app: QApplication) -> None:
-    """Ctrl-C and SIGTERM close the windows, in the event loop; Python sees them between the session's ticks."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: QTimer.singleShot(0, app, app.closeAllWindows))
+    Python runs its handlers between two timer ticks of a session.
+    """
+    return handling_signals(lambda *_: QTimer.singleShot(0, app, app.closeAllWindows))
 
 
 def probe_startup(app: QApplication, window: MainWindow) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kvscope_app.interrupts import leaving_on_interrupt
+from kvscope_telemetry.termination import leaving_while_importing
 
 
 def main() -> int:
     """The command line of this process."""
-    with leaving_on_interrupt("kvscope"):
+    with leaving_while_importing("kvscope"):
         from kvscope_app.main import main as run
     return run()

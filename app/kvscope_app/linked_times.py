@@ -2,14 +2,14 @@
 
 Owns which windows are linked, how their clocks lie side by side, and what each was last told. The window that is active
 leads, from the moment in which a person moves something there; the others go to the same moment, stand or play as it
-does, show the same stretch of time, and select the same request or block where they show the same engine start. A
+does, show the same visible range, and select the same request or block where they show the same engine start. A
 follower never leads. Where one has nothing recorded it stands at its nearest end and says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -17,8 +17,8 @@ from PySide6.QtCore import QObject, QTimer
 from PySide6.QtWidgets import QApplication
 
 from kvscope_app.session.session import Session
+from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.session.timeline import Timeline
-from kvscope_app.views.docks import VIEWS_ON_TIME
 from kvscope_app.window.main_window import MainWindow
 
 TICK_MS: Final = 33
@@ -27,8 +27,6 @@ _AHEAD_S: Final = 0.1
 _BEHIND_S: Final = 0.5
 """And so much behind before it jumps."""
 _SAME_NS: Final = 1_000_000
-
-Range = tuple[int, int]
 
 
 @dataclass(eq=False)
@@ -40,8 +38,6 @@ class Member:
     """What its clock is ahead of the first window's; None while one of them has no time yet."""
     sent_ns: int | None = None
     """Where it was last sent to stand."""
-    ranges: dict[str, Range | None] = field(default_factory=dict)
-    """What its views on time showed when it was last looked at."""
 
     @property
     def session(self) -> Session:
@@ -75,6 +71,7 @@ class LinkedTimes(QObject):
         window.linking.connect(self.link)
         window.closing.connect(self._remove)
         window.session.timeline.moved.connect(partial(self._on_moved, member))
+        window.session.timeline.visible_range.changed.connect(partial(self._on_range, member))
         window.session.selection_changed.connect(partial(self._on_selected, member))
         self._tell()
 
@@ -84,12 +81,13 @@ class LinkedTimes(QObject):
         self._leader = None
         for member in self._members:
             member.offset_ns = member.sent_ns = None
-            member.ranges = _ranges(member.window)
         if self.is_on:
             self._leader = next((member for member in self._members if self._is_active(member.window)), None)
             self._leader = self._leader or self._members[0]
             self._clock.start()
             self.follow()
+            if self._leader.session.timeline.visible_range.span is not None:
+                self._share_range(self._leader)
         else:
             self._clock.stop()
         self._tell()
@@ -105,7 +103,6 @@ class LinkedTimes(QObject):
             for member in self._members:
                 if member is not leader and leader.offset_ns is not None and member.offset_ns is not None:
                     self._follow_time(member, leader, member.offset_ns - leader.offset_ns)
-            self._follow_ranges()
         finally:
             self._is_following = False
 
@@ -115,6 +112,10 @@ class LinkedTimes(QObject):
         if self.is_on and not self._is_following and self._is_active(member.window):
             self._leader = member
             member.sent_ns = None
+
+    def _on_range(self, member: Member) -> None:
+        if self.is_on and not self._is_following and self._is_active(member.window):
+            self._share_range(member)
 
     def _on_selected(self, member: Member) -> None:
         if not self.is_on or self._is_following or not self._is_active(member.window):
@@ -172,16 +173,18 @@ class LinkedTimes(QObject):
         else:
             _stand(member, nearest_ns)
 
-    def _follow_ranges(self) -> None:
-        """What the person sees of time in the active window is seen in the others."""
-        active = next((member for member in self._members if self._is_active(member.window)), None)
-        for member in self._members:
-            before, member.ranges = member.ranges, _ranges(member.window)
-            if member is active and member.offset_ns is not None:
-                changed = {name: now for name, now in member.ranges.items() if now != before.get(name)}
-                for other in self._members:
-                    if changed and other is not active and other.offset_ns is not None:
-                        _show_ranges(other, changed, other.offset_ns - member.offset_ns)
+    def _share_range(self, member: Member) -> None:
+        """Show the visible range of `member` in the other windows."""
+        span, self._is_following = member.session.timeline.visible_range.span, True
+        try:
+            for other in self._members:
+                if other is member or other.offset_ns is None or member.offset_ns is None:
+                    continue
+                offset_ns = other.offset_ns - member.offset_ns
+                moved = None if span is None else TimeSpan(span.begin_ns + offset_ns, span.end_ns + offset_ns)
+                other.session.timeline.visible_range.show(moved)
+        finally:
+            self._is_following = False
 
     def _tell(self) -> None:
         for member in self._members:
@@ -226,21 +229,6 @@ def _select_alike(session: Session, lead: Session) -> None:
     else:
         session.select_request(lead.selected_request)
     session.select_block(lead.selected_block)
-
-
-def _ranges(window: MainWindow) -> dict[str, Range | None]:
-    return {name: window.views[name].range_shown for name in VIEWS_ON_TIME if name in window.views}
-
-
-def _show_ranges(member: Member, ranges: dict[str, Range | None], offset_ns: int) -> None:
-    for name, shown in ranges.items():
-        view = member.window.views.get(name)
-        if view is None:
-            continue
-        if shown is None:
-            view.show_all()
-        else:
-            view.show_range(shown[0] + offset_ns, shown[1] + offset_ns)
 
 
 def _is_active(window: MainWindow) -> bool:

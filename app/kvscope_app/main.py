@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from kvscope_app.bench.bench_options import add_bench_parser
 from kvscope_app.command_line import PROGRAM, Options, parse
 from kvscope_app.commands.compare import add_compare_parser
 from kvscope_app.commands.desktop_files import add_desktop_files_parser
@@ -24,8 +23,11 @@ from kvscope_app.commands.record import add_record_parser
 from kvscope_app.commands.recover import add_recover_parser
 from kvscope_app.commands.replay import add_replay_parser
 from kvscope_app.commands.top import add_top_parser
-from kvscope_app.interrupts import leaving_on_interrupt
 from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.home_folder import ensure_home
+from kvscope_telemetry.printable import print_line
+from kvscope_telemetry.standard_streams import ready_streams
+from kvscope_telemetry.termination import INTERRUPTED, exiting_on_signals, leaving_while_importing
 
 if TYPE_CHECKING:
     from kvscope_app.playback.recording_opening import RecordingOpening
@@ -42,20 +44,26 @@ COMMANDS: Final = (
     add_compare_parser,
     add_fleet_parser,
     add_desktop_files_parser,
-    add_bench_parser,
     add_replay_parser,
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the desktop until its windows are closed, or a command; the exit code is returned."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    with exiting_on_signals(), ready_streams():
+        return _run_command(list(sys.argv[1:] if argv is None else argv))
+
+
+def _run_command(arguments: list[str]) -> int:
     try:
+        ensure_home()
         wanted = parse(arguments, COMMANDS)
         done = wanted if isinstance(wanted, Options) else wanted()
         return run(done) if isinstance(done, Options) else done
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
+    except BrokenPipeError:  # `ready_streams` handles it
+        raise
     except KvscopeError as error:
         return _failed(arguments, str(error), error.exit_code)
     except Exception as error:
@@ -75,7 +83,7 @@ def run(options: Options) -> int:
         engine = EngineProcess(options.engine, options.keep_engine)
         engine.start()
     try:
-        with leaving_on_interrupt(PROGRAM, None if engine is None else engine.close):
+        with leaving_while_importing(PROGRAM, None if engine is None else engine.close):
             require_qt()
             require_sound_qt()
             from kvscope_app.desktop import run_desktop
@@ -88,16 +96,16 @@ def run(options: Options) -> int:
         if engine is not None:
             engine.close()  # nothing is left to do after an orderly end
             if engine.keep and engine.is_running:
-                print(f"The engine runs on; watch it with: {PROGRAM} --attach {engine.endpoint}")
+                print_line(f"The engine runs on; watch it with: {PROGRAM} --attach {engine.endpoint}")
 
 
 def _begin_to_open(paths: Sequence[str]) -> list[RecordingOpening]:
     if not paths:
         return []
     from kvscope_app.playback.recording_opening import RecordingOpening
-    from kvscope_telemetry.recordings.sample import path_of
+    from kvscope_telemetry.recordings.sample import named_recording
 
-    return [RecordingOpening(path_of(path)) for path in paths]
+    return [RecordingOpening(str(named_recording(path))) for path in paths]
 
 
 def _wait_a_moment(openings: Sequence[RecordingOpening]) -> None:
@@ -113,7 +121,7 @@ def _wait_a_moment(openings: Sequence[RecordingOpening]) -> None:
 def _failed(arguments: Sequence[str], message: str, exit_code: int) -> int:
     if "--debug" in arguments:
         traceback.print_exc()
-    print(f"{PROGRAM}: {message}", file=sys.stderr)
+    print_line(f"{PROGRAM}: {message}", file=sys.stderr)
     return exit_code
 
 

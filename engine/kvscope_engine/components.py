@@ -19,48 +19,45 @@ from msgspec.structs import replace as replace_fields
 
 from kvscope_engine.cache_events import shared_salt
 from kvscope_engine.memory_guard import MemoryGuard
-from kvscope_engine.model.checks.hook_check import check_hook
-from kvscope_engine.model.checks.tile_check import proven_tiles
+from kvscope_engine.model.batch_invariance.tile_check import proven_tiles
 from kvscope_engine.model.cpu_offload.streaming import close_streaming, streamed_weights
-from kvscope_engine.model.fetching.progress import WAIT
-from kvscope_engine.model.fused.fuse import Fused
-from kvscope_engine.model.fused.round_linears import tell_failures
-from kvscope_engine.model.loading.device import free_bytes, gpu_uuids
-from kvscope_engine.model.loading.loader import LoadedModel, load_model
-from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
-from kvscope_engine.model.loading.support import Blueprint, check_options_with_states, refuse_options
-from kvscope_engine.model.lora.adapters import LoraAdapters, layers_of, read_given
-from kvscope_engine.model.lora.slots import in_full
-from kvscope_engine.model.memory.allocator import AllocatorUse, allocator_use
-from kvscope_engine.model.memory.gpu_register import GpuRegister
-from kvscope_engine.model.memory.memory_plan import MemoryPlan
-from kvscope_engine.model.memory.memory_watch import step_costs
-from kvscope_engine.model.memory.paging import NOTE as PAGING_NOTE
-from kvscope_engine.model.memory.paging import PagingWatch, is_wsl
-from kvscope_engine.model.memory.shortage_report import Shortage, shortage_report
-from kvscope_engine.model.memory.step_memory import logits_width, max_batched_tokens
-from kvscope_engine.model.memory.weights_by_part import weights_by_part
-from kvscope_engine.model.ranks.leader import Leader, config_of_rank, lead_ranks, rank_of
-from kvscope_engine.model.ranks.messages import RankJoined
-from kvscope_engine.model.ranks.shard import check_fused
-from kvscope_engine.model.roofline.device_limits import device_limits
-from kvscope_engine.model.roofline.model_costs import model_work
-from kvscope_engine.model.roofline.step_costs import ModelWork
-from kvscope_engine.model.running.attention_choice import attention_choice
-from kvscope_engine.model.running.cpu_threads import CpuThreads, default_num_threads
-from kvscope_engine.model.running.kv_storage import MIB, KVStorage, LayerShape, block_bytes
-from kvscope_engine.model.running.layer_groups import LayerGroup
-from kvscope_engine.model.running.memory import PoolSize, pool_size
-from kvscope_engine.model.running.own_forward import own_forward, states_of
-from kvscope_engine.model.running.product_choice import choose_products
-from kvscope_engine.model.running.recurrent import recurrent_layers
-from kvscope_engine.model.running.runner import ModelRunner
-from kvscope_engine.model.running.state_storage import StateStorage
-from kvscope_engine.model.running.storage_for_model import expanded_layers, groups_of_model, storage_for_model
-from kvscope_engine.model.structured.forms import Forms
-from kvscope_engine.model.tiers.block_mover import BlockMover
-from kvscope_engine.model.tiers.build import make_tier_mover
-from kvscope_engine.model.virtual_memory.build import VirtualCache, virtual_cache
+from kvscope_engine.model.device_memory.gpu_register import GpuRegister
+from kvscope_engine.model.device_memory.memory_plan import MemoryPlan
+from kvscope_engine.model.device_memory.memory_watch import step_costs
+from kvscope_engine.model.device_memory.paging import NOTE as PAGING_NOTE
+from kvscope_engine.model.device_memory.paging import PagingWatch, is_wsl
+from kvscope_engine.model.device_memory.shortage_report import Shortage, shortage_report
+from kvscope_engine.model.device_memory.torch_allocator import AllocatorUse, allocator_use
+from kvscope_engine.model.distributed.shard import check_fused
+from kvscope_engine.model.executor.leader import Leader, config_of_rank, lead_ranks, rank_of
+from kvscope_engine.model.executor.rank_messages import RankJoined
+from kvscope_engine.model.kv_cache.kv_offload.block_mover import BlockMover
+from kvscope_engine.model.kv_cache.kv_offload.tier_builder import make_tier_mover
+from kvscope_engine.model.kv_cache.kv_storage import MIB, KVStorage, LayerShape, block_bytes
+from kvscope_engine.model.kv_cache.layer_groups import LayerGroup
+from kvscope_engine.model.kv_cache.state_storage import StateStorage
+from kvscope_engine.model.layers.fused.round_linears import tell_failures
+from kvscope_engine.model.layers.lora.lora_adapters import LoraAdapters, layers_of, read_given
+from kvscope_engine.model.layers.lora.lora_slots import in_full
+from kvscope_engine.model.layers.own_forward import own_forward, states_of
+from kvscope_engine.model.layers.recurrent.recurrent_layers import recurrent_layers
+from kvscope_engine.model.layers.weight_bytes import weights_by_part
+from kvscope_engine.model.loaded_model import LoadedModel
+from kvscope_engine.model.loader.download.progress import WAIT
+from kvscope_engine.model.loader.model_loader import load_model
+from kvscope_engine.model.loader.supported_models import Blueprint, check_options_with_states, refuse_options
+from kvscope_engine.model.platforms.cpu_threads import CpuThreads, default_num_threads
+from kvscope_engine.model.platforms.device import free_bytes, gpu_uuids
+from kvscope_engine.model.runner.attention_backend import attention_choice
+from kvscope_engine.model.runner.kv_cache_spec import expanded_layers, groups_of_model, storage_for_model
+from kvscope_engine.model.runner.model_runner import ModelRunner
+from kvscope_engine.model.runner.pool_size import PoolSize, pool_size
+from kvscope_engine.model.runner.product_choice import choose_products
+from kvscope_engine.model.runner.step_memory import logits_width, max_batched_tokens
+from kvscope_engine.model.runner.virtual_cache import VirtualCache, virtual_cache
+from kvscope_engine.model.verification.fuse import Fused
+from kvscope_engine.model.verification.hook_check import check_hook
+from kvscope_engine.model.verification.ready_to_run import make_ready_to_run
 from kvscope_engine.policy.allocation.allocators import fitting_model_len, make_allocation, make_pool
 from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.blocks.cache_log import CacheLog
@@ -68,8 +65,12 @@ from kvscope_engine.policy.drafting.drafter import Drafter
 from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_engine.policy.state_pool import StatePool, most_told
+from kvscope_engine.roofline.device_limits import device_limits
+from kvscope_engine.roofline.model_costs import model_work
+from kvscope_engine.roofline.step_costs import ModelWork
+from kvscope_engine.structured_output.forms import Forms
 from kvscope_engine.submission import SubmissionLimits
-from kvscope_kernels.libraries.choice import Choice
+from kvscope_kernels.third_party_attention.library_choice import Choice
 from kvscope_kernels.tuning.tile_table import table_words
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.engine_config import EngineConfig
@@ -758,6 +759,7 @@ def _hello(
             groups=len(groups) > 1,
             deterministic=config.deterministic,
             fingerprints=config.fingerprints,
+            eviction_order=True,
         ),
         num_ranks=loaded.rank.count,
     )

@@ -23,15 +23,11 @@ from kvscope_engine.cache_events import make_cache_events
 from kvscope_engine.completion import Completion, collect
 from kvscope_engine.components import EngineComponents, build_components
 from kvscope_engine.fingerprints import FingerprintRecorder, recorded_request
-from kvscope_engine.frame_builder import FrameBuilder
 from kvscope_engine.inputs import prompt_token_ids
 from kvscope_engine.interventions import Interventions
-from kvscope_engine.model.memory.allocator import allocator_map
-from kvscope_engine.model.ranks.leader import Leader
-from kvscope_engine.model.roofline.weights_line import weights_line
-from kvscope_engine.model.structured.forms import always, matcher_for, prepared
-from kvscope_engine.model.text.tokenizer import Tokenizer
-from kvscope_engine.model.tiers.stats import TierStats
+from kvscope_engine.model.device_memory.torch_allocator import allocator_map
+from kvscope_engine.model.executor.leader import Leader
+from kvscope_engine.model.kv_cache.kv_offload.tier_stats import TierStats
 from kvscope_engine.outputs import OutputStream
 from kvscope_engine.policy.adapter import Adapter
 from kvscope_engine.policy.blocks.block_contents import block_content
@@ -40,9 +36,13 @@ from kvscope_engine.policy.blocks.measured_attention import store_attention, sto
 from kvscope_engine.policy.plan import StepPlan, StepResult, keep_emitted
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.eased_limits import EasedLimits
+from kvscope_engine.roofline.weights_line import weights_line
 from kvscope_engine.step_loop import OverlapCounts, Ran, StepLoop
+from kvscope_engine.step_recorder import StepRecorder
 from kvscope_engine.stops import EngineStops
+from kvscope_engine.structured_output.forms import always, matcher_for, prepared
 from kvscope_engine.submission import child_requests
+from kvscope_engine.tokenization.tokenizer import Tokenizer
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput, EngineDead, KvscopeError
 from kvscope_telemetry.messages.commands import (
@@ -104,7 +104,7 @@ class Engine:
         if self.cache_events is not None:
             self.components.notes.append(self.cache_events.note)
             self.cache_events.publish()  # what a kept file holds
-        self.frame_builder = FrameBuilder(
+        self.step_recorder = StepRecorder(
             self._epoch,
             self.components.pool,
             self.components.scheduler,
@@ -254,7 +254,7 @@ class Engine:
 
     def snapshot(self, tag: int = 0) -> Snapshot:
         """The whole state, exact after the last published frame."""
-        return self.frame_builder.snapshot(self.hello, tag, time.monotonic_ns())
+        return self.step_recorder.snapshot(self.hello, tag, time.monotonic_ns())
 
     def block_text(self, blocks: Sequence[int]) -> tuple[BlockContent, ...]:
         """What blocks hold, in the order asked. Ids outside the pool hold nothing."""
@@ -355,7 +355,7 @@ class Engine:
     @property
     def last_seq(self) -> int:
         """The last frame published."""
-        return self.frame_builder.seq
+        return self.step_recorder.seq
 
     def close(self) -> None:
         """Give the memory back; the engine is of no use afterwards. Idempotent."""
@@ -460,7 +460,7 @@ class Engine:
         copied_s, before_s = self.components.copied_seconds, self._copied_s
         self._copied_s = copied_s
         work = self.components.work_of(ran.plan, ran.result, copied_s - before_s)
-        self.frame_builder.record(plan, result, timings, self.step_count, ran.ended_ns, work)
+        self.step_recorder.record(plan, result, timings, self.step_count, ran.ended_ns, work)
         self._tell_cache_events()
         self._record_ns = time.monotonic_ns() - begun_ns
         self._loop.wrote_down(ran.ended_ns)
@@ -550,7 +550,7 @@ class Engine:
 
     def _record_idle(self) -> None:
         self.stops.notice()
-        self.frame_builder.record_idle(self.step_count, time.monotonic_ns())
+        self.step_recorder.record_idle(self.step_count, time.monotonic_ns())
         self._tell_cache_events()
 
     @property

@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from kvscope_engine.model.running.kv_storage import KVStorage
+from kvscope_engine.model.kv_cache.kv_storage import KVStorage
 from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.ledger import pack_u4, pack_u8

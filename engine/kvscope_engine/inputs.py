@@ -12,7 +12,7 @@ from kvscope_telemetry.messages.commands import ChatMessage, Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from kvscope_engine.model.text.tokenizer import Tokenizer
+    from kvscope_engine.tokenization.tokenizer import Tokenizer
 
 
 def prompt_token_ids(submit: Submit, tokenizer: Tokenizer | None, vocab_size: int, max_len: int) -> list[int]:

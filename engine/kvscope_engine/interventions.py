@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING
 
-from kvscope_engine.model.lora.adapters import NO_UPDATING, LoraAdapters
+from kvscope_engine.policy.adapter import NO_UPDATING
 from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import LoadedAdapter
 from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.pins import MAX_PINNED, refusal_of_many
+from kvscope_telemetry.plural import counted
 
-MAX_PINNED: Final = 4096
-"""Blocks: everybody who watches is told of all of them, twice a second."""
+if TYPE_CHECKING:
+    from kvscope_engine.model.layers.lora.lora_adapters import LoraAdapters
 
 
 class Interventions:
@@ -73,7 +75,8 @@ class Interventions:
             )
         self._record()
         went = "moved to a lower tier" if given_up.is_swapped else "to be computed again"
-        return f"request {number} was preempted: {given_up.num_tokens} tokens in {_blocks(given_up.num_blocks)} {went}"
+        moved = f"{counted(given_up.num_tokens, 'token')} in {counted(given_up.num_blocks, 'block')}"
+        return f"request {number} was preempted: {moved} {went}"
 
     def pin(self, blocks: Sequence[int], by: str, *, with_prefix: bool) -> list[int]:
         """Keep these from being evicted; returns the blocks that are pinned by this, those that were before too."""
@@ -86,9 +89,9 @@ class Interventions:
         if not pinnable:
             raise BadInput(f"{_named(wanted)} not in the prefix cache: only full, cached blocks can be pinned")
         if len(self._pool.pinned | set(pinnable)) > MAX_PINNED:
-            raise BadInput(f"{len(pinnable)} blocks more would be pinned: at most {MAX_PINNED} are accepted in all")
+            raise BadInput(refusal_of_many(len(pinnable)))
         self._scheduler.pin(pinnable)
-        self._note(f"{by} pinned {_blocks(len(pinnable))}")
+        self._note(f"{by} pinned {counted(len(pinnable), 'block')}")
         return pinnable
 
     def unpin(self, blocks: Sequence[int], by: str) -> None:
@@ -96,7 +99,7 @@ class Interventions:
         gone = [block for block in blocks if block in self._pool.pinned]
         self._pool.unpin(gone)
         if gone:
-            self._note(f"{_blocks(len(gone))} pinned by {by} may be evicted again")
+            self._note(f"{counted(len(gone), 'block')} pinned by {by} may be evicted again")
 
     def evict(self, blocks: Sequence[int], by: str) -> str:
         """Idle cached blocks that are not pinned lose their prefix and are free."""
@@ -106,7 +109,7 @@ class Interventions:
             raise BadInput(self._why_not_evicted(wanted))
         num_offloaded = self._scheduler.evict(evictable, by, time.monotonic_ns())
         self._record()
-        parts = [_blocks(len(evictable)) + (" was" if len(evictable) == 1 else " were") + " evicted"]
+        parts = [counted(len(evictable), "block") + (" was" if len(evictable) == 1 else " were") + " evicted"]
         parts += [f"{num_offloaded} moved to host memory"] if num_offloaded else []
         left = len(wanted) - len(evictable)
         parts += [f"{left} others are in use, pinned or free"] if left else []
@@ -197,7 +200,3 @@ class Interventions:
 
 def _named(blocks: list[int]) -> str:
     return f"block {blocks[0]} is" if len(blocks) == 1 else f"these {len(blocks)} blocks are"
-
-
-def _blocks(count: int) -> str:
-    return "1 block" if count == 1 else f"{count} blocks"

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from kvscope_engine.model.memory.device_memory import DeviceMemory
-from kvscope_engine.model.memory.gpu_holders import grown, holders_words
-from kvscope_engine.model.memory.memory_plan import gib
-from kvscope_engine.model.memory.memory_watch import Level, MemoryWatch, StepCosts
-from kvscope_engine.model.memory.paging import PagingWatch
+from kvscope_engine.model.device_memory.device_memory import DeviceMemory
+from kvscope_engine.model.device_memory.gpu_holders import grown, holders_words
+from kvscope_engine.model.device_memory.memory_plan import gib
+from kvscope_engine.model.device_memory.memory_watch import Level, MemoryWatch, StepCosts
+from kvscope_engine.model.device_memory.paging import PagingWatch
 from kvscope_engine.policy.plan import StepPlan, StepResult
 
 LOOK_S: Final = 2.0
@@ -38,7 +38,7 @@ class CappedSteps(Protocol):
 
 
 class KeptGraphs(Protocol):
-    """As `model.running.runner.ModelRunner`."""
+    """What captured the CUDA graphs and can give some of them back: `model.runner.model_runner.ModelRunner`."""
 
     def keep_graphs(self, *, of_decodes: bool, of_prefills: bool) -> None:
         """Keep CUDA graphs of these steps alone."""

@@ -14,7 +14,7 @@ from kvscope_telemetry.messages.commands import Finished, FinishReason, RequestT
 from kvscope_telemetry.running_time import RunningTime
 
 if TYPE_CHECKING:
-    from kvscope_engine.model.text.tokenizer import Detokenizer
+    from kvscope_engine.tokenization.tokenizer import Detokenizer
 
 NANOSECONDS = 1e9
 

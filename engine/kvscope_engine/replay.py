@@ -21,7 +21,8 @@ from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
 from kvscope_telemetry.messages.telemetry import Fingerprints, Hello, TelemetryMessage
-from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.layout import MESSAGES
+from kvscope_telemetry.recordings.reader import FOREVER_NS, Recording
 from kvscope_telemetry.texts.block_texts import AskedRequest, RecordedText
 
 if TYPE_CHECKING:
@@ -62,7 +63,13 @@ def read_run(path: Path) -> RecordedRun:
             lacks = "all its requests failed" if ended else "no request ended, or was aborted, while it was recorded"
         raise BadInput(f"recording {name!r} cannot be run again: {lacks}; {HOW}")
     failed = ended.keys() - {text.number for text in requests}
-    return RecordedRun(hello, requests, tuple(recording.fingerprints()), frozenset(failed))
+    return RecordedRun(hello, requests, _fingerprints(recording), frozenset(failed))
+
+
+def _fingerprints(recording: Recording) -> tuple[Fingerprints, ...]:
+    """In the order of the engine's steps. Only messages besides frames are decoded."""
+    messages = (message for each in recording.segments for _, message in each.messages((MESSAGES,), 0, FOREVER_NS))
+    return tuple(message for message in messages if isinstance(message, Fingerprints))
 
 
 def config_of_run(hello: Hello, given: Mapping[str, Any]) -> EngineConfig:

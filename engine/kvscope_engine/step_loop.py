@@ -35,6 +35,8 @@ raises, of a device that computes no more (`StepRunner.is_well`), and where noth
 row.
 
 Owns what is in flight. Commits nothing, and knows no tensors.
+
+See docs/internals/decisions/0016-the-next-step-begins-before-the-record.md.
 """
 
 from __future__ import annotations
@@ -46,13 +48,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-from kvscope_engine.model.loading.shortage import is_no_memory, is_of_library, let_go_of_frames
+from kvscope_engine.model.device_memory.out_of_memory import is_no_memory, is_of_library, let_go_of_frames
 from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult, to_run_again, without_ended
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.ahead import RESERVED
 from kvscope_engine.policy.scheduling.scheduler import MOST_RESTARTS, Scheduler
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.commands import TokenLogprobs
+from kvscope_telemetry.plural import counted
 
 Explain = Callable[[StepPlan], str]
 """Why there is no memory for a plan, and what would help; empty where nobody knows."""
@@ -502,7 +505,7 @@ def _explained(explain: Explain, plan: StepPlan) -> str:
 
 
 def _tokens(plan: StepPlan) -> str:
-    return "1 token" if plan.num_tokens == 1 else f"{plan.num_tokens} tokens"
+    return counted(plan.num_tokens, "token")
 
 
 def _first_line(error: BaseException) -> str:

@@ -18,10 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from msgspec.structs import replace
-
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
-from kvscope_telemetry.messages.event_kinds import cause_text
+from kvscope_telemetry.messages.event_kinds import with_cause
 from kvscope_telemetry.messages.telemetry import Event, EventData
 
 DUE_NS: Final = 500_000_000
@@ -157,8 +155,7 @@ class EngineStops:
             self._running.note(self._tell(found.end_ns, data))
 
     def _tell(self, time_ns: int, data: EventData) -> Event:
-        event = Event(kind=data.kind, time_ns=time_ns, data=data)
-        event = replace(event, cause=cause_text(event))
+        event = with_cause(Event(kind=data.kind, time_ns=time_ns, data=data))
         self._scheduler.tell(event)
         return event
 

@@ -3,6 +3,8 @@
 Owns the hooks, the thread, and their end: by `close`, or by the first exception of ours, which takes every hook away,
 is one line in the engine's log and the reason of the goodbye. The engine goes on. The thread looks for notes every few
 milliseconds, so that the engine wakes nobody; frames, and what is packed for them, are made there.
+
+See docs/internals/decisions/0025-hooks-record-and-a-thread-translates.md.
 """
 
 from __future__ import annotations

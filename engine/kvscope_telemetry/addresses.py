@@ -11,15 +11,15 @@ and in no name.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.external.engines import each_engine, find_engine
-from kvscope_telemetry.keys.connections import key_for
 from kvscope_telemetry.keys.private_files import MAX_BYTES
+from kvscope_telemetry.sockets.connections import key_for
 from kvscope_telemetry.sockets.endpoints import require_curve
 from kvscope_telemetry.sockets.ssh_tunnel import FORM, SCHEME, require_ssh
 from kvscope_telemetry.source import Source, Update
@@ -71,11 +71,13 @@ class Address:
     kv_events: str = ""
     """Where another engine publishes its KV events; empty: where it says itself."""
     api_key: str = field(default="", repr=False)
-    """For another engine's HTTP server, where prompts go to one that is watched from inside as well."""
+    """API key for another engine's HTTP server at this address. Never sent to an address that an engine announces."""
     tls: bool = False
     """Whether that server speaks https."""
     ca_file: Path | None = None
-    """Whose certificates it is believed with, beside the system's."""
+    """Certificate authorities that are trusted besides the system's."""
+    api_key_over_http: bool = False
+    """Whether the API key may be sent to another machine without TLS."""
 
     @property
     def scheme(self) -> str:
@@ -121,7 +123,7 @@ class Address:
     def _own_api(self) -> OwnApi:
         from kvscope_telemetry.external.own_api import OwnApi
 
-        return OwnApi(self.text, api_key=self.api_key, ca_file=self.ca_file)
+        return OwnApi(self.text, ca_file=self.ca_file)
 
     @property
     def _tells_slots(self) -> bool:
@@ -129,7 +131,13 @@ class Address:
         return engine is not None and engine.tells_slots
 
     def _check_options_of_own(self) -> None:
-        for name, value in (("--kv-events", self.kv_events), ("--tls", self.tls)):
+        options = (
+            ("--kv-events", self.kv_events),
+            ("--tls", self.tls),
+            ("--api-key-file", self.api_key),
+            ("--api-key-over-http", self.api_key_over_http),
+        )
+        for name, value in options:
             if value:
                 engines = each_engine("{scheme}://", "and", with_events=name == "--kv-events")
                 raise BadInput(f"{name} is for {engines}, and does not go with {self.text}")
@@ -155,13 +163,14 @@ def open_source(
     api_key: str = "",
     tls: bool = False,
     ca_file: Path | None = None,
+    api_key_over_http: bool = False,
     sink: Sink | None = None,
 ) -> WatchedSource:
     """Watch the engine at `address`: `with connect("vllm://HOST:PORT") as source:`. See `Address` for the rest.
 
     Raises BadInput for what is not accepted.
     """
-    return Address(address, key, kv_events, api_key, tls, ca_file).open(sink)
+    return Address(address, key, kv_events, api_key, tls, ca_file, api_key_over_http).open(sink)
 
 
 def each_rank(text: str) -> list[str]:
@@ -192,12 +201,17 @@ def read_api_key(path: Path | None) -> str:
 
 
 def external_address(address: Address) -> ExternalAddress:
-    """As external sources have it: what the address itself says, and beside it what was given. Raises BadInput."""
+    """Return the address as external sources take it: its text, combined with the other fields. Raises BadInput."""
     from kvscope_telemetry.external.address import ExternalAddress
 
-    parsed = ExternalAddress.parse(address.text, kv_events=address.kv_events, api_key=address.api_key)
-    ca = parsed.ca if address.ca_file is None else str(address.ca_file.expanduser())
-    return replace(parsed, tls=parsed.tls or address.tls or bool(ca), ca=ca)
+    return ExternalAddress.parse(
+        address.text,
+        kv_events=address.kv_events,
+        api_key=address.api_key,
+        tls=address.tls,
+        ca="" if address.ca_file is None else str(address.ca_file.expanduser()),
+        api_key_over_http=address.api_key_over_http,
+    )
 
 
 def _hint(address: Address) -> str:

@@ -3,6 +3,8 @@
 The engine's block pool writes rows in place; the desktop's mirror holds the same columns and applies
 changed rows by fancy indexing. This file owns the columns' names, types and meaning, and the packing of
 rows to little-endian bytes. It knows neither who writes the rows nor who draws them.
+
+See docs/internals/decisions/0001-blocks-are-rows-of-columns.md.
 """
 
 from __future__ import annotations
@@ -62,12 +64,12 @@ COLUMNS: Final[dict[str, np.dtype[np.generic]]] = {
     "filled": np.dtype("<u2"),  # slots that hold a token, 0..block_size
     "owner": np.dtype("<i4"),  # number of the request that last wrote it, NO_OWNER when free
     "tier": np.dtype("u1"),  # Tier
-    "last_used_step": np.dtype("<u4"),  # step of the last write, hit or release
+    "last_used_step": np.dtype("<u4"),  # step of the last write, hit or release; reads: `state.last_use`
     "prefix_hits": np.dtype("<u2"),  # prefix-cache hits since it was written, saturating
     "hash": np.dtype("<u8"),  # low 64 bits of the chained block hash, 0 when not hashed
     "parent": np.dtype("<u8"),  # `hash` of the block before it in its text; 0 for the first, and when not hashed
     "group": np.dtype("u1"),  # which of `CacheInfo.groups` it holds KV of, since it was last given out
-    "eviction_order": np.dtype("<u4"),  # whoever has less is given out sooner; 0 while in use, or where it is not told
+    "eviction_order": np.dtype("<u4"),  # lowest of its tier: evicted next; 0: in use, pinned or not told
     "attention": np.dtype("<u4"),  # see `attention_share`; 0 where it was never measured
     "attention_step": np.dtype("<u4"),  # the step it was measured in, 0 where it never was
     "skipped": np.dtype("<u4"),  # see `skipped_share`; 0 where it was never counted

@@ -31,6 +31,8 @@ SIZE_UNITS: Final = {
     "GIB": 1 << 30,
     "TIB": 1 << 40,
 }
+MIN_PLAIN_BYTES: Final = 4096
+"""Smaller numbers without a unit are refused: `--gpu-memory 24` means 24 GiB to whoever types it."""
 _OPTION: Final = "option"
 _MOST_BYTES: Final = 1 << 50
 
@@ -138,7 +140,7 @@ class Size:
     """Bytes, given as a size such as `512MiB`."""
 
     low: int = 1
-    accepted: ClassVar[str] = "a size such as 512MiB or 2GB"
+    accepted: ClassVar[str] = f"a size such as 512MiB or 2GB, or bytes from {MIN_PLAIN_BYTES}"
 
     def read(self, text: str) -> int:
         return read_size(text)
@@ -306,10 +308,11 @@ def check_options(config: Any) -> None:
 
 
 def read_size(text: str) -> int:
-    """Bytes in `512MiB`, `1.5GB`, `4G` (binary) or a plain number. Raises ValueError."""
+    """Return the bytes in `512MiB`, `1.5GB`, `4G` (binary) or a plain number. Raises ValueError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", text.strip())
     unit = SIZE_UNITS.get(match[2].upper()) if match else None
     num_bytes = float(match[1]) * unit if match and unit else 0.0
-    if not 1 <= num_bytes < math.inf:
+    at_least = MIN_PLAIN_BYTES if match and not match[2] else 1
+    if not at_least <= num_bytes < math.inf:
         raise ValueError(Size.accepted)
     return int(num_bytes)

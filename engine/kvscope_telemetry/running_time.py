@@ -138,6 +138,11 @@ class RunningTime:
             return 0
         return int(self._stopped_until(np.array([until_ns]))[0] - self._stopped_until(np.array([from_ns]))[0])
 
+    def stopped_text(self, *spans: tuple[int, int]) -> str:
+        """How the engine was stopped within `spans`: `paused`, `suspended`, `paused or suspended`, or empty."""
+        found = (stop for from_ns, until_ns in spans for stop in self.within(from_ns, until_ns))
+        return " or ".join(sorted({PAUSED if stop.kind == PAUSED else SUSPENDED for stop in found}))
+
     def running_ns(self, from_ns: int, until_ns: int) -> int:
         """The time from one moment to another without the stops in between; never negative."""
         return max(0, until_ns - from_ns - self.stopped_ns(from_ns, until_ns))

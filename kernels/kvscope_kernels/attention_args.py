@@ -80,7 +80,7 @@ class QueryRuns(NamedTuple):
     max_len: int
     """A bound on the queries of one request, known to the host."""
     lengths: HostLengths | None = None
-    """What the host knows of them, for `libraries`, which plan by it; None where no request is behind them."""
+    """What the host knows of them, by which `third_party_attention` plans; None where no request is behind them."""
     plans: DecodePlans | None = None
     """Of the step: layers given the same ones share how runs are cut, as in decode; made if None."""
     is_fixed: bool = False

@@ -1,6 +1,6 @@
 """Which implementation of the operations a device gets. The choice is made once, at load, and passed down.
 
-`cpu` gets the operations compiled from C where the machine can compile them (`native`), and the torch references,
+`cpu` gets the operations compiled from C where the machine can compile them (`cpu`), and the torch references,
 which do everything, where not; `cuda` gets the Triton kernels. Importing this compiles nothing, starts neither Triton
 nor CUDA, and works where Triton is not installed.
 """
@@ -16,24 +16,24 @@ from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
 from kvscope_kernels.attention_scores.block_bounds import block_bounds, block_bounds_torch
 from kvscope_kernels.attention_scores.block_scores import block_scores, block_scores_torch
 from kvscope_kernels.copy_rows import RowTensors, copy_rows, copy_rows_torch
-from kvscope_kernels.decode.plan import DecodePlans
-from kvscope_kernels.experts.mixture import mix_experts, mix_experts_torch
-from kvscope_kernels.experts.weights import ExpertWeights
-from kvscope_kernels.gated_activation import gated_activation, gated_activation_torch
-from kvscope_kernels.kv_write import kv_write, kv_write_torch
-from kvscope_kernels.linear.skinny_linear import FewRows, linear, linear_torch
-from kvscope_kernels.logits.allow_tokens import allow_tokens, allow_tokens_torch
-from kvscope_kernels.logits.draw_tokens import draw_tokens, draw_tokens_torch
-from kvscope_kernels.native.decode import paged_decode_attention_native
-from kvscope_kernels.native.latent import latent_decode_native, latent_prefill_native
-from kvscope_kernels.native.layers import (
+from kvscope_kernels.cpu.decode import paged_decode_attention_native
+from kvscope_kernels.cpu.latent import latent_decode_native, latent_prefill_native
+from kvscope_kernels.cpu.layers import (
     add_rms_norm_native,
     gated_activation_native,
     rms_norm_native,
     rotate_write_native,
 )
-from kvscope_kernels.native.library import library
-from kvscope_kernels.native.prefill import paged_prefill_attention_native
+from kvscope_kernels.cpu.library import library
+from kvscope_kernels.cpu.prefill import paged_prefill_attention_native
+from kvscope_kernels.decode.plan import DecodePlans
+from kvscope_kernels.fused_moe.expert_weights import ExpertWeights
+from kvscope_kernels.fused_moe.mixture import mix_experts, mix_experts_torch
+from kvscope_kernels.gated_activation import gated_activation, gated_activation_torch
+from kvscope_kernels.kv_write import kv_write, kv_write_torch
+from kvscope_kernels.linear.skinny_linear import Linear, linear, linear_torch
+from kvscope_kernels.logits.allow_tokens import allow_tokens, allow_tokens_torch
+from kvscope_kernels.logits.draw_tokens import draw_tokens, draw_tokens_torch
 from kvscope_kernels.paged_decode_attention import paged_decode_attention, paged_decode_attention_torch
 from kvscope_kernels.paged_latent_attention import (
     latent_decode,
@@ -142,21 +142,8 @@ class GatedActivation(Protocol):
     def __call__(self, both: Tensor, kind: int) -> Tensor: ...
 
 
-class Linear(Protocol):
-    """See `linear.skinny_linear.linear`."""
-
-    def __call__(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        dtype: torch.dtype | None = None,
-        few: FewRows | None = None,
-    ) -> Tensor: ...
-
-
 class MixExperts(Protocol):
-    """See `experts.mixture.mix_experts`."""
+    """See `fused_moe.mixture.mix_experts`."""
 
     def __call__(self, x: Tensor, ids: Tensor, shares: Tensor, weights: ExpertWeights) -> Tensor: ...
 

@@ -336,7 +336,7 @@ def _paged_prefill_attention_kernel(
 
 
 def paged_prefill_attention_torch(args: AttentionArgs, runs: QueryRuns) -> Tensor:
-    """Reference of `paged_prefill_attention`, and the CPU's path for what `native.prefill` does not take.
+    """Reference of `paged_prefill_attention`, and the CPU's path for what `cpu.prefill` does not take.
 
     Reads the lengths on the host; the bounds, for launching without them, are not needed here. Requests of
     similar work are padded and run together; nothing loops over requests, blocks or tokens.

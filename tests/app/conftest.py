@@ -152,7 +152,16 @@ class FakeEngine:
         self.frame(ids, **more)
 
     def request(
-        self, number, blocks=(), state=1, num_prompt_tokens=20, num_output_tokens=4, max_tokens=64, adapter="", group=0
+        self,
+        number,
+        blocks=(),
+        state=1,
+        num_prompt_tokens=20,
+        num_output_tokens=4,
+        max_tokens=64,
+        adapter="",
+        group=0,
+        client=0,
     ):
         """A request appears, or changes; `blocks` are its table of a KV group."""
         is_new = number not in self.requests
@@ -163,6 +172,7 @@ class FakeEngine:
             num_prompt_tokens=num_prompt_tokens,
             max_tokens=max_tokens,
             adapter=adapter,
+            client=client,
         )
         self.tables[number] = tuple(blocks)
         rows = RequestRows(
@@ -247,7 +257,7 @@ def _nobodys_own_files(tmp_path, monkeypatch):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / "home" / name.lower()))
 
 
-RING = "import os; os.setpgid(0, 0); from kvscope_telemetry.timeline.ring_process import main; main()"
+RING = "import os; os.setpgid(0, 0); from kvscope_telemetry.recordings.ring_process import main; main()"
 
 
 @pytest.fixture(scope="session")
@@ -256,7 +266,7 @@ def _warm_rings():
     started = []
 
     def warm():
-        started.extend([] if started else [WarmPython("kvscope_telemetry.timeline.ring_process")])
+        started.extend([] if started else [WarmPython("kvscope_telemetry.recordings.ring_process")])
         return started[0]
 
     yield warm
@@ -266,9 +276,9 @@ def _warm_rings():
 
 @pytest.fixture(autouse=True)
 def _rings_start_warm(_warm_rings, monkeypatch):
-    """Its process imports for longer than most tests last. tests/telemetry/timeline starts it cold."""
+    """Its process imports for longer than most tests last. tests/telemetry/recordings starts it cold."""
     popen = SimpleNamespace(Popen=lambda *_, **__: Piped(_warm_rings(), ["-c", RING]), PIPE=subprocess.PIPE)
-    monkeypatch.setattr("kvscope_telemetry.timeline.ring_client.subprocess", popen)
+    monkeypatch.setattr("kvscope_telemetry.recordings.ring_client.subprocess", popen)
 
 
 @pytest.fixture(autouse=True)
@@ -392,8 +402,8 @@ def themes(qapp, settings):
 @pytest.fixture
 def make_window(qtbot, themes, settings):
     """Main windows, shown. Docked views take a second to load: all are `with_views=True`, some `with_views=NAMES`."""
+    from kvscope_app.session_window import Openers
     from kvscope_app.window.main_window import MainWindow
-    from kvscope_app.window.window_body import Openers
 
     def make(session, with_views=False, keeper=None, size=(1200, 800), **openers):
         window = MainWindow(session, themes, settings, keeper, Openers(**openers))

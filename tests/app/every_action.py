@@ -28,12 +28,13 @@ WAIT_S = 120.0
 def run(folder, themes):
     """What there was to say: exceptions, warnings of Qt, actions that were triggered, and what was left."""
     from PySide6.QtCore import QCoreApplication, QSettings, qInstallMessageHandler
+    from tests.simulated_engine.engine import SimulatedEngine
+    from tests.simulated_engine.server import SimulatedServer
 
+    from kvscope_app.application import make_application
     from kvscope_app.command_line import Options
-    from kvscope_app.desktop import Desktop, make_application
+    from kvscope_app.desktop import Desktop
     from kvscope_app.planning import plan_process
-    from kvscope_telemetry.synthetic.engine import SyntheticEngine
-    from kvscope_telemetry.synthetic.server import SyntheticServer
 
     done, problems, commands = [], [], []
     plan_process.engine_command = lambda *words: commands.append(words) or CHILD
@@ -41,8 +42,8 @@ def run(folder, themes):
     sys.excepthook = lambda *error: problems.append("".join(traceback.format_exception(*error)))  # of slots
     app = QCoreApplication.instance() or make_application()
     settings = QSettings(str(folder / "s.ini"), QSettings.Format.IniFormat)
-    engine = SyntheticEngine(num_blocks=120, num_running=6)
-    server = SyntheticServer(engine, f"ipc://{folder}/telemetry", rate=20.0)
+    engine = SimulatedEngine(num_blocks=120, num_running=6)
+    server = SimulatedServer(engine, f"ipc://{folder}/telemetry", rate=20.0)
     desktop = Desktop(app, Options(theme=themes[0]), settings)
     num_threads = threading.active_count()
     try:
@@ -151,7 +152,7 @@ def _left(first, *others):
 def _standing(app, desktop, num_threads):
     from PySide6.QtCore import QObject, QTimer
 
-    _wait(app, lambda: sum(each.name != "kvscope-library" for each in threading.enumerate()) <= num_threads)
+    _wait(app, lambda: threading.active_count() <= num_threads)
     _wait(app, lambda: not desktop._forgetting.isActive())
     for _ in range(3):  # what was on its way when the window closed comes to its end
         _turn(app, 2)

@@ -1,4 +1,4 @@
-"""The desktop with an engine of its own: a synthetic one over real sockets, killed, restarted, shut down."""
+"""The desktop with an engine of its own: a simulated one over real sockets, killed, restarted, shut down."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from PySide6.QtCore import QSettings
 from PySide6.QtGui import QGuiApplication
 from tests.app.conftest import FakeSource
 from tests.app.window_driver import is_at_rest, load_only, text
+from tests.simulated_engine.command import COMMAND
 
 from kvscope_app import desktop as desktop_module
 from kvscope_app.command_line import Options, parse
@@ -23,7 +24,7 @@ from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.sample import sample_recording
 from kvscope_telemetry.source import SourceState
 
-SYNTHETIC = [sys.executable, "-m", "kvscope_telemetry.synthetic", "--endpoint", "{endpoint}", "--blocks", "600"]
+SIMULATED = [*COMMAND, "--endpoint", "{endpoint}", "--blocks", "600"]
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def desktop(qapp, tmp_path):
 
 @pytest.fixture
 def own_engine():
-    process = EngineProcess(command=SYNTHETIC)
+    process = EngineProcess(command=SIMULATED)
     process.start()
     yield process
     process.close()
@@ -118,14 +119,18 @@ def test_windows_do_not_cover_each_other_exactly(desktop, own_engine):
 def test_the_key_of_the_command_line_is_that_of_every_engine_attached_to(qapp, tmp_path, monkeypatch):
     opened = []
     monkeypatch.setattr(desktop_module, "make_application", lambda: qapp)
-    monkeypatch.setattr(desktop_module, "quit_on_signals", lambda app: None)
     monkeypatch.setattr(desktop_module, "probe_startup", lambda app, window: None)
     monkeypatch.setattr(Address, "open", lambda self: opened.append(self) or FakeSource())
     monkeypatch.setattr(Desktop, "watch", lambda self, source, keeper: self.windows.append(source))
     monkeypatch.setattr(qapp, "exec", lambda: 0)
     key = tmp_path / "mine.key"
     addresses = tuple(Address(f"tcp://10.0.0.{number}:5600", key) for number in (1, 2))
-    assert run_desktop(Options(theme="dark", attach=addresses), None) == 0
+    organization = qapp.organizationName()
+    qapp.setOrganizationName("kvscope")  # without one, QSettings writes no file
+    try:
+        assert run_desktop(Options(theme="dark", attach=addresses), None) == 0
+    finally:
+        qapp.setOrganizationName(organization)
     assert opened == list(addresses)
 
 
@@ -177,3 +182,54 @@ def test_what_a_link_selects_and_is_not_there_is_told(desktop, qtbot):
     qtbot.waitUntil(lambda: window.session.selected_block == 5, timeout=120_000)
     assert window.session.selected_request is None
     assert "no request 99999" in window.banner.accessibleName()
+
+
+def test_window_uses_default_layout_after_a_start_that_failed(desktop, tmp_path):
+    recording = Recording.open(sample_recording())
+    window = desktop.open_recording(recording)
+    load_only(window)
+    window.docks["throughput"].hide()
+    window.close()
+    saved = QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat)
+    saved.sync()
+    state = saved.value("playback/state")
+    (tmp_path / "open-windows" / "playback-1").write_bytes(b"opening\n")  # as a process that crashed leaves it
+    again = desktop.open_recording(Recording.open(sample_recording()))
+    load_only(again)
+    assert not again.docks["throughput"].isHidden()
+    assert again.banner.text == "The window uses the default layout"
+    copy = tmp_path / "s.ini.before-1"
+    assert str(copy) in text(again.banner)
+    assert QSettings(str(copy), QSettings.Format.IniFormat).value("playback/state") == state
+
+
+def test_opened_window_is_no_failed_start(desktop, tmp_path, qtbot):
+    window = desktop.open_recording(Recording.open(sample_recording()))
+    load_only(window, ["inspector"])
+    place = tmp_path / "open-windows" / "playback-1"
+    assert place.read_bytes()
+    qtbot.waitUntil(lambda: not place.read_bytes())
+
+
+def test_opened_recording_is_listed_as_recent_but_no_sample(desktop, tmp_path):
+    copy = tmp_path / "copy.mcap"
+    copy.write_bytes(sample_recording().read_bytes())
+    for path in (sample_recording(), copy):
+        load_only(desktop.open_recording(Recording.open(path)))
+    assert desktop.themes.settings.values.recent_recordings == (str(copy),)
+
+
+def test_settings_that_cannot_be_written_are_reported_once(qapp, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    settings = QSettings(str(tmp_path / "file" / "s.ini"), QSettings.Format.IniFormat)
+    made = Desktop(qapp, Options(theme="dark"), settings)
+    window = made.open_recording(Recording.open(sample_recording()))
+    load_only(window)
+    made.themes.choose("light")
+    made.themes.choose("dark")
+    assert window.banner.text == "Settings cannot be saved"
+    window.close()
+    made.close()
+    made.deleteLater()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"kvscope: settings cannot be saved in {tmp_path / 'file'}: ")

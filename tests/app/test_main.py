@@ -1,4 +1,4 @@
-"""The command `kvscope` in processes of its own: against a synthetic engine, over real sockets."""
+"""The command `kvscope` in processes of its own: against a simulated engine, over real sockets."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import sys
 import time
 
 import pytest
+from tests.simulated_engine.command import COMMAND
 
 from kvscope_app.main import main
 
 
 @pytest.fixture
 def endpoint(tmp_path_factory):
-    """A synthetic engine that serves."""
+    """A simulated engine that serves."""
     folder = tmp_path_factory.mktemp("k")
-    command = [sys.executable, "-m", "kvscope_telemetry.synthetic", "--endpoint", f"ipc://{folder}", "--until-eof"]
+    command = [*COMMAND, "--endpoint", f"ipc://{folder}", "--until-eof"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline().startswith("serving")
         yield f"ipc://{folder}/telemetry"
@@ -43,7 +44,7 @@ def test_the_window_comes_up_without_torch_or_engine(endpoint, tmp_path):
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout.splitlines()[-1])
     assert answer["heavy_modules"] == []
-    assert answer["first_expose_s"] > 0  # `kvscope bench` measures
+    assert answer["first_expose_s"] > 0  # benchmarks/window_smoothness.py measures it
 
 
 def test_no_display_is_one_line_and_exit_code_1(tmp_path):
@@ -53,7 +54,7 @@ def test_no_display_is_one_line_and_exit_code_1(tmp_path):
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("arguments", [["--nonsense"], ["--block-size", "x"], ["bench", "--nonsense"]])
+@pytest.mark.parametrize("arguments", [["--nonsense"], ["--block-size", "x"], ["top", "--nonsense"]])
 def test_bad_usage_is_one_line_and_exit_code_2(arguments, capsys):
     assert main(arguments) == 2
     printed = capsys.readouterr().err
@@ -77,24 +78,21 @@ def test_importing_every_module_brings_in_no_torch():
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_sigterm_closes_the_window_in_good_order(endpoint, tmp_path):
-    environment = {**os.environ, "QT_QPA_PLATFORM": "offscreen", "XDG_CONFIG_HOME": str(tmp_path)}
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signal_closes_the_window_saves_its_settings_and_leaves_no_history(endpoint, tmp_path, number):
+    homes = {"XDG_CONFIG_HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    environment = {**os.environ, "QT_QPA_PLATFORM": "offscreen", **homes}
     command = [sys.executable, "-m", "kvscope_app.main", "--attach", endpoint]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         deadline = time.monotonic() + 240
-        settings = tmp_path / "kvscope" / "kvscope.ini"
-        while process.poll() is None and time.monotonic() < deadline and not _handles_sigterm(process.pid):
+        settings, histories = tmp_path / "kvscope" / "kvscope.ini", tmp_path / "kvscope" / "rings"
+        while process.poll() is None and time.monotonic() < deadline and not list(histories.glob("*/*.mcap*")):
             time.sleep(0.05)
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         try:
             _, stderr = process.communicate(timeout=240)
         finally:
             process.kill()
     assert process.returncode == 0, stderr
     assert settings.exists()
-
-
-def _handles_sigterm(pid):
-    with open(f"/proc/{pid}/status") as status:
-        caught = next(line for line in status if line.startswith("SigCgt:"))
-    return int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1
+    assert not list(histories.iterdir())

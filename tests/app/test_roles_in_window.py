@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 from PySide6.QtCore import QSettings
 from tests.app.window_driver import is_at_rest, lines, load_only, moment_shown, status
+from tests.simulated_engine.engine import SimulatedEngine
+from tests.simulated_engine.server import SimulatedServer
 
 from kvscope_app.command_line import Options
 from kvscope_app.desktop import Desktop
-from kvscope_app.load.generator import LoadGenerator
-from kvscope_app.load.settings import LoadSettings
+from kvscope_app.load_generator.generator import LoadGenerator
+from kvscope_app.load_generator.settings import LoadSettings
 from kvscope_app.views.console import chat as chat_module
 from kvscope_app.views.console.chat import Chat
 from kvscope_app.views.console.store import ConversationStore
@@ -17,8 +19,6 @@ from kvscope_telemetry.keys.key_ring import KeyRing
 from kvscope_telemetry.messages.commands import Abort, Control, Done, Failed, GetBlockText, Tokens
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.source import SourceState, SourceStatus
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
-from kvscope_telemetry.synthetic.server import SyntheticServer
 
 CONTROLS = ("pause_engine", "resume", "reset_cache")
 
@@ -143,7 +143,7 @@ def test_a_desktop_with_a_viewer_s_key_and_one_with_a_removed_key(qapp, tmp_path
     for name in ("guest", "gone"):
         ring.new(name, Role.VIEWER, tmp_path / f"{name}.key")
     ring.remove("gone")
-    server = SyntheticServer(SyntheticEngine(num_blocks=600), "tcp://127.0.0.1:0", keys=ring)
+    server = SimulatedServer(SimulatedEngine(num_blocks=600), "tcp://127.0.0.1:0", keys=ring)
     endpoint = server.sockets.telemetry_endpoint
     settings = QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat)
     desktop = Desktop(qapp, Options(theme="dark"), settings)

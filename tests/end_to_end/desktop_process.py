@@ -1,4 +1,4 @@
-"""`told_desktop.py` as a process with folders of its own, and a synthetic engine for it to watch."""
+"""`told_desktop.py` as a process with folders of its own, and a simulated engine for it to watch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
+
+from tests.simulated_engine.command import COMMAND
 
 PATIENCE_S = 300.0
 """Nothing takes so long; a busy machine takes long."""
@@ -92,9 +94,9 @@ class DesktopProcess:
 
 
 @contextlib.contextmanager
-def synthetic_engine(endpoint: str, blocks: int, rate: float) -> Iterator[None]:
+def simulated_engine(endpoint: str, blocks: int, rate: float) -> Iterator[None]:
     """One that serves until the end."""
-    command = [sys.executable, "-m", "kvscope_telemetry.synthetic", "--endpoint", endpoint, "--until-eof"]
+    command = [*COMMAND, "--endpoint", endpoint, "--until-eof"]
     command += ["--blocks", str(blocks), "--rate", str(rate)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

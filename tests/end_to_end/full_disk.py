@@ -1,6 +1,6 @@
 """Fills disks under recordings: the window's, its past, `kvscope record` and `kvscope-engine serve --record`.
 
-    python tests/end_to_end/full_disk.py [window] [past] [record] [serve]
+    python -m tests.end_to_end.full_disk [window] [past] [record] [serve]
 
 The disks are small file systems in memory, mounted where nobody else sees them (`unshare`, of util-linux). Each time
 what was recorded is a whole file, it is said in a line, what was watched goes on, and with room again a new recording
@@ -18,9 +18,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from desktop_process import PATIENCE_S, DesktopProcess, synthetic_engine
+from tests.end_to_end.desktop_process import PATIENCE_S, DesktopProcess, simulated_engine
 
 from kvscope_telemetry.messages.commands import Finished, Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
@@ -157,7 +155,8 @@ def main() -> int:
         if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
             print("no file system can be mounted here: unshare -rm is not allowed", file=sys.stderr)
             return NOT_ALLOWED
-        os.execvpe("unshare", ["unshare", "-rm", sys.executable, *sys.argv], {**os.environ, OWN_MOUNTS: "1"})
+        command = ["unshare", "-rm", sys.executable, "-m", "tests.end_to_end.full_disk", *sys.argv[1:]]
+        os.execvpe("unshare", command, {**os.environ, OWN_MOUNTS: "1"})
     for name in sys.argv[1:] or PARTS:
         with tempfile.TemporaryDirectory(prefix="kvscope-full-") as place:
             folder = Path(place)
@@ -165,7 +164,7 @@ def main() -> int:
             endpoint = f"ipc://{folder}/engine/telemetry"
             print(f"{name}:", flush=True)
             try:
-                with synthetic_engine(endpoint, blocks=2_000, rate=200.0):
+                with simulated_engine(endpoint, blocks=2_000, rate=200.0):
                     PARTS[name](folder, endpoint)
             finally:
                 for mount in ("disk", "cache"):

@@ -1,6 +1,6 @@
 """Kills a desktop at random moments while it records and keeps its past; looks at what is left.
 
-    python tests/end_to_end/kills.py --times 20
+    python -m tests.end_to_end.kills --times 20
 
 Of each kill: how much before it the recording and the ring end, whether both can be read, and whether the recording can
 be made whole (`kvscope recover`). The next start offers what the last one kept. Prints a table; 1 when something is not
@@ -17,15 +17,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+from tests.end_to_end.desktop_process import DesktopProcess, simulated_engine
 
-from desktop_process import DesktopProcess, synthetic_engine
-
+from kvscope_telemetry.recordings.left_rings import left_rings
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.timeline.left_rings import left_rings
-from kvscope_telemetry.timeline.ring_folder import is_held
-from kvscope_telemetry.timeline.ring_recording import RingRecording
-from kvscope_telemetry.timeline.save import save
+from kvscope_telemetry.recordings.ring_folder import is_held
+from kvscope_telemetry.recordings.save import save
 
 MAX_LOST_S = 1.0
 
@@ -63,7 +60,7 @@ def kill_once(endpoint: str, home: Path, after_s: float) -> Left:
     while any(is_held(folder) for folder in desktop.rings.iterdir()):
         time.sleep(0.02)  # the process that writes it ends once it wrote what it was given
     ring = left_rings(desktop.rings)[0]
-    ring_recording = RingRecording.open(ring.folder)
+    ring_recording = Recording.open(ring.folder)
     assert ring_recording.state_at(1e9).hello is not None
     return Left(
         recording.info.duration_s,
@@ -87,7 +84,7 @@ def kill_often(times: int, seed: int, longest_s: float = 5.0) -> tuple[list[Left
     with tempfile.TemporaryDirectory(prefix="kvscope-kills-") as folder:
         endpoint, home = f"ipc://{folder}/engine/telemetry", Path(folder)
         (home / "engine").mkdir(mode=0o700)
-        with synthetic_engine(endpoint, blocks=20_000, rate=200.0):
+        with simulated_engine(endpoint, blocks=20_000, rate=200.0):
             left = [kill_once(endpoint, home, moments.uniform(0.0, longest_s)) for _ in range(times)]
             return left, offered(endpoint, home)
 

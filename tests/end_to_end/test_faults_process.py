@@ -177,6 +177,7 @@ def test_ids_are_a_client_s_own_and_aborts_of_nothing_are_answered(
 def test_every_request_that_was_sent_is_listed(tiny_engine: Any, talk_to: Callable[..., Any]) -> None:
     """Aborts overtake them: while they wait for their turn, while their prompts are read, once they are queued."""
     talk = talk_to(tiny_engine)
+    assert_idle_and_mirrored(talk, talk_to, tiny_engine)  # requests of clients of earlier tests have ended
     generator, ends, before = random.Random(7), Counter[str](), talk.source.mirror.counters
     num_completions: dict[str, int] = {}
     for number in range(60):
@@ -441,7 +442,7 @@ def test_a_client_that_does_not_read_its_answers(tiny_engine: Any, talk_to: Call
 
 EVIL = """
 import sys
-from kvscope_engine.model.running.runner import ModelRunner
+from kvscope_engine.model.runner.model_runner import ModelRunner
 run, steps = ModelRunner.run, []
 def evil_run(self, plan):
     steps.append(plan)

@@ -14,7 +14,7 @@ import pytest
 from tests.warm_python import WarmPython
 
 from kvscope_engine.cli.main import main
-from kvscope_engine.model.tiers.kept_index import Expected, read_index
+from kvscope_engine.model.kv_cache.kv_offload.kept_index import Expected, read_index
 
 BAD_INPUT = 2
 MIB = 1 << 20
@@ -82,9 +82,9 @@ def disk(path: str, host_size: str = "128KiB", size: str = "1MiB") -> Words:
             "host_kv_memory_bytes=1048576 is not accepted with allocator='contiguous'",
         ),
         (("--kv-host-memory", "900TiB"), "--kv-host-memory asks for 943718400 MiB of host memory: "),
-        (("--kv-host-memory", "1"), "--kv-host-memory 1 is not accepted: one block takes"),
+        (("--kv-host-memory", "1B"), "--kv-host-memory 1 is not accepted: one block takes"),
         (("--kv-host-memory", "1MiB", "--kv-disk", "900TiB"), "--kv-disk asks for 943718"),
-        (("--kv-host-memory", "1MiB", "--kv-disk", "1"), "--kv-disk 1 is not accepted: one block takes"),
+        (("--kv-host-memory", "1MiB", "--kv-disk", "1B"), "--kv-disk 1 is not accepted: one block takes"),
     ],
     ids=lambda value: " ".join(value)[:50] if isinstance(value, tuple) else "",
 )

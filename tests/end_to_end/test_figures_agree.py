@@ -55,6 +55,8 @@ S = 1e9
 MIN_FIGURES, MIN_PLACES = 25, 6
 BEGIN, INSTANT, COUNTER = 1, 3, 4
 """Of Perfetto's events."""
+LEVELS = (("usage", "KV usage", 100), ("running", "Running", 1), ("waiting", "Waiting", 1))
+"""Counter tracks with a value at the end of each second, and others at peaks within it."""
 FLEET_S = 50.0
 """A fleet tells of the last minute."""
 Figures = dict[str, float]
@@ -186,8 +188,9 @@ def counted(recording: Recording) -> Figures:
 
 
 def levels(recording: Recording) -> Figures:
-    """How things stood at the end of each second."""
+    """Levels at the end of each second, and the peaks of all frames."""
     pool: dict[int, list[float]] = {}
+    usages, waiting = [0.0], [0]
     state = np.empty(0, np.uint8)
     counters, size = None, 1
     for log_ns, message in recording.messages():
@@ -199,15 +202,16 @@ def levels(recording: Recording) -> Figures:
             counters = message.counters
         if counters is not None:
             second = int((recording.start_ns + round(log_ns * S)) // 10**9)
-            usage = np.count_nonzero(state[:size] == 1) / size
-            pool[second] = [usage, counters.num_running, counters.num_waiting]
-    usage, running, waiting = np.array(list(pool.values())).T
+            usages.append(np.count_nonzero(state[:size] == 1) / size)
+            waiting.append(counters.num_waiting)
+            pool[second] = [usages[-1], counters.num_running, counters.num_waiting]
+    usage_means, running_means, waiting_means = np.array(list(pool.values())).mean(axis=0)
     return {
-        "usage_peak": usage.max(),
-        "usage_mean": usage.mean(),
-        "running_mean": running.mean(),
-        "waiting_mean": waiting.mean(),
-        "waiting_peak": waiting.max(),
+        "usage_peak": max(usages),
+        "usage_mean": usage_means,
+        "running_mean": running_means,
+        "waiting_mean": waiting_means,
+        "waiting_peak": max(waiting),
     }
 
 
@@ -289,8 +293,8 @@ def of_metrics(columns: Mapping[str, list[float]]) -> Figures:
     found = {name: sum(columns[name]) for name in (*names, *tokens, *blocks, *others)}
     found["prompt tokens"] = found["cached_tokens"] + sum(columns["prompt_tokens"])
     found["first tokens"] = sum(columns["first_token_count"])
-    found |= {"usage_peak": max(columns["usage"]), "usage_mean": float(np.mean(columns["usage"]))}
-    found |= {"waiting_peak": max(columns["num_waiting"]), "waiting_mean": float(np.mean(columns["num_waiting"]))}
+    found |= {"usage_peak": max(columns["peak_usage"]), "usage_mean": float(np.mean(columns["usage"]))}
+    found |= {"waiting_peak": max(columns["peak_waiting"]), "waiting_mean": float(np.mean(columns["num_waiting"]))}
     found["running_mean"] = float(np.mean(columns["num_running"]))
     return found | {"hit_rate": found["cached_tokens"] / found["prompt tokens"]}
 
@@ -339,16 +343,20 @@ def of_perfetto(recording: Recording, folder: Path) -> Figures:
     names = {p.track_descriptor.uuid: p.track_descriptor.name for p in trace.packet if p.HasField("track_descriptor")}
     events = [(names[p.track_event.track_uuid], p.track_event) for p in trace.packet if p.HasField("track_event")]
     counters: dict[str, list[float]] = defaultdict(list)
+    counted = [p for p in trace.packet if p.HasField("track_event") and p.track_event.type == COUNTER]
     for name, event in events:
         if event.type == COUNTER:
             counters[name].append(event.double_counter_value)
+    ends = {packet.timestamp for packet in counted if names[packet.track_event.track_uuid] == "Free blocks"}
+    at_ends: dict[str, list[float]] = defaultdict(list)
+    for packet in counted:
+        if packet.timestamp in ends:
+            at_ends[names[packet.track_event.track_uuid]].append(packet.track_event.double_counter_value)
     kinds = [event.name for _, event in events if event.type == INSTANT]
     return {
         "usage_peak": max(counters["KV usage"]) / 100,
-        "usage_mean": float(np.mean(counters["KV usage"])) / 100,
-        "running_mean": float(np.mean(counters["Running"])),
-        "waiting_mean": float(np.mean(counters["Waiting"])),
         "waiting_peak": max(counters["Waiting"]),
+        **{f"{name}_mean": float(np.mean(at_ends[track])) / size for name, track, size in LEVELS},
         "decode_tokens": sum(counters["Decode tokens/s"]),
         "prefill_tokens": sum(counters["Prefill tokens/s"]),
         "preemptions": sum(counters["Preemptions/s"]),
@@ -506,10 +514,11 @@ def of_files(path: Path, folder: Path) -> dict[str, Figures]:
     tables = {}
     for kind in ("metrics", "requests", "events"):
         export(recording, Wanted.of(folder / f"{kind}.csv"))
-        tables[kind] = list(csv.DictReader(io.StringIO((folder / f"{kind}.csv").read_text("utf-8"))))
+        tables[kind] = list(csv.DictReader(io.StringIO((folder / f"{kind}.csv").read_text("utf-8-sig"))))
         export(recording, Wanted.of(folder / f"{kind}.parquet"))
         export(recording, Wanted.of(folder / f"{kind}.arrow"))
-    columns = {name: [float(row[name] or 0) for row in tables["metrics"]] for name in tables["metrics"][0]}
+    named = [name for name in tables["metrics"][0] if not name.endswith("_utc")]
+    columns = {name: [float(row[name] or 0) for row in tables["metrics"]] for name in named}
     found["metrics.csv"], found["requests.csv"] = of_metrics(columns), of_requests(tables["requests"])
     found["events.csv"] = of_events(tables["events"])
 

@@ -52,8 +52,8 @@ def widened() -> Any:
     """In float32, as transformers computes it."""
     from transformers import AutoModelForCausalLM
 
-    from kvscope_engine.model.fetching.default_model import default_gguf
-    from kvscope_engine.model.gguf.cache import converted_gguf
+    from kvscope_engine.model.loader.download.default_model import default_gguf
+    from kvscope_engine.model.loader.gguf.gguf_cache import converted_gguf
 
     folder = converted_gguf(default_gguf(lambda progress: None), torch.float32, lambda progress: None)
     auto: Any = AutoModelForCausalLM

@@ -23,7 +23,7 @@ def _loaded_after(code: str) -> set[str]:
         "import kvscope_telemetry, kvscope_telemetry.sources.live_source, kvscope_telemetry.sockets.server_sockets",
         "import kvscope_app.commands.record, kvscope_app.commands.segments, kvscope_telemetry.exports.export",
         "import kvscope_engine, kvscope_engine.cli.main",
-        "import kvscope_engine.policy.scheduling.scheduler, kvscope_engine.frame_builder",
+        "import kvscope_engine.policy.scheduling.scheduler, kvscope_engine.step_recorder",
     ],
 )
 def test_nothing_heavy_is_imported(code: str) -> None:

@@ -24,14 +24,14 @@ def _kvscope(*words: str) -> str:
     return done.stdout
 
 
-def _cut_behind_the_first_chunk(path: Path, copy: Path) -> None:
-    """What a kill in the middle leaves: however long the session lasted, there is something to get back."""
+def _cut_after_the_first_state(path: Path, copy: Path) -> None:
+    """Copy what a kill in the middle leaves: the chunk of the hello, and the first one of the pool's state."""
     shutil.copy(path, copy)
     with path.open("rb") as file:
         summary = make_reader(file).get_summary()
     assert summary is not None
-    first = min(summary.chunk_indexes, key=lambda chunk: chunk.chunk_start_offset)
-    os.truncate(copy, first.chunk_start_offset + first.chunk_length + 10)
+    _hello, state, *_ = sorted(summary.chunk_indexes, key=lambda chunk: chunk.chunk_start_offset)
+    os.truncate(copy, state.chunk_start_offset + state.chunk_length + 10)
 
 
 def test_serve_record_then_info_and_export(
@@ -73,6 +73,6 @@ def test_serve_record_then_info_and_export(
     assert "and none was available" in (tmp_path / "report.html").read_text("utf-8")
 
     cut = tmp_path / "cut.mcap"
-    _cut_behind_the_first_chunk(path, cut)
+    _cut_after_the_first_state(path, cut)
     assert "Truncated" in _kvscope("recover", str(cut), "--out", str(tmp_path / "mended.mcap"))
     assert json.loads(_kvscope("info", "--json", str(tmp_path / "mended.mcap")))["is_complete"]

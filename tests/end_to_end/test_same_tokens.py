@@ -78,8 +78,8 @@ def reference(prompts: list[str], short: list[str], answers_alone: list[list[int
     those weights are what transformers makes of the file, which takes it half a minute."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from kvscope_engine.model.fetching.default_model import default_gguf
-    from kvscope_engine.model.gguf.cache import converted_gguf
+    from kvscope_engine.model.loader.download.default_model import default_gguf
+    from kvscope_engine.model.loader.gguf.gguf_cache import converted_gguf
 
     folder = converted_gguf(default_gguf(lambda progress: None), torch.float32, lambda progress: None)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)

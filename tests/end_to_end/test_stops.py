@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.engine.model.fetching.small_hub import small_hub
+from tests.engine.model.loader.download.small_hub import small_hub
 
 WAIT_S = 240.0
 CHILD = "987.25"
@@ -136,7 +136,7 @@ def test_while_ranks_start(
     wait_s: float, started: Callable[..., Any], tiny_model: Callable[..., str], tmp_path: Path
 ) -> None:
     options = ("--model", tiny_model(), "--dtype", "float32", "--tensor-parallel-size", "2", "--stop-timeout", "60")
-    engine, children, _ = started("ranks.follower", *options)
+    engine, children, _ = started("executor.follower", *options)
     time.sleep(wait_s)
     assert asked_to_end(engine) == 0
     wait_until_gone(children)
@@ -149,7 +149,7 @@ def test_a_rank_that_stands_still_is_not_left_behind(
     path = tmp_path / "run.mcap"
     options = ("--model", tiny_model(), "--dtype", "float32", "--tensor-parallel-size", "2", "--stop-timeout", "2")
     engine, children, follower = started(
-        "ranks.follower", *options, "--num-gpu-blocks-override", "64", "--record", str(path)
+        "executor.follower", *options, "--num-gpu-blocks-override", "64", "--record", str(path)
     )
     talk = talk_to(engine)
     talk.submit_ids("said", (5, 6, 7), max_tokens=3)

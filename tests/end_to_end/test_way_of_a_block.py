@@ -19,10 +19,10 @@ from tests.ways import Trace, check_way
 from kvscope_app.look.theme import DARK
 from kvscope_app.session.session import Session
 from kvscope_app.views.page_map.page_map_view import PageMapView
-from kvscope_engine.frame_builder import FrameBuilder
 from kvscope_engine.policy.allocation.allocators import make_allocation
 from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
+from kvscope_engine.step_recorder import StepRecorder
 from kvscope_telemetry import LiveSource, SourceState
 from kvscope_telemetry.messages.commands import Command, GetSnapshot, GetStatus, Status
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Heartbeat, Hello, ModelInfo
@@ -31,7 +31,7 @@ from kvscope_telemetry.sockets.server_sockets import ServerSockets
 WAY: Final = (
     "engine/kvscope_engine/policy/blocks/block_pool.py",
     "engine/kvscope_telemetry/ledger.py",
-    "engine/kvscope_engine/frame_builder.py",
+    "engine/kvscope_telemetry/state/frame_builder.py",
     "engine/kvscope_telemetry/sockets/server_sockets.py",
     "engine/kvscope_telemetry/messages/wire.py",
     "engine/kvscope_telemetry/sockets/client_sockets.py",
@@ -54,6 +54,7 @@ BESIDE: Final = {
     "app/kvscope_app/session/latency_window.py": "charts",
     "app/kvscope_app/session/pace.py": "how often is looked",
     "app/kvscope_app/session/request_times.py": "times of requests",
+    "app/kvscope_app/session/session_requests.py": "all requests of the session",
     "app/kvscope_app/views/page_map/drawing/flash_kinds.py": "what lights up for a moment",
     "app/kvscope_app/views/page_map/drawing/flashes.py": "what lights up for a moment",
     "app/kvscope_app/views/page_map/drawing/block_numbers.py": "what is written beside the cells",
@@ -62,6 +63,7 @@ BESIDE: Final = {
     "engine/kvscope_engine/policy/scheduling/changes.py": "requests and events of the same frame",
     "engine/kvscope_engine/policy/scheduling/scheduler.py": "requests and events of the same frame",
     "engine/kvscope_engine/policy/waiting_queue.py": "requests that run and wait are counted",
+    "engine/kvscope_engine/step_recorder.py": "requests and counters of the same frame",
     "engine/kvscope_telemetry/keys/": "who may ask",
     "engine/kvscope_telemetry/messages/message_size.py": "what waits is bounded by its size",
     "engine/kvscope_telemetry/messages/roles.py": "who may ask",
@@ -81,6 +83,7 @@ BESIDE: Final = {
     "engine/kvscope_telemetry/state/extras.py": "what comes beside frames",
     "engine/kvscope_telemetry/state/request_mirror.py": "requests of the same frame",
     "engine/kvscope_telemetry/state/continuity.py": "which frame comes next",
+    "engine/kvscope_telemetry/state/engine_clock.py": "whether the frame's time is the engine's",
     "engine/kvscope_telemetry/state/whole_blocks.py": "rows are checked and counted",
 }
 AT_MOST: Final = 18
@@ -97,7 +100,7 @@ class Watched:
         allocation = make_allocation("paged", self.pool, max_model_len=512, mapper=None)
         scheduler = Scheduler(self.pool, allocation, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=512)
         self.sockets = ServerSockets(endpoint, on_command=self._answer, heartbeat=self._beat)
-        self.builder = FrameBuilder(EPOCH, self.pool, scheduler, self.sockets.publish)
+        self.recorder = StepRecorder(EPOCH, self.pool, scheduler, self.sockets.publish)
         self.session = Session(LiveSource(endpoint))
         self.view = PageMapView(self.session)
         qtbot.addWidget(self.view)
@@ -112,7 +115,7 @@ class Watched:
 
     def tell(self) -> None:
         """As an engine does after each step."""
-        self.builder.record_idle(1, time.monotonic_ns())
+        self.recorder.record_idle(1, time.monotonic_ns())
 
     def has_all(self) -> bool:
         """Whether the desktop shows what the pool is."""
@@ -135,7 +138,7 @@ class Watched:
                 cache=CacheInfo(num_blocks=NUM_BLOCKS, block_size=16),
                 device=DeviceInfo(kind="cpu", name="none"),
             )
-            self.sockets.reply(client, self.builder.snapshot(hello, command.tag, time.monotonic_ns()))
+            self.sockets.reply(client, self.recorder.snapshot(hello, command.tag, time.monotonic_ns()))
         elif isinstance(command, GetStatus):
             self.sockets.reply(client, Status(tag=command.tag, epoch=EPOCH))
 

@@ -27,7 +27,7 @@ from kvscope_telemetry.messages.telemetry import Heartbeat
 from kvscope_telemetry.source import SourceState
 
 WAY: Final = (
-    "app/kvscope_app/window/actions.py",
+    "app/kvscope_app/actions/action_registry.py",
     "app/kvscope_app/debugger/debugger.py",
     "app/kvscope_app/session/session.py",
     "engine/kvscope_telemetry/sources/live_source.py",

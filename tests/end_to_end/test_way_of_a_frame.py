@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from tests.simulated_engine.engine import SimulatedEngine
 from tests.ways import Trace, check_way
 
 from kvscope_telemetry.messages.telemetry import Frame
@@ -20,7 +21,6 @@ from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 WAY: Final = (
     "engine/kvscope_telemetry/messages/telemetry.py",
@@ -35,7 +35,7 @@ WAY: Final = (
     "engine/kvscope_telemetry/playback/playback_source.py",
     "engine/kvscope_telemetry/playback/playback_reader.py",
     "engine/kvscope_telemetry/recordings/reader.py",
-    "engine/kvscope_telemetry/recordings/stored_chunks.py",
+    "engine/kvscope_telemetry/recordings/chunk_decoder.py",
     "engine/kvscope_telemetry/recordings/chunks.py",
     "engine/kvscope_telemetry/state/coalesce.py",
     "engine/kvscope_telemetry/source.py",
@@ -51,6 +51,7 @@ BESIDE: Final = {
     "engine/kvscope_telemetry/messages/wire.py": "asks for both checks",
     "engine/kvscope_telemetry/recordings/regular_file.py": "opens a file that somebody names, whatever is in it",
     "engine/kvscope_telemetry/running_time.py": "what an engine stood still for, in the figures of a second",
+    "engine/kvscope_telemetry/state/pool_use.py": "used and wasted slots, in the figures of a second",
     "engine/kvscope_telemetry/summaries/": "figures of each second, and events",
 }
 AT_MOST: Final = 20
@@ -59,7 +60,7 @@ STEP_NS: Final = 5_000_000
 
 def test_a_frame_goes_through_few_files(tmp_path: Path) -> None:
     now_ns = 1_000_000_000
-    engine = SyntheticEngine(num_blocks=2_000, num_running=8, clock=lambda: now_ns)
+    engine = SimulatedEngine(num_blocks=2_000, num_running=8, clock=lambda: now_ns)
     snapshot, frames = engine.snapshot(), list[Frame]()
     for _ in range(2_000):
         now_ns += STEP_NS

@@ -24,7 +24,7 @@ from kvscope_engine import Engine, EngineConfig
 VOCABULARY: Final = 30_000
 MAX_TOKENS: Final = 24
 OTHERS: Final = (
-    "FrameBuilder.record",
+    "StepRecorder.record",
     "EngineComponents.work_of",
     "Scheduler.commit",
     "build_inputs",
@@ -33,12 +33,12 @@ OTHERS: Final = (
 )
 """Telemetry, the blocks that the token is written into, and the next step, whose input it is."""
 WAY: Final = (
-    "engine/kvscope_engine/model/sampling/sampler.py",
-    "engine/kvscope_engine/model/running/runner.py",
+    "engine/kvscope_engine/model/layers/sampling/sampler.py",
+    "engine/kvscope_engine/model/runner/model_runner.py",
     "engine/kvscope_engine/step_loop.py",
     "engine/kvscope_engine/engine.py",
     "engine/kvscope_engine/outputs.py",
-    "engine/kvscope_engine/model/text/tokenizer.py",
+    "engine/kvscope_engine/tokenization/tokenizer.py",
     "engine/kvscope_engine/server/dispatcher.py",
     "engine/kvscope_engine/server/sessions.py",
     "engine/kvscope_telemetry/sockets/server_sockets.py",

@@ -16,8 +16,9 @@ os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 
 from PySide6.QtCore import QObject, QSettings, QSocketNotifier, QTimer
 
+from kvscope_app.application import make_application
 from kvscope_app.command_line import Options
-from kvscope_app.desktop import Desktop, make_application
+from kvscope_app.desktop import Desktop
 from kvscope_app.recording.recording_actions import record, stop_recording
 from kvscope_app.session.kept.text_keeping import agree_texts
 

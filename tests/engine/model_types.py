@@ -181,10 +181,10 @@ CHANGES: Final[dict[str, dict[str, Any]]] = {
         "swa_num_attention_heads": 4,
         "swa_num_key_value_heads": 4,
         "swa_q_lora_rank": 16,
-        "swa_kv_lora_rank": 32,
-        "swa_head_dim": 24,
-        "swa_qk_nope_head_dim": 16,
-        "swa_v_head_dim": 12,
+        "swa_kv_lora_rank": 48,  # other sizes than those of full layers, as in transformers' defaults
+        "swa_head_dim": 28,
+        "swa_qk_nope_head_dim": 20,
+        "swa_v_head_dim": 10,
     },
     "dots3_note_audio_encoder": {"adapter_input_size": 64, "adapter_out_dim": 64},
     "dots3_note_vision_encoder": {

@@ -47,7 +47,8 @@ them. Own code: run by transformers' own code, prompts one after the other in ea
 are served by their text part, and compared with what the whole says to text; where transformers does not run that
 without pictures or sounds, with the text part. Positions of RoBERTa and its kin begin behind that of padding, as they
 were trained and as transformers' model has it when it is given none; its `generate` counts them from 0. These are
-compared with the model by its own positions.
+compared with the model by its own positions. A sliding window of one token (`sliding_window` 1) gives what transformers
+gives with `use_cache=False`, where each token attends to itself alone; with its default cache, `generate` gives others.
 """
 _REFUSED: Final = """
 ## Refused

@@ -95,7 +95,7 @@ def test_what_is_of_no_single_request_is_raised(phase: str, make_engine: Make, m
         "schedule": parts.scheduler,
         "run": parts.runner,
         "commit": parts.scheduler,
-        "record": engine.frame_builder,
+        "record": engine.step_recorder,
     }
 
     def evil(*values: Any) -> None:

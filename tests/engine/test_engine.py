@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvscope_engine import Completion, Engine, SamplingParams
-from kvscope_engine.model.text.tokenizer import Detokenizer
+from kvscope_engine.tokenization.tokenizer import Detokenizer
 from kvscope_telemetry.errors import BadInput, EngineDead
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
@@ -301,9 +301,9 @@ def logits_of(tiny_model: Callable[..., str]) -> Callable[[Sequence[int]], Any]:
     """Token ids -> float32 logits after the last, from transformers' own code with its own attention."""
     import torch
 
-    from kvscope_engine.model.fetching.names import parse_model_name
-    from kvscope_engine.model.loading.hf_config import read_config
-    from kvscope_engine.model.loading.loader import random_model
+    from kvscope_engine.model.hf_config import read_config
+    from kvscope_engine.model.loader.download.model_names import parse_model_name
+    from kvscope_engine.model.loader.model_loader import random_model
 
     config = read_config(parse_model_name(tiny_model()).path)
     module = random_model(config, torch.float32, torch.device("cpu"), 0, lambda progress: None).eval()

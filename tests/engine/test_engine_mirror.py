@@ -192,6 +192,61 @@ def test_mirrors_equal_the_ledger_whatever_the_line_loses(
     assert watchers["every third"].sync.num_dropped >= watchers["every third"].num_lost - 2
 
 
+def run_prompts(engine: Engine, *prompts: list[int]) -> None:
+    """Run prompts one after the other, each with a few new tokens."""
+    for number, prompt in enumerate(prompts):
+        sampling = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+        engine.submit(Submit(request_id=f"p{number}", prompt_token_ids=tuple(prompt), sampling=sampling))
+        while engine.has_unfinished:
+            engine.step()
+
+
+def order_in(mirror: Mirror, tier: Tier) -> list[int]:
+    """Rows of a tier in the order in which the mirror says that they are evicted."""
+    ledger = mirror.ledger
+    rows = np.flatnonzero((ledger.tier == tier) & (ledger.eviction_order != 0))
+    return rows[np.argsort(ledger.eviction_order[rows])].tolist()
+
+
+@pytest.mark.parametrize("tiers", [{}, {"host_kv_memory_bytes": 12 * 2048, "preemption": "swap"}])
+def test_cached_blocks_are_evicted_in_the_order_that_a_mirror_shows(
+    watched: Callable[..., Engine], tiers: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path))
+    watcher = Watcher()
+    engine = watched(watcher, num_gpu_blocks_override=24, **tiers)
+    assert engine.hello.capabilities.eviction_order
+    texts = [[*range(first, first + 22)] for first in (10, 60, 110, 160, 210)]
+    run_prompts(engine, *texts, texts[3], texts[2][:9])  # the last two use again what is cached
+    pool = engine.components.pool
+    pinned = order_in_ledger(engine)[2:4]
+    engine.interventions.pin(pinned, "ann", with_prefix=False)
+    run_prompts(engine, [5, 6, 7, 8, 9])
+    watcher.settle(engine)
+    assert_mirrored(watcher.mirror, engine)
+    expected = order_in(watcher.mirror, Tier.HBM)
+    assert len(expected) > 10
+    assert not set(pinned) & set(expected)
+    assert bool(order_in(watcher.mirror, Tier.HOST)) == bool(tiers)
+    pool.allocate(pool.num_free, owner=1)
+    host = engine.components.scheduler.tiers.host if tiers else None
+    for place, block in enumerate(expected):
+        if host is not None:
+            ordered = sorted(np.flatnonzero(pool.ledger.eviction_order[24:]) + 24, key=pool.ledger.eviction_order.item)
+            assert host.oldest(99) == ordered
+        assert pool.allocate(1, owner=1) == [block], f"eviction {place}"
+    assert pool.num_available == 0
+    assert pool.num_cached == len(pinned)
+
+
+def order_in_ledger(engine: Engine) -> list[int]:
+    """Blocks of the pool in the order in which the engine's own ledger says that they are evicted."""
+    pool = engine.components.pool
+    order = pool.ledger.eviction_order[: pool.num_blocks]
+    rows = np.flatnonzero(order)
+    return rows[np.argsort(order[rows])].tolist()
+
+
 def held_states(engine: Engine) -> dict[int, tuple[int, int]]:
     """By request, the row of its state, on the device or in host memory, and of how many tokens that is."""
     first = engine.hello.cache.first_state

@@ -25,7 +25,7 @@ from tests.engine.recurrent_models import SIZES as RECURRENT_SIZES
 from kvscope_engine import Engine, EngineConfig
 from kvscope_engine import engine as engine_module
 from kvscope_engine.completion import Completion
-from kvscope_engine.model.sparse import page_choice
+from kvscope_engine.model.layers.attention.sparse import page_choice
 from kvscope_telemetry.engine_config import LoraModule, SpeculativeConfig
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams

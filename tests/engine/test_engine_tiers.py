@@ -16,10 +16,10 @@ import torch
 from tests.conftest import STORMS
 
 from kvscope_engine import Engine, SamplingParams
-from kvscope_engine.model.fused.int8_linear import can_round
-from kvscope_engine.model.tiers import build
-from kvscope_engine.model.tiers.copies import PlainCopies
-from kvscope_engine.model.tiers.staged_copies import StagedCopies
+from kvscope_engine.model.kv_cache.kv_offload import tier_builder
+from kvscope_engine.model.kv_cache.kv_offload.block_copies import PlainCopies
+from kvscope_engine.model.kv_cache.kv_offload.staged_copies import StagedCopies
+from kvscope_engine.model.layers.fused.int8_linear import can_round
 from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_telemetry.errors import EngineDead
 from kvscope_telemetry.ledger import BlockState, Tier
@@ -459,7 +459,9 @@ class Fault:
 def fault(monkeypatch: pytest.MonkeyPatch, prompt_streams: Callable[..., Any]) -> Fault:
     """Of a GPU's copies, which engines make from here on."""
     fault = Fault()
-    monkeypatch.setattr(build, "PlainCopies", lambda words, rows: StagedCopies(words, rows, prompt_streams(fault), 64))
+    monkeypatch.setattr(
+        tier_builder, "PlainCopies", lambda words, rows: StagedCopies(words, rows, prompt_streams(fault), 64)
+    )
     return fault
 
 

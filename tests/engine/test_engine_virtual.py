@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvscope_engine import Engine, EngineConfig, SamplingParams
-from kvscope_engine.model.virtual_memory import host_pages
+from kvscope_engine.model.kv_cache.virtual_memory import host_pages
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import Submit

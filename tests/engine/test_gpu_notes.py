@@ -8,9 +8,9 @@ import pytest
 import torch
 from tests.engine.gpu_notes import faults_in
 
-from kvscope_engine.model.memory.paging import NOTE as WSL_NOTE
-from kvscope_engine.model.running.capture_failures import CaptureFailures
-from kvscope_engine.model.tiers.host_slab import HostSlab
+from kvscope_engine.model.cuda_graphs.capture_failures import CaptureFailures
+from kvscope_engine.model.device_memory.host_slab import HostSlab
+from kvscope_engine.model.device_memory.paging import NOTE as WSL_NOTE
 from kvscope_kernels.tuning import tile_table
 
 

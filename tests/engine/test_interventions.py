@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvscope_app.debugger.pin_limits import why_pins_refused
 from kvscope_engine import Engine, EngineConfig
 from kvscope_engine.server.service import EngineService
 from kvscope_telemetry.ledger import BlockState
@@ -237,6 +238,30 @@ def test_a_pin_that_would_leave_somebody_who_waits_too_little_is_refused(
     assert "not in the prefix cache" in person.why_not(Pin, blocks=(free,))
 
 
+def test_the_desktop_knows_the_engines_refusal_of_a_pin_beside_a_running_request(
+    served: Callable[..., tuple[Person, Engine]],
+) -> None:
+    person, _ = served()
+    person.submit("a", list(range(1, 41)), 1)
+    person.wait_finished("a")
+    person.wait(lambda: len(person.cached()) == 10)
+    cached = person.cached()
+    person.what(Control, action="pause")
+    person.submit("large", [90] * 100, 4 * (NUM_BLOCKS - 3) - 100)
+    person.what(Control, action="step")
+    person.wait(lambda: person.state(2) is RequestState.RUNNING)
+    ledger = person.mirror.ledger
+    last = next(block for block in cached if ledger.hash[block] not in ledger.parent)  # of its text
+    for blocks, with_prefix in ((tuple(cached[:3]), False), (tuple(cached[:4]), False), ((last,), True)):
+        known = why_pins_refused(person.mirror, blocks, with_prefix=with_prefix)
+        assert bool(known) == (len(blocks) > 3 or with_prefix)
+        if known:
+            assert person.why_not(Pin, blocks=blocks, with_prefix=with_prefix).lower() == known.lower()
+        else:
+            person.what(Pin, blocks=blocks, with_prefix=with_prefix)
+            person.what(Unpin)
+
+
 def test_limits_hold_from_the_next_step_on(served: Callable[..., tuple[Person, Engine]]) -> None:
     person, _ = served()
     assert "1 to 8" in person.why_not(SetLimits, max_num_seqs=9)
@@ -281,7 +306,7 @@ def test_a_pause_is_told_at_once_and_no_latency_counts_it(served: Callable[..., 
     assert "resumed by" in resumed
     assert sum(stop.end_ns - stop.begin_ns for stop in person.mirror.stops) > 1.9e9
     (waited,) = [cause for cause in person.causes if cause.startswith("waited")]
-    assert "paused)" in waited
+    assert "paused or suspended)" in waited
     (finished,) = [reply for reply in person.replies if isinstance(reply, Finished)]
     timing = finished.timing
     assert timing.queue_s is not None

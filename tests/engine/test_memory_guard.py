@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from kvscope_engine.memory_guard import LOOK_S, RELEASE_S, MemoryGuard
-from kvscope_engine.model.memory.gpu_holders import GpuHolders
-from kvscope_engine.model.memory.memory_watch import UP_AFTER_S, StepCosts
-from kvscope_engine.model.memory.paging import PagingWatch
+from kvscope_engine.model.device_memory.gpu_holders import GpuHolders
+from kvscope_engine.model.device_memory.memory_watch import UP_AFTER_S, StepCosts
+from kvscope_engine.model.device_memory.paging import PagingWatch
 from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult
 from kvscope_telemetry.messages.devices import Gpu, GpuProcess
 

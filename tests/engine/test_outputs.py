@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from kvscope_engine.model.text.tokenizer import Detokenizer
 from kvscope_engine.outputs import OutputStream
 from kvscope_engine.policy.request import Request
+from kvscope_engine.tokenization.tokenizer import Detokenizer
 from kvscope_telemetry.messages.commands import Finished, TokenLogprobs, Tokens
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 

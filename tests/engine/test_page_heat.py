@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvscope_engine import Engine, EngineConfig, SamplingParams
-from kvscope_engine.model.sparse import page_choice
+from kvscope_engine.model.layers.attention.sparse import page_choice
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.ledger import BlockState, attention_shares
 from kvscope_telemetry.messages.commands import Submit

@@ -14,9 +14,9 @@ import torch
 from tests.engine.recurrent_models import FAMILIES, SIZES, recurrent_config, sampled
 
 from kvscope_engine import Engine, EngineConfig, SamplingParams
-from kvscope_engine.model.loading.hf_config import read_config
-from kvscope_engine.model.loading.loader import random_model
-from kvscope_engine.model.running.forward import Forward
+from kvscope_engine.model.hf_config import read_config
+from kvscope_engine.model.layers.forward import Forward
+from kvscope_engine.model.loader.model_loader import random_model
 from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_telemetry.errors import BadInput

@@ -18,7 +18,7 @@ from kvscope_engine import Engine, EngineConfig, SamplingParams
 from kvscope_engine.cli.main import main
 from kvscope_engine.replay import Comparison, RecordedRun, Replayer, check_same_engine, config_of_run, read_run
 from kvscope_engine.server.service import EngineService
-from kvscope_kernels.native.library import library
+from kvscope_kernels.cpu.library import library
 from kvscope_telemetry import LiveSource
 from kvscope_telemetry.engine_config import SpeculativeConfig
 from kvscope_telemetry.errors import BadInput

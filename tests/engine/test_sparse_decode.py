@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from kvscope_engine import Engine, EngineConfig, SamplingParams
-from kvscope_engine.model.sparse import page_choice
-from kvscope_engine.model.sparse.page_choice import PageChoice
+from kvscope_engine.model.layers.attention.sparse import page_choice
+from kvscope_engine.model.layers.attention.sparse.page_choice import PageChoice
 from kvscope_kernels.kv_formats import dequantize
 from kvscope_telemetry.engine_config import SpeculativeConfig
 from kvscope_telemetry.errors import BadInput

@@ -14,9 +14,9 @@ import torch
 from tests.engine.test_step_loop import Storm, close_to, jobs_of, said_by
 
 from kvscope_engine import Engine, SamplingParams
-from kvscope_engine.model.running.decode_graphs import DecodeGraphs
-from kvscope_engine.model.running.step_inputs import StepInputs
-from kvscope_engine.model.running.step_tensors import StepTensors
+from kvscope_engine.model.cuda_graphs.decode_graphs import DecodeGraphs
+from kvscope_engine.model.input_batch.step_inputs import StepInputs
+from kvscope_engine.model.input_batch.step_tensors import StepTensors
 from kvscope_engine.policy.drafting.drafter import Drafter
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.engine_config import SpeculativeConfig

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kvscope_engine import Engine, SamplingParams, step_loop
-from kvscope_engine.model.sampling.sampler import Sampler
+from kvscope_engine.model.layers.sampling.sampler import Sampler
 from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.scheduling.ahead import SHARED, TURN
 from kvscope_engine.step_loop import MOST_BARREN

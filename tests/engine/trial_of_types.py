@@ -18,11 +18,11 @@ from tests.engine.model_types import default_config, tiny_config
 
 from kvscope_engine import Engine, EngineConfig, SamplingParams
 from kvscope_engine.completion import Completion
-from kvscope_engine.model.loading.hf_config import read_config
-from kvscope_engine.model.loading.loader import random_model
-from kvscope_engine.model.loading.support import blueprint
-from kvscope_engine.model.loading.text_part import loading_class, reading_config
-from kvscope_engine.model.running.own_forward import own_forward
+from kvscope_engine.model.hf_config import read_config
+from kvscope_engine.model.layers.own_forward import own_forward
+from kvscope_engine.model.loader.model_loader import random_model
+from kvscope_engine.model.loader.supported_models import blueprint
+from kvscope_engine.model.loader.text_part import loading_class, reading_config
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.request_state import RequestState

@@ -22,7 +22,7 @@ from kvscope_inside.hooks import Hooks
 from kvscope_inside.sglang.notes import StepNotes
 from kvscope_inside.sglang.pages import reader_of
 from kvscope_inside.sglang.pools import pools_of
-from kvscope_inside.sglang.replay import Replay
+from kvscope_inside.sglang.sglang_translator import SglangTranslator
 from kvscope_telemetry.state.cache_state import CacheState
 
 
@@ -127,7 +127,7 @@ def main() -> None:
     table, pool = scheduler.req_to_token_pool.req_to_token, scheduler.token_to_kv_pool_allocator
     failures: list[str] = []
     state = CacheState(facts.hello_of(scheduler, 7))
-    replay = Replay(state, pools=pools_of(scheduler))
+    translator = SglangTranslator(state, pools=pools_of(scheduler))
     reader = reader_of(table, pools_of(scheduler))
     hooks = Hooks(lambda name, error: failures.append(f"{name}: {error!r}"))
     ending = threading.Event()
@@ -138,7 +138,7 @@ def main() -> None:
             while notes.notes and (notes.notes[0].pages is None or notes.notes[0].pages.copy.has_arrived()):
                 note = notes.notes.popleft()
                 began = time.perf_counter()
-                replay.apply(note)
+                translator.apply(note)
                 if note.pages is not None:
                     applied_ms.append((time.perf_counter() - began) * 1e3)
 

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from tests.inside.conftest import hello_of
 
 from kvscope_inside import CacheState
-from kvscope_inside.vllm.block_texts import BlockText, hash_of_row
+from kvscope_inside.cached_texts import CachedText, CachedTexts
+from kvscope_inside.vllm.block_texts import hash_of_row
 from kvscope_inside.vllm.offloading import untold
 from kvscope_inside.vllm.second_pool import SecondPoolRows, second_pool_of
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
@@ -43,8 +44,9 @@ def state() -> CacheState:
 
 def test_a_block_is_written_found_read_and_evicted(state: CacheState) -> None:
     ledger, row = state.ledger, NUM_BLOCKS + 2
-    text = BlockText(number=3, start=4, token_ids=array("i", [5, 6, 7, 8]), key=("", ""), notes=())
-    texts = {5: text}
+    text = CachedText(number=3, start=4, token_ids=array("i", [5, 6, 7, 8]))
+    texts = CachedTexts()
+    texts.set(5, text)
     state.set_blocks([5], hash=hash_of_row(ONE), parent=77, owner=3, filled=4, state=BlockState.CACHED)
     rows = SecondPoolRows(state, texts, 100)
 
@@ -56,7 +58,7 @@ def test_a_block_is_written_found_read_and_evicted(state: CacheState) -> None:
     assert stands() == (BlockState.ACTIVE, 1, 0, NO_OWNER, 0)
     assert rows.stand(2, [2, 2], [1, 0], [None, ONE]) == []
     assert stands() == (BlockState.CACHED, 0, 4, 3, 0)
-    assert (int(ledger.parent[row]), texts[row]) == (77, text)
+    assert (int(ledger.parent[row]), texts.get(row)) == (77, text)
     rows.stand(3, [2], [1], [ONE])
     assert stands() == (BlockState.ACTIVE, 1, 4, 3, 1)
     assert rows.stand(4, [2], [1], [OTHER]) == [hash_of_row(ONE)]

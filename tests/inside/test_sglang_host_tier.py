@@ -16,7 +16,7 @@ from kvscope_inside.sglang.facts import hello_of
 from kvscope_inside.sglang.notes import StepNotes
 from kvscope_inside.sglang.pages import reader_of
 from kvscope_inside.sglang.pools import pools_of
-from kvscope_inside.sglang.replay import Replay
+from kvscope_inside.sglang.sglang_translator import SglangTranslator
 from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.messages.telemetry import Frame
 
@@ -57,9 +57,9 @@ class Told:
         self.state = CacheState(hello_of(self.scheduler, 7))
         hooks = Hooks(lambda name, error: self.failures.append(f"{name}: {error!r}"))
         reader = reader_of(self.scheduler.req_to_token_pool.req_to_token, pools)
-        self.notes, self.replay = (
+        self.notes, self.translator = (
             StepNotes(self.scheduler, hooks, reader, lambda: None),
-            Replay(self.state, pools=pools),
+            SglangTranslator(self.state, pools=pools),
         )
         self.scheduler.add(Request("first", list(range(12)), 1))
         self.step()
@@ -69,7 +69,7 @@ class Told:
     def step(self) -> Frame:
         self.scheduler.step()
         while self.notes.notes:
-            self.frame = self.replay.apply(self.notes.notes.popleft())
+            self.frame = self.translator.apply(self.notes.notes.popleft())
         assert self.failures == []
         return self.frame
 
@@ -95,7 +95,7 @@ def test_pages_are_written_cached_read_and_dropped(monkeypatch: pytest.MonkeyPat
     assert told.host[2][:2] == ledger.hash[pages[:2]].tolist()
     assert ledger.parent[[21, 22]].tolist() == ledger.parent[pages[:2]].tolist()
     assert np.frombuffer(frame.moves.saved, "<u4").tolist() == [21, 22]
-    assert told.replay.contents([22])[0].token_ids == (4, 5, 6, 7)
+    assert told.translator.contents([22])[0].token_ids == (4, 5, 6, 7)
     told.cache.ongoing_load_back[5] = None
     told.controller.load(host_indices=tensor(np.arange(4, 8)), node_id=5)
     frame = told.step()
@@ -171,7 +171,7 @@ def test_what_ended_and_made_way_between_two_looks_is_known_all_the_same(monkeyp
     hashes = told.host[2][:2]
     assert 0 not in hashes
     assert len(set(hashes)) == 2
-    assert told.replay.contents([NUM_PAGES + 2])[0].token_ids == (94, 95, 96, 97)
+    assert told.translator.contents([NUM_PAGES + 2])[0].token_ids == (94, 95, 96, 97)
 
 
 def test_a_flush_empties_host_memory_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:

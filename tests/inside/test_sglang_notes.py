@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,8 @@ from kvscope_inside.sglang.facts import hello_of
 from kvscope_inside.sglang.notes import StepNotes
 from kvscope_inside.sglang.pages import MAX_ENTRIES, reader_of
 from kvscope_inside.sglang.pools import pools_of
-from kvscope_inside.sglang.replay import Replay, text_sums
+from kvscope_inside.sglang.sglang_translator import SglangTranslator
+from kvscope_inside.sglang.text_hashes import text_sums
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Event, Frame
@@ -32,7 +34,9 @@ def _no_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
 class Told:
     """A scheduler, and what is told of it."""
 
-    def __init__(self, drafts_per_step: int = 0, **options: int) -> None:
+    def __init__(
+        self, drafts_per_step: int = 0, name_of: Callable[[str], str | None] = lambda _: None, **options: int
+    ) -> None:
         self.failures: list[str] = []
         self.hooks = Hooks(lambda name, error: self.failures.append(f"{name}: {error!r}"))
         self.scheduler = Scheduler(**options)
@@ -41,7 +45,7 @@ class Told:
         self.reader = reader_of(self.scheduler.req_to_token_pool.req_to_token, pools)
         self.state = CacheState(hello_of(self.scheduler, 7))
         self.notes = StepNotes(self.scheduler, self.hooks, self.reader, lambda: None)
-        self.replay = Replay(self.state, pools=pools, drafts_per_step=drafts_per_step)
+        self.translator = SglangTranslator(self.state, pools=pools, drafts_per_step=drafts_per_step, name_of=name_of)
         self.frames: list[Frame] = []
 
     def add(self, name: str, tokens: list[int], max_tokens: int = 5, **more: Any) -> Request:
@@ -63,7 +67,7 @@ class Told:
         told, is_whole = [], False
         while self.notes.notes:
             note = self.notes.notes.popleft()
-            self.frames.append(self.replay.apply(note))
+            self.frames.append(self.translator.apply(note))
             told += self.frames[-1].events
             is_whole = note.pages is not None and note.pages.is_whole
         assert self.failures == []
@@ -212,10 +216,10 @@ def test_tokens_of_pages_are_known_while_they_run_and_while_they_are_cached() ->
     told.add("first", list(range(10)), 3)
     told.step()
     table = list(told.state.requests[1].tables[0])
-    assert [content.token_ids for content in told.replay.contents(table)] == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9)]
+    assert [content.token_ids for content in told.translator.contents(table)] == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9)]
     told.finish()
-    assert [content.token_ids for content in told.replay.contents(table[:2])] == [(0, 1, 2, 3), (4, 5, 6, 7)]
-    assert told.replay.contents([999])[0].token_ids == ()
+    assert [content.token_ids for content in told.translator.contents(table[:2])] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert told.translator.contents([999])[0].token_ids == ()
 
 
 def test_the_same_text_of_another_adapter_is_another_text() -> None:
@@ -228,7 +232,7 @@ def test_the_same_text_of_another_adapter_is_another_text() -> None:
     told.scheduler.step()
     told.scheduler.step()
     while told.notes.notes:
-        told.replay.apply(told.notes.notes.popleft())
+        told.translator.apply(told.notes.notes.popleft())
     assert len(set(told.state.ledger.hash.tolist()) - before) == 2
 
 
@@ -246,18 +250,17 @@ def test_the_same_text_of_another_adapter_is_another_text() -> None:
     ],
 )
 def test_what_keeps_like_texts_apart_is_told(more: dict[str, str], missed: str, notes: Any) -> None:
-    told = Told(num_pages=30)
-    told.replay._name_of = {"a1": "poet"}.get
+    told = Told(num_pages=30, name_of={"a1": "poet"}.get)
     told.add("first", list(range(9)), 1)
     told.finish()
     told.scheduler.tree_cache.match = lambda tokens: []  # type: ignore[method-assign] # the tree of the other
     told.add("second", list(range(9)) if more else list(range(1, 10)), 1, **more)
     told.scheduler.step()
     while told.notes.notes:
-        told.frames.append(told.replay.apply(told.notes.notes.popleft()))
+        told.frames.append(told.translator.apply(told.notes.notes.popleft()))
     assert missed in by_kind(list(told.frames[-1].events), "admitted").cause
-    (page,) = {each for each in np.flatnonzero(told.state.ledger.owner == 2) if told.replay._places[each] == 1}
-    (content,) = told.replay.contents([page])
+    (page,) = {each for each in np.flatnonzero(told.state.ledger.owner == 2) if told.translator.pages.places[each] == 1}
+    (content,) = told.translator.contents([page])
     assert content.token_ids[:4] == ((4, 5, 6, 7) if more else (5, 6, 7, 8))
     assert content.notes == notes
     (told_of,) = [info for frame in told.frames for info in frame.new_requests if info.request_id == "second"]
@@ -271,7 +274,7 @@ def test_images_are_told_of_the_blocks_that_their_tokens_are_in() -> None:
     told.step()
     table = list(told.state.requests[1].tables[0])
     words = (("Image", "tokens 3 to 6 of the prompt"),)
-    assert [content.notes for content in told.replay.contents(table[:3])] == [words, words, ()]
+    assert [content.notes for content in told.translator.contents(table[:3])] == [words, words, ()]
 
 
 def test_tokens_that_were_guessed_ahead_are_counted() -> None:

@@ -16,7 +16,7 @@ from kvscope_inside.sglang.memory import SchedulerMemory
 from kvscope_inside.sglang.notes import Note
 from kvscope_inside.sglang.other_pools import Holder, StateRows, WindowRows, hashes_of_windows
 from kvscope_inside.sglang.pools import pools_of
-from kvscope_inside.sglang.replay import Replay
+from kvscope_inside.sglang.sglang_translator import SglangTranslator
 from kvscope_telemetry.ledger import NO_OWNER, BlockState, Tier
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.metrics.pool_figures import pool_figures
@@ -178,10 +178,10 @@ def test_a_state_is_held_or_cached_or_free(monkeypatch: Any) -> None:
 def test_states_are_told_of_beside_blocks(monkeypatch: Any) -> None:
     scheduler = hybrid(monkeypatch)
     state = CacheState(hello_of(scheduler, 7))
-    replay = Replay(state, pools=pools_of(scheduler))
+    translator = SglangTranslator(state, pools=pools_of(scheduler))
 
     def cause_of(*happened: tuple[Any, ...]) -> tuple[str, int]:
-        (event,) = replay.apply(Note(1, list(happened), None, [], [], [], [], None, 0, 0, 0)).events
+        (event,) = translator.apply(Note(1, list(happened), None, [], [], [], [], None, None)).events
         return event.cause, event.num_blocks
 
     request = Request("a", range(12))

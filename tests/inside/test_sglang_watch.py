@@ -104,7 +104,7 @@ def test_a_thread_that_fails_takes_the_hooks_away_and_says_why(watched: Any, mon
         raise RuntimeError("ours")
 
     client.begin()
-    monkeypatch.setattr(watching._replay, "apply", broken)
+    monkeypatch.setattr(watching._translator, "apply", broken)
     scheduler.add(Request("a", list(range(10)), 2))
     scheduler.step()
     assert client.goodbye(5.0) == "kvscope stopped watching: RuntimeError in the thread that tells: ours"

@@ -18,7 +18,7 @@ from kvscope_inside import CacheState
 from kvscope_inside.hooks import Hooks
 from kvscope_inside.transformers.facts import Rows, hello_of
 from kvscope_inside.transformers.notes import StepNotes
-from kvscope_inside.transformers.replay import Replay
+from kvscope_inside.transformers.transformers_translator import TransformersTranslator
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Event, Frame
@@ -94,7 +94,7 @@ class Told:
         self.state, self.mirror = state, Mirror()
         self.mirror.apply(coalesce([], snapshot=state.snapshot()))
         self.notes = StepNotes(self.processor, self.hooks)
-        self.replay = Replay(self.state, self.rows, self.hash_of)
+        self.translator = TransformersTranslator(self.state, self.rows, self.hash_of)
 
     def step(self) -> list[Event]:
         """One turn of the loop; the events of it."""
@@ -107,7 +107,7 @@ class Told:
     def tell(self) -> list[Event]:
         told = []
         while self.notes.notes:
-            self.frames.append(self.replay.apply(self.notes.notes.popleft()))
+            self.frames.append(self.translator.apply(self.notes.notes.popleft()))
             self.mirror.apply(coalesce([self.frames[-1]]))
             told += self.frames[-1].events
         assert self.failures == []
@@ -305,7 +305,7 @@ def test_tokens_of_blocks_are_known(kind: str) -> None:
             for group, allocator in enumerate(told.processor.cache.cache_allocators.values()):
                 window = getattr(allocator, "sliding_window", 10**6)
                 table = told.rows.of_blocks(group, allocator.block_table[request_id])
-                for place, content in enumerate(told.replay.contents(table)):
+                for place, content in enumerate(told.translator.contents(table)):
                     slots = [(content.start + at) % window for at in range(len(content.token_ids))]
                     assert slots == list(range(place * SIZE, place * SIZE + len(slots)))
                     assert list(content.token_ids) == text[content.start : content.start + len(slots)]
@@ -315,7 +315,7 @@ def test_tokens_of_blocks_are_known(kind: str) -> None:
     assert num_known > 500
     if kind == "full":
         (cached, *_) = np.flatnonzero(told.mirror.ledger.state == BlockState.CACHED).tolist()
-        assert len(told.replay.contents([cached])[0].token_ids) == SIZE
+        assert len(told.translator.contents([cached])[0].token_ids) == SIZE
 
 
 def test_one_begins_to_watch_in_the_middle() -> None:
@@ -344,7 +344,7 @@ def test_a_reset_for_a_next_session_ends_requests_and_keeps_prefixes() -> None:
         told.step()
     assert told.manager._create_batch_processor() is told.processor
     (aborted,) = told.tell()
-    assert "the generation loop began anew after" in aborted.cause
+    assert "the generation loop began anew; " in aborted.cause
     assert aborted.num_blocks == 8
     told.manager.add_request(prompt, "c", max_new_tokens=2)
     (admitted,) = told.step()

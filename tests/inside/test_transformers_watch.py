@@ -95,14 +95,16 @@ def test_tokens_are_the_same_and_a_mirror_follows(manager: Any, endpoint: str) -
     assert len(answers(manager)) == len(PROMPTS)
 
 
-def test_the_endpoint_is_that_of_the_environment(manager: Any, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_endpoint_is_that_of_the_environment(
+    manager: Any, endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("KVSCOPE_INSIDE", endpoint)
     with kvscope_inside.watch(manager) as watch:
         assert watch.endpoint == endpoint
     monkeypatch.delenv("KVSCOPE_INSIDE")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with kvscope_inside.watch(manager) as watch:
-        assert watch.endpoint == "ipc:///run/user/7/kvscope"
+        assert watch.endpoint == f"ipc://{tmp_path}/kvscope"
     manager.start()
 
 

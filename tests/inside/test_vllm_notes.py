@@ -17,7 +17,7 @@ from kvscope_inside.hooks import Hooks
 from kvscope_inside.vllm.block_texts import hash_of_row
 from kvscope_inside.vllm.notes import StepNotes
 from kvscope_inside.vllm.offloading import offloading_of, untold
-from kvscope_inside.vllm.replay import Replay
+from kvscope_inside.vllm.vllm_translator import VllmTranslator
 from kvscope_telemetry.ledger import NO_OWNER, BlockState, Tier
 from kvscope_telemetry.messages.request_state import RequestState, WaitsFor
 from kvscope_telemetry.messages.telemetry import Event, Frame
@@ -37,7 +37,7 @@ class Told:
         self.per_place = offloading.blocks_per_place if offloading is not None else 1
         self.state = CacheState(replace(hello, cache=replace(hello.cache, **limits)))
         self.notes = StepNotes(self.scheduler, self.hooks, lambda: None)
-        self.replay = Replay(self.state, hash_block_size=SIZE, blocks_per_place=self.per_place)
+        self.translator = VllmTranslator(self.state, hash_block_size=SIZE, blocks_per_place=self.per_place)
         self.frames: list[Frame] = []
 
     def add(self, name: str, tokens: list[int], max_tokens: int = 5, **more: Any) -> Request:
@@ -53,7 +53,7 @@ class Told:
     def tell(self) -> list[Event]:
         told = []
         while self.notes.notes:
-            self.frames.append(self.replay.apply(self.notes.notes.popleft()))
+            self.frames.append(self.translator.apply(self.notes.notes.popleft()))
             told += self.frames[-1].events
         assert self.failures == []
         assert self.differences() == []
@@ -193,7 +193,11 @@ def test_an_offloaded_block_follows_the_pools_and_says_its_text() -> None:
     told.step()
     assert ledger.hash[rows].tolist() == ledger.hash[table].tolist()
     assert ledger.parent[rows].tolist() == ledger.parent[table].tolist()
-    assert [content.token_ids for content in told.replay.contents(rows)] == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)]
+    assert [content.token_ids for content in told.translator.contents(rows)] == [
+        (0, 1, 2, 3),
+        (4, 5, 6, 7),
+        (8, 9, 10, 11),
+    ]
     while told.scheduler.requests:
         told.step()
     other = told.add("other", list(range(20, 29)), 3)
@@ -201,7 +205,7 @@ def test_an_offloaded_block_follows_the_pools_and_says_its_text() -> None:
     told.offload(other)
     event = by_kind(told.step(), "evicted")
     assert "2 blocks were evicted from host memory, where blocks of request #2 are kept now" in event.cause
-    assert told.replay.contents([30])[0].token_ids == ()
+    assert told.translator.contents([30])[0].token_ids == ()
 
 
 def test_what_a_connector_keeps_and_is_not_told_is_named() -> None:
@@ -315,13 +319,13 @@ def test_blocks_say_adapter_salt_and_images() -> None:
     told.add("picture", list(range(12)), 2, **key)
     told.step()
     table = list(told.state.requests[1].tables[0])
-    notes = [content.notes for content in told.replay.contents(table)]
+    notes = [content.notes for content in told.translator.contents(table)]
     of_key, of_image = (("LoRA", "sql"), ("Cache salt", "ours")), ("Image", "tokens 2 to 6 of the prompt")
     assert notes == [(*of_key, of_image), (*of_key, of_image), of_key]
     assert told.state.requests[1].info.adapter == "sql"
     while told.scheduler.requests:
         told.step()
-    assert [content.notes for content in told.replay.contents(table)][:2] == notes[:2], "cached ones say so, too"
+    assert [content.notes for content in told.translator.contents(table)][:2] == notes[:2], "cached ones say so, too"
 
 
 def test_what_the_next_in_the_queue_waits_for() -> None:
@@ -391,11 +395,11 @@ def test_tokens_of_blocks_are_known_while_they_run_and_while_they_are_cached() -
     request = told.add("first", list(range(10)), 3)
     told.step()
     table = list(told.state.requests[1].tables[0])
-    assert [content.token_ids for content in told.replay.contents(table)] == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9)]
+    assert [content.token_ids for content in told.translator.contents(table)] == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9)]
     while told.scheduler.requests:
         told.step()
-    assert [content.token_ids for content in told.replay.contents(table[:2])] == [(0, 1, 2, 3), (4, 5, 6, 7)]
-    assert told.replay.contents([999])[0].token_ids == ()
+    assert [content.token_ids for content in told.translator.contents(table[:2])] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert told.translator.contents([999])[0].token_ids == ()
     assert request.num_output_tokens == 3
 
 

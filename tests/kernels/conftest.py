@@ -18,6 +18,7 @@ import numpy
 import pytest
 import torch
 from tests.conftest import STORMS, is_marked
+from tests.kernels import interpreter_process
 from torch import Tensor
 
 from kvscope_kernels import Ops, ops_for
@@ -106,7 +107,8 @@ def interpret() -> Iterator[Interpret]:
     triton = pytest.importorskip("triton")
     if triton.__version__.startswith("3.6.") and numpy.lib.NumpyVersion(numpy.__version__) >= "2.4.0":
         pytest.skip("Triton 3.6's interpreter cannot loop to a tensor with numpy 2.4")
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context, interpreter_process.start) as pool:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TRITON_INTERPRET", "1")
             patch.setenv("OMP_NUM_THREADS", "1")

@@ -8,10 +8,10 @@ import pytest
 from tests.warm_python import WarmPython
 
 from kvscope_kernels import ops_for
+from kvscope_kernels.cpu.decode import paged_decode_attention_native
+from kvscope_kernels.cpu.library import library
+from kvscope_kernels.cpu.prefill import paged_prefill_attention_native
 from kvscope_kernels.kv_write import kv_write_torch
-from kvscope_kernels.native.decode import paged_decode_attention_native
-from kvscope_kernels.native.library import library
-from kvscope_kernels.native.prefill import paged_prefill_attention_native
 from kvscope_kernels.paged_decode_attention import paged_decode_attention, paged_decode_attention_torch
 from kvscope_kernels.paged_prefill_attention import paged_prefill_attention_torch
 

@@ -1,4 +1,4 @@
-"""Endpoints, synthetic engines on real sockets, a proxy that loses what it is told to lose, and recordings."""
+"""Endpoints, simulated engines on real sockets, a proxy that loses what it is told to lose, and recordings."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
+from tests.simulated_engine.engine import SimulatedEngine
+from tests.simulated_engine.server import SimulatedServer
 
 from kvscope_telemetry.keys.key_ring import KeyRing
 from kvscope_telemetry.messages.request_state import RequestState
@@ -26,8 +28,6 @@ from kvscope_telemetry.sources.live_source import LiveSource
 from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.state.request_mirror import REQUEST_COLUMNS, equal_requests
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
-from kvscope_telemetry.synthetic.server import SyntheticServer
 
 REQUEST_FIELDS = (
     "number",
@@ -68,9 +68,9 @@ def make_endpoint() -> Iterator[Callable[[str], str]]:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., SyntheticServer]]:
-    """`serve(endpoint, rate=…, **engine options)`: a synthetic engine on real sockets."""
-    servers: list[SyntheticServer] = []
+def serve() -> Iterator[Callable[..., SimulatedServer]]:
+    """`serve(endpoint, rate=…, **engine options)`: a simulated engine on real sockets."""
+    servers: list[SimulatedServer] = []
 
     def start(
         endpoint: str,
@@ -79,9 +79,9 @@ def serve() -> Iterator[Callable[..., SyntheticServer]]:
         keys: KeyRing | None = None,
         keyless: Role = Role.OPERATOR,
         **options: int,
-    ) -> SyntheticServer:
-        engine = SyntheticEngine(**{"num_blocks": 2000, **options})  # type: ignore[arg-type]
-        servers.append(SyntheticServer(engine, endpoint, rate=rate, keys=keys, keyless=keyless))
+    ) -> SimulatedServer:
+        engine = SimulatedEngine(**{"num_blocks": 2000, **options})  # type: ignore[arg-type]
+        servers.append(SimulatedServer(engine, endpoint, rate=rate, keys=keys, keyless=keyless))
         return servers[-1]
 
     yield start
@@ -184,7 +184,7 @@ def proxy(make_endpoint: Callable[[str], str]) -> Iterator[Callable[..., str]]:
 def assert_mirrors() -> Callable[..., None]:
     """`assert_mirrors(source, server)`: hold the engine, let the source catch up, compare everything."""
 
-    def check(source: LiveSource, server: SyntheticServer, *, go_on: bool = True) -> None:
+    def check(source: LiveSource, server: SimulatedServer, *, go_on: bool = True) -> None:
         server.hold()
         engine, mirror = server.engine, source.mirror
         caught_up = source.wait(lambda: _follow(source, engine), WAIT_S)
@@ -199,12 +199,12 @@ def assert_mirrors() -> Callable[..., None]:
     return check
 
 
-def _follow(source: LiveSource, engine: SyntheticEngine) -> bool:
+def _follow(source: LiveSource, engine: SimulatedEngine) -> bool:
     source.update_mirror()
     return (source.mirror.epoch, source.mirror.seq) == (engine.hello.epoch, engine.seq)
 
 
-def assert_same_requests(mirror: Mirror, engine: SyntheticEngine) -> None:
+def assert_same_requests(mirror: Mirror, engine: SimulatedEngine) -> None:
     """The mirror's unfinished requests are those of the engine, field for field and block for block."""
     truth = Mirror()
     truth.reset(engine.snapshot())
@@ -219,7 +219,7 @@ def assert_same_requests(mirror: Mirror, engine: SyntheticEngine) -> None:
 
 
 @pytest.fixture
-def same_requests() -> Callable[[Mirror, SyntheticEngine], None]:
+def same_requests() -> Callable[[Mirror, SimulatedEngine], None]:
     """`assert_same_requests`, for tests without sockets."""
     return assert_same_requests
 
@@ -238,7 +238,7 @@ def _free_port_pair() -> int:
             return port
 
 
-# Recordings of a synthetic engine on a clock of its own, with the messages that went in.
+# Recordings of a simulated engine on a clock of its own, with the messages that went in.
 
 STEP_NS = 20_000_000
 
@@ -273,12 +273,12 @@ class Recorded:
         return follower.mirror
 
 
-def synthetic_messages(
+def simulated_messages(
     num_frames: int, *, num_blocks: int = 400, epoch: int = 1, seed: int = 0
 ) -> list[TelemetryMessage]:
     """Hello, snapshot and frames."""
     clock = SteppedClock()
-    engine = SyntheticEngine(num_blocks=num_blocks, num_running=8, epoch=epoch, seed=seed, clock=clock)
+    engine = SimulatedEngine(num_blocks=num_blocks, num_running=8, epoch=epoch, seed=seed, clock=clock)
     return [engine.hello, engine.snapshot(), *(engine.advance() for _ in range(num_frames))]
 
 
@@ -294,7 +294,7 @@ def record(tmp_path: Path) -> Callable[..., Recorded]:
 
 def record_in(folder: Path, what: int | list[TelemetryMessage], name: str, **options: int) -> Recorded:
     """As `record`, in a folder that others may read too."""
-    messages = synthetic_messages(what) if isinstance(what, int) else what
+    messages = simulated_messages(what) if isinstance(what, int) else what
     with RecordingWriter(folder / name, **{"keyframe_interval_ns": 1_000_000_000, **options}) as writer:
         for message in messages:
             writer.write(message, wait=True)
@@ -304,8 +304,8 @@ def record_in(folder: Path, what: int | list[TelemetryMessage], name: str, **opt
 
 @pytest.fixture
 def make_messages() -> Callable[..., list[TelemetryMessage]]:
-    """`synthetic_messages`."""
-    return synthetic_messages
+    """`simulated_messages`."""
+    return simulated_messages
 
 
 @pytest.fixture

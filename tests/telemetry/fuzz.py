@@ -1,6 +1,6 @@
 """Damage done on purpose: mutated telemetry messages and recordings, and what reading them does.
 
-    python tests/telemetry/fuzz.py --messages 100000 --recordings 10000 [--seed N]
+    python -m tests.telemetry.fuzz --messages 100000 --recordings 10000 [--seed N]
 
 prints counts. It ends with exit code 1 at the first exception that is not of our own families, at a case that takes
 longer than its time, and when memory grows. The tests run a small part of it. Everything follows from the seed and the
@@ -21,15 +21,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.simulated_engine.engine import SimulatedEngine
+
 from kvscope_telemetry.errors import BadInput, ProtocolError, UnknownMessage
 from kvscope_telemetry.messages import wire
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessage
 from kvscope_telemetry.messages.unknown import Unknowns
 from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.request_index import recorded_requests
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.state.coalesce import coalesce
 from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 CASE_S = 20
 """A case that takes longer hangs, however busy the machine is."""
@@ -108,7 +110,7 @@ _MUTATIONS: Sequence[Callable[[bytes, random.Random], bytes]] = (
 
 def fuzz_messages(count: int, seed: int, first: int = 0) -> Counter[str]:
     """Decode `count` mutated messages, and apply to a mirror what can be read. Counts by outcome."""
-    engine = SyntheticEngine(num_blocks=200, seed=seed)
+    engine = SimulatedEngine(num_blocks=200, seed=seed)
     snapshot = engine.snapshot()
     good = [wire.encode(message) for message in _messages(engine)]
     outcomes: Counter[str] = Counter()
@@ -133,7 +135,7 @@ def fuzz_recordings(count: int, seed: int, folder: Path, first: int = 0) -> Coun
     return outcomes
 
 
-def _messages(engine: SyntheticEngine) -> Iterator[TelemetryMessage]:
+def _messages(engine: SimulatedEngine) -> Iterator[TelemetryMessage]:
     yield engine.hello
     for _ in range(8):
         yield engine.snapshot()
@@ -168,7 +170,7 @@ def _apply(message: object, snapshot: Snapshot) -> str:
 
 def _recording(folder: Path, number: int, seed: int) -> bytes:
     path = folder / f"good-{number}.mcap"
-    engine = SyntheticEngine(num_blocks=60 + 90 * number, seed=seed + number)
+    engine = SimulatedEngine(num_blocks=60 + 90 * number, seed=seed + number)
     with RecordingWriter(path, keyframe_interval_ns=1_000_000) as writer:
         for message in (engine.hello, engine.snapshot(), *(engine.advance() for _ in range(40 + 80 * number))):
             writer.write(message, wait=True)
@@ -188,7 +190,7 @@ def _read_recording(path: Path, rng: random.Random) -> str:
         recording.state_at(seconds)
     recording.snapshot_before(at_s)
     recording.memory_before(at_s, 1)
-    recording.requests()
+    recorded_requests(recording)
     return f"opened, {recording.note.partition(':')[0] or 'whole'}"
 
 

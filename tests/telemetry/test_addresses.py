@@ -24,10 +24,11 @@ class FakeExternalAddress:
     api_key: str = ""
     tls: bool = False
     ca: str = ""
+    api_key_over_http: bool = False
 
     @classmethod
-    def parse(cls, text, *, kv_events="", api_key=""):
-        return cls(text, kv_events, api_key)
+    def parse(cls, text, **options):
+        return cls(text, **options)
 
 
 class FakeExternalSource:
@@ -74,6 +75,8 @@ def test_another_engine_with_all_that_was_given(external):
         (Address("tcp://127.0.0.1:7710", kv_events="tcp://127.0.0.1:1"), "--kv-events is for vllm:// and sglang://"),
         (Address("llama://box", kv_events="tcp://box:1"), "--kv-events is for vllm:// and sglang://"),
         (Address("ipc:///a", tls=True), "--tls is for vllm://, sglang:// and llama://"),
+        (Address("ipc:///a", api_key="secret"), "--api-key-file is for vllm://, sglang:// and llama://"),
+        (Address("tcp://127.0.0.1:7710", api_key_over_http=True), "--api-key-over-http is for vllm://"),
         (Address("ipc:///a", ca_file=Path("/nowhere/ca.pem")), "--tls-ca '/nowhere/ca.pem'"),
         (Address("vllm://box:8000", tls=True, ca_file=Path("/nowhere/ca.pem")), "--tls-ca '/nowhere/ca.pem'"),
     ],
@@ -89,6 +92,36 @@ def test_one_line_for_what_is_not_accepted(external, address, words):
 def test_a_key_file_is_for_engines_of_ours(external, tmp_path):
     with pytest.raises(BadInput, match="--key is for engines of kvscope's own"):
         Address("vllm://box:8000", key=tmp_path).check()
+
+
+@pytest.mark.parametrize(
+    ("address", "is_accepted"),
+    [
+        (Address("vllm://127.0.0.1:8000", api_key="secret"), True),
+        (Address("vllm://127.9.9.9:8000", api_key="secret"), True),
+        (Address("vllm://[::1]:8000", api_key="secret"), True),
+        (Address("vllm://localhost:8000", api_key="secret"), True),
+        (Address("vllm://gpu-box:8000", api_key="secret", tls=True), True),
+        (Address("vllm://gpu-box:8000/?tls=1", api_key="secret"), True),
+        (Address("vllm://gpu-box:8000", api_key="secret", api_key_over_http=True), True),
+        (Address("vllm://gpu-box:8000/?api_key_over_http=1", api_key="secret"), True),
+        (Address("vllm://gpu-box:8000"), True),
+        (Address("vllm://gpu-box:8000", api_key="secret"), False),
+        (Address("llama://10.0.0.5:8080/?tls=0", api_key="secret"), False),
+        (Address("vllm://localhost.example:8000", api_key="secret"), False),
+        (Address("vllm://127.0.0.1.example:8000", api_key="secret"), False),
+        (Address("vllm://[::ffff:10.0.0.5]:8000", api_key="secret"), False),
+    ],
+)
+def test_api_key_without_tls_is_accepted_for_loopback_or_with_the_option(address, is_accepted):
+    if is_accepted:
+        address.check()
+        return
+    with pytest.raises(BadInput) as raised:
+        address.check()
+    assert "--api-key-over-http" in str(raised.value)
+    assert "secret" not in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_an_api_key_is_in_no_repr():

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import msgspec
-import pytest
+from tests.telemetry import fuzz
 
 SEED = 7
 
 
-@pytest.fixture(scope="module")
-def fuzz() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fuzz", Path(__file__).with_name("fuzz.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_mutated_messages(fuzz: ModuleType, amount: Callable[[int, int], int]) -> None:
+def test_mutated_messages(amount: Callable[[int, int], int]) -> None:
     count = amount(2_000, 100_000)
     outcomes = fuzz.fuzz_messages(count, SEED)
     assert sum(outcomes.values()) == count
@@ -32,14 +20,14 @@ def test_mutated_messages(fuzz: ModuleType, amount: Callable[[int, int], int]) -
     assert fuzz._read_message(msgspec.msgpack.encode({"type": "Nobody"}), None) == "unknown"
 
 
-def test_mutated_recordings(fuzz: ModuleType, amount: Callable[[int, int], int], tmp_path: Path) -> None:
+def test_mutated_recordings(amount: Callable[[int, int], int], tmp_path: Path) -> None:
     count = amount(30, 10_000)
     outcomes = fuzz.fuzz_recordings(count, SEED, tmp_path)
     assert sum(outcomes.values()) == count
     assert any(outcome.startswith("opened, damaged") for outcome in outcomes)
 
 
-def test_a_case_follows_from_its_seed(fuzz: ModuleType) -> None:
+def test_a_case_follows_from_its_seed() -> None:
     data = bytes(range(256)) * 4
     twice = [[fuzz.mutated(data, random.Random(f"7/{case}")) for case in range(50)] for _ in range(2)]
     assert twice[0] == twice[1]

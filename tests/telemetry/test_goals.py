@@ -11,6 +11,7 @@ from kvscope_telemetry.delays import Delays
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.goals import goals_text, judge, missed_words, read_goals, took_s
 from kvscope_telemetry.latencies import Moments
+from kvscope_telemetry.messages.request_state import WaitsFor
 from kvscope_telemetry.messages.telemetry import Event, EventData, Stop
 from kvscope_telemetry.running_time import RunningTime
 
@@ -68,7 +69,7 @@ def test_a_wait_names_who_ran_and_that_the_batch_was_full() -> None:
         event("finished", 1500, 4),
     ]
     waited = Delays(events, 2).chain(4, moments(100, 900, 950, 1500), 3)
-    assert waited[0] == "waited 800.0 ms behind #1, #3, #2 (batch full: 2 running)"
+    assert waited[0] == "waited 800.0 ms for a place in the batch behind #1, #3, #2 (2 running)"
     assert waited[1] == "its first token came 50.0 ms after it began"
     assert waited[2] == "wrote 3 tokens, 275.0 ms each on average, with up to 1 other running"
     for limit in (0, 1, 8):  # not known, changed meanwhile, not reached
@@ -93,9 +94,52 @@ def test_a_preemption_is_told_with_its_cause_and_what_it_cost() -> None:
     assert chain[3] == "recomputed 8 tokens"
     assert chain[4].startswith("wrote 9 tokens, 100.0 ms each")
     behind = Delays(events).chain(9, moments(200, 900, 950, 990), 1)
-    assert behind[0] == "waited 700.0 ms behind #7, #8 (blocks full: #8 was preempted meanwhile)"
+    assert behind[0] == "waited 700.0 ms for blocks held by #7, #8 (#8 was preempted meanwhile)"
 
 
 def test_who_ran_before_anybody_looked_is_among_those_ahead() -> None:
     chain = Delays([event("finished", 500, 3), event("refused", 510, 4)]).chain(5, moments(100, 520, 530, 600), 1)
     assert chain[0] == "waited 420.0 ms behind #3"
+
+
+def test_a_wait_says_what_the_engine_reported_it_was_for() -> None:
+    events = [event("admitted", 0, 1), event("admitted", 0, 2)]
+    delays, one = Delays(events, 2), moments(100, 900, 950, 1500)
+
+    def waited(waits_for: WaitsFor) -> str:
+        return delays.chain(4, one, 3, waits_for)[0]
+
+    assert waited(WaitsFor.BLOCKS) == "waited 800.0 ms for blocks held by #1, #2"
+    assert waited(WaitsFor.PLACE) == "waited 800.0 ms for a place in the batch behind #1, #2 (2 running)"
+    assert waited(WaitsFor.BUDGET) == "waited 800.0 ms for tokens of the step's budget, spent on #1, #2"
+    assert waited(WaitsFor.GRAMMAR) == "waited 800.0 ms for the grammar of its answer"
+
+
+def test_times_of_a_reason_add_up_to_the_total() -> None:
+    events = [
+        event("admitted", 0, 1),
+        event("admitted", 60, 2),
+        event("preempted", 65, 2, other=1),
+        event("resumed", 75, 2),
+        event("admitted", 0, 1),
+        event("admitted", 60, 2),
+        event("preempted", 200, 2, other=1),
+        event("resumed", 500, 2),
+        event("preempted", 600, 2, other=3),
+        event("resumed", 700, 2),
+        event("finished", 1000, 2),
+    ]
+    reason = Delays(events).reason(2, moments(0, 60, 80, 1000), 5, WaitsFor.UNTOLD, 2000)
+    assert reason == (
+        "preempted 3 times for #1, #3, 410.0 ms in total; waited 60.0 ms behind #1; prefill took 10.0 ms; "
+        "decoded 5 tokens in 520.0 ms"
+    )
+    assert 410 + 60 + 10 + 520 == 1000
+
+
+def test_a_reason_of_a_request_that_still_waits_counts_until_now() -> None:
+    events = [event("admitted", 0, 1)]
+    waiting = Moments(100_000_000)
+    assert Delays(events).reason(2, waiting, 0, WaitsFor.BLOCKS, 800_000_000) == (
+        "waited 700.0 ms for blocks held by #1"
+    )

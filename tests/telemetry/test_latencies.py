@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_telemetry.latencies import LATENCIES, Moments, running_s, tokens_per_s
 from kvscope_telemetry.messages.telemetry import Event, EventData, Frame, Hello, Stop
 from kvscope_telemetry.running_time import RunningTime
 from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.summaries.summarizer import Summarizer
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 MS = 1_000_000
 
@@ -53,7 +53,7 @@ def test_speed_is_of_the_tokens_after_the_first() -> None:
 
 def test_the_time_queued_ends_with_the_first_run() -> None:
     """What a request waits for after a preemption is no time of its queue."""
-    engine = SyntheticEngine(num_blocks=8, num_running=0)
+    engine = SimulatedEngine(num_blocks=8, num_running=0)
     follower = Follower()
     summarizer = Summarizer(follower)
     begun = engine.snapshot()

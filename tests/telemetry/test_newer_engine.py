@@ -7,6 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 from msgspec import msgpack
+from tests.simulated_engine.engine import SimulatedEngine
+from tests.simulated_engine.server import SimulatedServer
 
 from kvscope_telemetry.messages.commands import GetSnapshot
 from kvscope_telemetry.messages.telemetry import Frame
@@ -14,13 +16,11 @@ from kvscope_telemetry.messages.wire import decode_command, tag_of
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.sources.live_source import LiveSource
 from kvscope_telemetry.state.sync import MAX_INTERVAL_NS, REQUEST_INTERVAL_NS, Sync
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
-from kvscope_telemetry.synthetic.server import SyntheticServer
 
 WAIT_S = 60.0
 
 MakeEndpoint = Callable[[str], str]
-Serve = Callable[..., SyntheticServer]
+Serve = Callable[..., SimulatedServer]
 Watch = Callable[..., LiveSource]
 MakeProxy = Callable[..., str]
 
@@ -84,7 +84,7 @@ def test_an_engine_of_another_protocol_is_said_to_be_one(
 
 def test_what_cannot_be_read_is_asked_for_ever_more_seldom() -> None:
     """Frames that are unreadable make holes; a snapshot closes each for a moment only."""
-    engine, sync, now_ns, asked = SyntheticEngine(num_blocks=50), Sync(), 0, []
+    engine, sync, now_ns, asked = SimulatedEngine(num_blocks=50), Sync(), 0, []
     for _ in range(3000):  # five minutes, a frame each 100 ms of which the first after a snapshot is lost
         now_ns += 100_000_000
         frame = engine.advance()
@@ -110,7 +110,7 @@ def test_what_cannot_be_read_is_asked_for_ever_more_seldom() -> None:
 
 
 def test_tags_are_told_without_the_rest() -> None:
-    engine = SyntheticEngine(num_blocks=50)
+    engine = SimulatedEngine(num_blocks=50)
     data = newer_telemetry(msgpack.encode({"type": "Frame", "time_ns": 1, "epoch": engine.hello.epoch}))
     assert [tag_of(each) for each in data] == ["ExpertLoad", Frame.__name__]
     assert tag_of(b"") == tag_of(b"\x01") == tag_of(b"\x91" * 100_000) == ""

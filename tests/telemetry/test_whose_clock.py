@@ -7,20 +7,20 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.simulated_engine.engine import SimulatedEngine
+from tests.simulated_engine.server import SimulatedServer
 
 from kvscope_telemetry.sockets.host_id import host_id
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.sources.live_source import LiveSource
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
-from kvscope_telemetry.synthetic.server import SyntheticServer
 
 WAIT_S = 60.0
 
 
-def _watch(endpoint: str, host: str, check: Callable[[LiveSource, SyntheticServer], None]) -> None:
-    engine: Any = SyntheticEngine(num_blocks=100)
+def _watch(endpoint: str, host: str, check: Callable[[LiveSource, SimulatedServer], None]) -> None:
+    engine: Any = SimulatedEngine(num_blocks=100)
     engine.hello = msgspec.structs.replace(engine.hello, host=host)
-    server = SyntheticServer(engine, endpoint, rate=200)
+    server = SimulatedServer(engine, endpoint, rate=200)
     try:
         with LiveSource(endpoint) as source:
             assert source.wait(lambda: source.status.state is SourceState.LIVE, WAIT_S)
@@ -44,7 +44,7 @@ def _watch(endpoint: str, host: str, check: Callable[[LiveSource, SyntheticServe
 def test_latency_is_of_one_clock_or_unknown(
     make_endpoint: Callable[[str], str], kind: str, host: str, is_known: bool
 ) -> None:
-    def check(source: LiveSource, server: SyntheticServer) -> None:
+    def check(source: LiveSource, server: SimulatedServer) -> None:
         if is_known:
             assert source.wait(lambda: source.status.latency_ns >= 0, WAIT_S)
         else:
@@ -54,7 +54,7 @@ def test_latency_is_of_one_clock_or_unknown(
 
 
 def test_a_tunnel_that_ends_is_no_engine_that_died(make_endpoint: Callable[[str], str]) -> None:
-    def check(source: LiveSource, server: SyntheticServer) -> None:
+    def check(source: LiveSource, server: SimulatedServer) -> None:
         server.close(goodbye=False)
         assert source.wait(lambda: source.status.state is SourceState.STALE, WAIT_S), source.status
 

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from kvscope_app.command_line import Options
 from kvscope_app.commands.progress import Progress
-from kvscope_app.commands.values import moment, recording_file
+from kvscope_app.option_values import moment
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.printable import print_line, print_text
+from kvscope_telemetry.recordings.sample import named_recording
 
 if TYPE_CHECKING:
     from kvscope_telemetry.exports.comparison.comparison import Comparison, Run
@@ -28,11 +30,9 @@ def add_compare_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Ar
         " of 20 cases.",
         allow_abbrev=False,
     )
+    parser.add_argument("a", metavar="A.mcap", type=Path, help="a recording; or the word sample or sample-hybrid")
     parser.add_argument(
-        "a", metavar="A.mcap", type=recording_file, help="a recording; or the word sample or sample-hybrid"
-    )
-    parser.add_argument(
-        "b", metavar="B.mcap", type=recording_file, help="the other recording; or the word sample or sample-hybrid"
+        "b", metavar="B.mcap", type=Path, help="the other recording; or the word sample or sample-hybrid"
     )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--table", action="store_true", help="print the table of key figures (needs no display)")
@@ -49,6 +49,7 @@ def add_compare_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Ar
 
 def compare(args: argparse.Namespace) -> int | Options:
     """Print the table, or write it; without either what is to be opened is given back, where there is a display."""
+    args.a, args.b = named_recording(args.a), named_recording(args.b)
     if not (args.table or args.json or args.csv):
         from kvscope_app.window.display_server import is_display_named
 
@@ -59,12 +60,12 @@ def compare(args: argparse.Namespace) -> int | Options:
 
     comparison = _compared(args)
     if args.json:
-        print(_as_json(args, comparison))
+        print_text(_as_json(args, comparison))
     elif args.csv:
         _write(args.csv, comparison)
-        print(f"{args.csv}: {len(comparison.rows)} figures")
+        print_line(f"{args.csv}: {len(comparison.rows)} figures")
     else:
-        print(as_text(comparison, (str(args.a), str(args.b))))
+        print_text(as_text(comparison, (str(args.a), str(args.b))))
     return 0
 
 

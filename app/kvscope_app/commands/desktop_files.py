@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.whole_file import write_whole
 
 _PLACES: Final = (
     ("kvscope.desktop", "applications/kvscope.desktop"),
@@ -87,11 +88,8 @@ def _contents(name: str) -> bytes:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.new")
-    new.write_bytes(data)
-    new.replace(path)
+    write_whole(path, data)
 
 
 def _update(name: str, folder: Path) -> bool:

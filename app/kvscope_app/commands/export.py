@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from kvscope_app.commands.progress import Progress
-from kvscope_app.commands.values import add_goals, moment, recording_file
-from kvscope_app.pictures.names import is_picture
+from kvscope_app.option_values import add_goals, moment
+from kvscope_app.pictures.names import STILLS, VIDEOS, is_picture
 from kvscope_app.pictures.picture_options import add_picture_options, wish_of
+from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.exports.kinds import FORMATS, KINDS, TABLES
+from kvscope_telemetry.printable import print_line
+from kvscope_telemetry.recordings.sample import named_recording
 
 _PICTURES: Final = ("png", "svg", "video")
 
@@ -33,9 +32,7 @@ def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
         " None needs a display. Nothing is overwritten.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "file", metavar="FILE.mcap", type=recording_file, help="a recording; or the word sample or sample-hybrid"
-    )
+    parser.add_argument("file", metavar="FILE.mcap", type=Path, help="a recording; or the word sample or sample-hybrid")
     formats = (*(form.name for form in FORMATS), *_PICTURES)
     parser.add_argument(
         "--to",
@@ -47,7 +44,8 @@ def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
         metavar="PATH",
         type=Path,
         required=True,
-        help="metrics.csv, requests.parquet, events.arrow, trace.perfetto-trace, report.html, map.png, map.mp4, …",
+        help="metrics.csv, requests.parquet, events.arrow, trace.perfetto-trace, report.html, map.png, map.mp4, …;"
+        " with --to also a named pipe, or - for standard output",
     )
     parser.add_argument(
         "--kind",
@@ -63,26 +61,15 @@ def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
 
 
 def export(args: argparse.Namespace) -> int:
-    """Write it, and say what and where."""
-    with _ending_in_order():
-        return _export_picture(args) if is_picture(args.out, args.to) else _export_data(args)
-
-
-@contextmanager
-def _ending_in_order() -> Iterator[None]:
-    """Ctrl-C and SIGTERM raise KeyboardInterrupt inside: nothing is left of a file that is not whole."""
-    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    """Write the file and print its name and size. Raises BadInput for a name with an unknown extension."""
+    endings = (*(suffix for form in FORMATS for suffix in form.suffixes), *STILLS, *VIDEOS)
+    if args.to is None and args.out.suffix.lower() not in endings:
+        raise BadInput(f"{str(args.out)!r} is not accepted: choose one of {', '.join(endings)}, or a format with --to")
+    return _export_picture(args) if is_picture(args.out, args.to) else _export_data(args)
 
 
 def _export_data(args: argparse.Namespace) -> int:
     from kvscope_app.session.kept.bookmark_file import bookmark_file, read_bookmarks
-    from kvscope_telemetry.errors import BadInput
     from kvscope_telemetry.exports import export as exports
     from kvscope_telemetry.goals import read_goals
     from kvscope_telemetry.recordings.reader import Recording
@@ -92,16 +79,15 @@ def _export_data(args: argparse.Namespace) -> int:
     if goals and wanted.suffix not in exports.REPORT_FORMATS:
         raise BadInput(f"--goodput goes with {', '.join(exports.REPORT_FORMATS)}, not with {wanted.suffix}")
     with Progress("exporting") as progress:
-        recording = Recording.open(args.file)
+        recording = Recording.open(named_recording(args.file))
         beside = read_bookmarks(bookmark_file(recording))
         exports.export(recording, wanted, args.from_s, args.until_s, progress.watch, beside, goals)
-    print(f"{args.out}: {args.out.stat().st_size / 1e6:.2f} MB" + (f" ({recording.note})" if recording.note else ""))
+    _report(args.out, recording.note)
     return 0
 
 
 def _export_picture(args: argparse.Namespace) -> int:
     from kvscope_app.window.display_server import require_qt, require_sound_qt
-    from kvscope_telemetry.errors import BadInput
     from kvscope_telemetry.recordings.reader import Recording
 
     wish = wish_of(args)
@@ -114,7 +100,15 @@ def _export_picture(args: argparse.Namespace) -> int:
     from kvscope_app.pictures.picture_command import make
 
     with Progress("exporting", always=args.tell_progress) as progress:
-        recording = Recording.open(args.file)
+        recording = Recording.open(named_recording(args.file))
         make(recording, wish, progress.watch)
-    print(f"{args.out}: {args.out.stat().st_size / 1e6:.2f} MB" + (f" ({recording.note})" if recording.note else ""))
+    _report(args.out, recording.note)
     return 0
+
+
+def _report(path: Path, note: str) -> None:
+    """Print the size of the written file and the `note` on the recording; a stream carries the export alone."""
+    from kvscope_telemetry.exports.new_file import is_stream
+
+    if not is_stream(path):
+        print_line(f"{path}: {path.stat().st_size / 1e6:.2f} MB" + (f" ({note})" if note else ""))

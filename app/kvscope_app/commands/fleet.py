@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvscope_app.command_line import FleetOptions, Options
-from kvscope_app.commands.values import span
+from kvscope_app.option_values import span
 from kvscope_telemetry.addresses import API_KEY_VARIABLE, read_api_key
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.external.engines import each_engine

@@ -6,11 +6,15 @@ import argparse
 import json
 import math
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_app.commands.progress import Progress
-from kvscope_app.commands.values import add_goals, recording_file
 from kvscope_app.look.number_text import seconds
+from kvscope_app.option_values import add_goals
+from kvscope_telemetry.plural import counted
+from kvscope_telemetry.printable import print_text, printable
+from kvscope_telemetry.recordings.sample import named_recording
 
 if TYPE_CHECKING:
     from kvscope_telemetry.exports.digest import Digest
@@ -33,7 +37,7 @@ def add_info_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argum
     parser.add_argument(
         "file",
         metavar="FILE.mcap",
-        type=recording_file,
+        type=Path,
         help="a recording, complete or truncated; or the word sample or sample-hybrid",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object (units are in the names)")
@@ -54,7 +58,7 @@ def info(args: argparse.Namespace) -> int:
 
     goals, kept = read_goals(args.goodput), None
     with Progress("reading") as progress:
-        recording = Recording.open(args.file)
+        recording = Recording.open(named_recording(args.file))
         overview, span = read_overview(recording, progress.watch), span_of(recording)
         if goals:
             histories = Content(recording, overview, span, watch=progress.watch).histories()
@@ -63,7 +67,7 @@ def info(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(_as_json(recording, found) | ({} if kept is None else {"goodput": _goals_as_json(kept)})))
     else:
-        print("\n".join([_as_text(recording, found), *([] if kept is None else _goals_as_text(kept))]))
+        print_text("\n".join([_as_text(recording, found), *([] if kept is None else _goals_as_text(kept))]))
     return 0
 
 
@@ -92,7 +96,7 @@ def _goals_as_text(kept: GoalsKept) -> list[str]:
     lines = [f"{'goodput':<12} {kept.share_text} {kept.of_text}"]
     for each in kept.missed:
         lines.append(f"{'missed':<12} #{each.history.info.number} {'; '.join(each.missed)}")
-        lines += [f"{'':<14} {link}" for link in each.chain]
+        lines += [f"{'':<14} {printable(link)}" for link in each.chain]
     more = kept.num_missed - len(kept.missed)
     return [*lines, *([f"{'':<12} {more:,} more missed a goal; --json has them"] if more else [])]
 
@@ -123,6 +127,8 @@ def _as_text(recording: Recording, found: Digest) -> str:
     )
     tiers = "".join(f", {count:,} {noun}" for count, noun in others if count)
     starts = len(found.epochs)
+    # A frame may tell what changed between two steps: there may be more frames than steps.
+    steps = "" if found.num_steps is None else f", {found.num_steps:,} steps"
     rows = [
         ("model", " ".join(filter(None, (found.model, f"on {found.device}" * bool(found.device))))),
         (
@@ -131,7 +137,7 @@ def _as_text(recording: Recording, found: Digest) -> str:
             f" prefix caching {'on' if pool.prefix_caching else 'off'}",
         ),
         ("length", f"{found.length_s:,.1f} s from {when:%Y-%m-%d %H:%M:%S} UTC"),
-        ("frames", f"{info.num_frames:,} of {starts} engine start{'s' * (starts != 1)}"),
+        ("frames", f"{info.num_frames:,} of {starts} engine start{'s' * (starts != 1)}{steps}"),
         ("usage", _usage(found)),
         (
             "requests",
@@ -152,7 +158,7 @@ def _as_text(recording: Recording, found: Digest) -> str:
         ("texts", "contains prompt and answer text" if recording.has_texts else "none"),
         ("file", _damage(recording)),
     ]
-    return "\n".join(f"{name:<12} {text}" for name, text in rows)
+    return "\n".join(f"{name:<12} {printable(text)}" for name, text in rows)
 
 
 def _paused(found: Digest) -> str:
@@ -184,7 +190,7 @@ def _latency(p50_s: float | None, p95_s: float | None, found: Digest) -> str:
 def _gaps(found: Digest) -> str:
     parts = [f"{found.num_lost_frames:,} frames lost"] if found.num_lost_frames else []
     if found.num_silences:
-        parts.append(f"{found.num_silences} silences, {found.silent_s:,.0f} s in all")
+        parts.append(f"{counted(found.num_silences, 'silence')}, {found.silent_s:,.0f} s in all")
     return "; ".join(parts) or "none"
 
 

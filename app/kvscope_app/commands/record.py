@@ -6,7 +6,7 @@ Owns when the recording ends, and what is printed meanwhile. The writer owns the
 from __future__ import annotations
 
 import argparse
-import signal
+import math
 import sys
 import threading
 import time
@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_app.access_options import add_access_options, addresses_of
 from kvscope_app.alarm_options import add_alarm_options, alarm_rules, alarm_webhook
-from kvscope_app.commands.values import size, span
+from kvscope_app.option_values import size, span
 from kvscope_telemetry.addresses import accepted_addresses
 from kvscope_telemetry.errors import BadInput, EngineDead, KvscopeError
 from kvscope_telemetry.messages.commands import BlockText, GetBlockText
 from kvscope_telemetry.messages.roles import Role
+from kvscope_telemetry.printable import print_line
 from kvscope_telemetry.source import SourceState, SourceStatus
 from kvscope_telemetry.sources.live_source import LiveSource
+from kvscope_telemetry.termination import handling_signals
 from kvscope_telemetry.texts.block_texts import RecordedText
 from kvscope_telemetry.texts.text_collector import TextCollector
 
@@ -54,7 +56,7 @@ def add_record_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
     parser.add_argument("endpoint", metavar="ADDRESS", help=accepted_addresses())
     parser.add_argument("--out", metavar="FILE.mcap", type=Path, required=True, help="the new file")
     parser.add_argument(
-        "--seconds", metavar="N", type=span, help="how long, from the first message (default: until Ctrl-C)"
+        "--seconds", metavar="N", type=span, help="stop N seconds from now, time to connect included (default: Ctrl-C)"
     )
     parser.add_argument(
         "--record-text",
@@ -68,7 +70,7 @@ def add_record_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
         metavar="N",
         type=span,
         default=60.0,
-        help="seconds to wait for an engine that cannot be reached or went away (default: 60)",
+        help="stop after N seconds without the engine, whether it never answered or went away (default: 60)",
     )
     parts = parser.add_mutually_exclusive_group()
     parts.add_argument(
@@ -82,15 +84,13 @@ def add_record_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
 def record(args: argparse.Namespace) -> int:
     """Record; the exit code is 1 when the recording ended before the time that was asked for."""
     from kvscope_app.commands.segments import SegmentedWriter
-    from kvscope_app.library.place import note_paths
 
+    started_s = time.monotonic()
     (address,) = addresses_of(args, [args.endpoint], "ADDRESS")
     if args.record_text and address.is_external:
         raise BadInput(f"--record-text asks engines of kvscope's own, and does not go with {args.endpoint}")
     rules, url = alarm_rules(args, has_own=False), alarm_webhook(args)
-    writer = SegmentedWriter(
-        args.out, args.seconds, args.segment_seconds, args.segment_bytes, tells_overview=bool(rules)
-    )
+    writer = SegmentedWriter(args.out, args.segment_seconds, args.segment_bytes, tells_overview=bool(rules))
     alarms = None
     if rules:
         from kvscope_app.commands.recorded_alarms import RecordedAlarms
@@ -98,7 +98,7 @@ def record(args: argparse.Namespace) -> int:
         alarms = RecordedAlarms(rules, url, writer, args.endpoint, _say)
     try:
         with _stopped_by_signals() as stopped, address.open(writer) as source:
-            why = _Watch(args, source, writer, stopped, alarms).run()
+            why = _Watch(args, source, writer, stopped, started_s, alarms).run()
     finally:
         failure = writer.close()
         if alarms is not None:
@@ -107,8 +107,7 @@ def record(args: argparse.Namespace) -> int:
         raise KvscopeError(failure)
     if not writer.has_begun:
         raise KvscopeError(f"nothing was recorded: {why or 'stopped before any telemetry arrived'}")
-    note_paths(writer.paths)
-    print(
+    print_line(
         f"{_named(writer.paths)}: {writer.recorded_s:.1f} s, {writer.num_frames} frames" + (f"; {why}" if why else "")
     )
     return 1 if why else 0
@@ -123,21 +122,26 @@ class _Watch:
         source: WatchedSource,
         writer: SegmentedWriter,
         stopped: threading.Event,
+        started_s: float,
         alarms: RecordedAlarms | None = None,
     ) -> None:
         self._wait_s: float = args.wait
+        self._seconds: float = math.inf if args.seconds is None else args.seconds
+        self._limit_s = min(self._wait_s, self._seconds)  # for an engine that never answers
+        self._started_s = started_s
         self._endpoint: str = args.endpoint
         self._source, self._writer, self._stopped, self._alarms = source, writer, stopped, alarms
         self._texts = None
         if args.record_text and isinstance(source, LiveSource):
             self._texts = TextAsker(source, writer.write_texts)
-        self._present_s = self._last_printed_s = time.monotonic()
+        self._present_s = self._last_printed_s = started_s
         self._last_state: tuple[SourceState, str] | None = None
         """What was said last, and why where nobody is there."""
 
     def run(self) -> str:
         """Returns when it is over; why, where that is not what was asked for."""
-        while not self._stopped.wait(LOOK_S):
+        end_s = self._started_s + self._seconds
+        while not self._stopped.wait(max(0.0, min(LOOK_S, end_s - time.monotonic()))):
             if self._alarms is not None:
                 self._alarms.look()
             if self._texts is None:
@@ -151,43 +155,48 @@ class _Watch:
             if not is_refused and status.state not in _ABSENT:
                 self._present_s = now_s
             self._tell(now_s)
-            if self._writer.is_over or self._writer.failure:
+            if self._writer.failure:
                 break
+            if now_s >= end_s:
+                return "" if self._writer.has_begun else self._why(status, self._seconds)
             if now_s - self._present_s > (min(REFUSED_S, self._wait_s) if is_refused else self._wait_s):
-                return self._why(status)
+                return self._why(status, self._wait_s)
         self._tell(time.monotonic())
         return ""
 
-    def _why(self, status: SourceStatus) -> str:
-        """Why it is not waited for any longer."""
+    def _why(self, status: SourceStatus, waited_s: float) -> str:
+        """Return why the recording ends after `waited_s` seconds without the engine."""
         if status.state is SourceState.REFUSED:
             return f"the engine at {self._endpoint} does not let us in: {status.reason}"
         if status.state is SourceState.ENDED:
             return f"the engine at {self._endpoint} has stopped" + (f": {status.reason}" if status.reason else "")
         why = f": {status.reason}" if status.reason else ""
-        return f"no telemetry from {self._endpoint} for {self._wait_s:g} s{why}"
+        return f"no telemetry from {self._endpoint} for {waited_s:g} s{why}"
 
     def _tell(self, now_s: float) -> None:
-        status, writer = self._source.status, self._writer
-        state = status.state, status.reason if status.state is SourceState.CONNECTING else ""
+        status = self._source.status
+        has_lasting_reason = status.state in (SourceState.CONNECTING, SourceState.LIVE)  # others count seconds
+        state = status.state, status.reason if has_lasting_reason else ""
         if state != self._last_state:
+            waiting = f"; waiting up to {self._limit_s:g} s" if not self._last_state and status.state in _ABSENT else ""
             self._last_state = state
-            _say(f"{self._endpoint}: {status.state}" + (f" ({status.reason})" if status.reason else ""))
+            _say(f"{self._endpoint}: {status.state}" + (f" ({status.reason})" if status.reason else "") + waiting)
         if sys.stderr.isatty() and now_s - self._last_printed_s >= TELL_S:
             self._last_printed_s = now_s
-            lost = f", {writer.num_dropped} lost" * bool(writer.num_dropped)
-            print(
-                f"\r\x1b[Krecording: {writer.recorded_s:.0f} s, {writer.num_frames} frames,"
-                f" {writer.num_bytes / 1e6:.1f} MB{lost}",
-                end="",
-                file=sys.stderr,
-                flush=True,
-            )
+            print(f"\r\x1b[K{self._progress(now_s)}", end="", file=sys.stderr, flush=True)
+
+    def _progress(self, now_s: float) -> str:
+        writer = self._writer
+        if not writer.has_begun:
+            return f"waiting for {self._endpoint}: {now_s - self._started_s:.0f} of {self._limit_s:g} s"
+        lost = f", {writer.num_dropped} lost" * bool(writer.num_dropped)
+        return (
+            f"recording: {writer.recorded_s:.0f} s, {writer.num_frames} frames, {writer.num_bytes / 1e6:.1f} MB{lost}"
+        )
 
 
 def _say(line: str) -> None:
-    begin = "\r\x1b[K" if sys.stderr.isatty() else ""
-    print(f"{begin}{line}", file=sys.stderr, flush=True)
+    print_line(line, file=sys.stderr, prefix="\r\x1b[K" if sys.stderr.isatty() else "")
 
 
 def _named(paths: list[Path]) -> str:
@@ -196,15 +205,10 @@ def _named(paths: list[Path]) -> str:
 
 @contextmanager
 def _stopped_by_signals() -> Iterator[threading.Event]:
-    """Set by SIGINT and SIGTERM, which end the recording as its time does."""
+    """An event that a signal sets, which ends the recording as its time does."""
     stopped = threading.Event()
-    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-    before = {number: signal.signal(number, lambda *_: stopped.set()) for number in numbers}
-    try:
+    with handling_signals(lambda *_: stopped.set()):
         yield stopped
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class TextAsker:

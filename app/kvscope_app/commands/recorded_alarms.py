@@ -13,6 +13,7 @@ from kvscope_telemetry.alarms.alarm_engine import Alarm, AlarmEngine, alarm_text
 from kvscope_telemetry.alarms.expression import MAX_WINDOW_S
 from kvscope_telemetry.alarms.rules import Rule, rule_text
 from kvscope_telemetry.alarms.webhook import Webhook, payload
+from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
 
@@ -32,6 +33,9 @@ class RecordedAlarms:
         self._writer, self._instance, self._say = writer, instance, say
         self._overview = SessionOverview()
         self._seen_ns = -1
+        self._num_files = 0
+        self._written: dict[str, Bookmark] = {}
+        """Bookmarks in the current file of alarms that have not ended, by id."""
         self._has_failed = False
 
     def look(self) -> None:
@@ -45,6 +49,7 @@ class RecordedAlarms:
         if first < last:
             for alarm in self._engine.read(self._overview, first, last):
                 self._tell(alarm)
+            self._write_standing()
             self._seen_ns = int(self._overview.time_ns[last - 1])
             self._overview.forget_before(self._seen_ns - _KEPT_NS)
         self._tell_failure()
@@ -55,8 +60,21 @@ class RecordedAlarms:
             self._webhook.close(_END_S)
             self._tell_failure()
 
+    def _write_standing(self) -> None:
+        """Write the alarms that go on where their worst value has changed, or a new file has begun: the recording may
+        end before they do."""
+        if len(self._writer.paths) != self._num_files:
+            self._num_files = len(self._writer.paths)
+            self._written.clear()
+        standing = {made.bookmark_id: made for made in map(bookmark_of, self._engine.standing)}
+        for key, made in standing.items():
+            if self._written.get(key) != made:
+                self._writer.mark(made)
+        self._written = standing
+
     def _tell(self, alarm: Alarm) -> None:
-        self._writer.mark(bookmark_of(alarm))
+        if alarm.until_ns:
+            self._writer.mark(bookmark_of(alarm))
         what = f"{alarm.name} is over" if alarm.until_ns else rule_text(alarm.rule)
         how = alarm_text(alarm)
         self._say(f"alarm: {what}" + (f" ({how})" if how else ""))

@@ -8,6 +8,8 @@ from typing import Any
 
 from kvscope_app.commands.progress import Progress
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.printable import print_line
+from kvscope_telemetry.recordings.sample import is_sample, named_recording
 
 
 def add_recover_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -28,18 +30,18 @@ def add_recover_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Ar
 def recover(args: argparse.Namespace) -> int:
     """Write it, and say what was saved."""
     from kvscope_telemetry.recordings.reader import Recording
-    from kvscope_telemetry.timeline.save import save
+    from kvscope_telemetry.recordings.save import save
 
-    out = args.out or args.file.with_name(
-        args.file.name.removesuffix(".part").removesuffix(".mcap") + "-recovered.mcap"
-    )
-    if out.resolve() == args.file.resolve():
+    file = named_recording(args.file)
+    name = file.name.removesuffix(".part").removesuffix(".mcap") + "-recovered.mcap"
+    out = args.out or (Path(name) if is_sample(file) else file.with_name(name))
+    if out.resolve() == file.resolve():
         raise BadInput(f"--out {str(out)!r} is the input file: choose another name")
     with Progress("recovering") as progress:
-        recording = Recording.open(args.file)
+        recording = Recording.open(file)
         done = save(recording, out, watch=progress.watch)
     lost = f", {done.num_without_state:,} of them without a preceding state" if done.num_without_state else ""
-    print(f"{out}: {done.num_frames:,} frames, {done.length_s:,.1f} s{lost}")
+    print_line(f"{out}: {done.num_frames:,} frames, {done.length_s:,.1f} s{lost}")
     for line in recording.detail.splitlines():
-        print(f"  {args.file}: {line}")
+        print_line(f"  {file}: {line}")
     return 0

@@ -10,6 +10,7 @@ from typing import Any
 
 from kvscope_app.command_line import PROGRAM, add_engine_options, engine_arguments
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.recordings.sample import named_recording
 
 
 def add_replay_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -32,7 +33,7 @@ def replay(args: argparse.Namespace) -> int:
     """The engine's exit code. Raises BadInput where it has none: it is not installed, or was killed."""
     from kvscope_app.own_engine.line_child import engine_command
 
-    command = engine_command("replay", str(args.file), *engine_arguments(args))
+    command = engine_command("replay", str(named_recording(args.file)), *engine_arguments(args))
     if command is None:
         raise BadInput("the engine, which runs a recording again, is not installed: pip install 'kvscope[engine]'")
     code = subprocess.run(command, check=False, env={**os.environ, "KVSCOPE_STARTED_AS": PROGRAM}).returncode

@@ -7,10 +7,10 @@ the numbers may be read by any. Knows no sockets.
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from kvscope_telemetry.errors import BadInput, KvscopeError
@@ -27,38 +27,35 @@ from kvscope_telemetry.texts.block_texts import RecordedText
 class SegmentedWriter:
     """Writes `path`, or `path` with -001, -002, … before its suffix, a new one whenever a bound is reached.
 
-    Ends after `seconds`, or with `close`.
-
-    Raises BadInput for a path that will not do.
+    Raises BadInput for a path that is not accepted.
     """
 
     def __init__(
         self,
         path: Path,
-        seconds: float | None = None,
         segment_seconds: float | None = None,
         segment_bytes: int | None = None,
         *,
         tells_overview: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.paths: list[Path] = []
         self.overview: deque[Summary | TimedEvent] | None = deque(maxlen=MAX_TOLD) if tells_overview else None
         """Where asked for, what was summarized: the oldest first, for another thread to take."""
         self.num_frames = 0
         self.recorded_s = 0.0
-        """From the first state to the newest frame or sign of life, silences between engine starts left out."""
-        self.has_begun = self.is_over = False
+        """Seconds from the first state to the newest message, by the local clock: the engine's may be wrong."""
+        self.has_begun = False
         self.engine = ""
         """Which engine it is, as a person calls it."""
         self.failure = ""
         """Why nothing is taken any more; empty while all is well."""
         self._path = path
-        self._seconds = math.inf if seconds is None else seconds
-        self._segment_ns = None if segment_seconds is None else round(segment_seconds * 1e9)
+        self._segment_s = segment_seconds
         self._segment_bytes = segment_bytes
         self._follower = Follower()
-        self._last_ns = 0
-        self._epoch: int | None = None
+        self._clock = clock
+        self._begun_s = 0.0
         self._num_dropped = 0
         self._ending: list[threading.Thread] = []
         self._writer = self._next_writer()
@@ -81,12 +78,9 @@ class SegmentedWriter:
         if self.failure or self._writer.failure:
             self.failure = self.failure or self._writer.failure
             return False
-        if self.is_over:
-            return True
         self._note(message)
-        self.is_over = self.recorded_s >= self._seconds
         if self._is_segmented:
-            if not self.is_over and isinstance(message, Frame) and self._is_due(message):
+            if isinstance(message, Frame) and self._is_due:
                 self._begin_next()
             self._follower.feed(message)
         return self._writer.write(message, data)
@@ -114,21 +108,21 @@ class SegmentedWriter:
 
     @property
     def _is_segmented(self) -> bool:
-        return self._segment_ns is not None or self._segment_bytes is not None
+        return self._segment_s is not None or self._segment_bytes is not None
 
     def _note(self, message: TelemetryMessage) -> None:
-        time_ns = getattr(message, "time_ns", None)
-        epoch = message.hello.epoch if isinstance(message, Snapshot) else getattr(message, "epoch", None)
-        if isinstance(message, Snapshot) and epoch != self._epoch:
+        now_s = self._clock()
+        if isinstance(message, Snapshot):
             self.engine = message.hello.capabilities.engine
-            self._epoch, self._last_ns, self.has_begun = epoch, message.time_ns, True
-        if epoch == self._epoch and time_ns is not None:
-            self.recorded_s += max(0, time_ns - self._last_ns) / 1e9
-            self._last_ns = max(self._last_ns, time_ns)
+            if not self.has_begun:
+                self.has_begun, self._begun_s = True, now_s
+        if self.has_begun:
+            self.recorded_s = now_s - self._begun_s
         self.num_frames += isinstance(message, Frame)
 
-    def _is_due(self, frame: Frame) -> bool:
-        if self._segment_ns is not None and self.recorded_s * 1e9 >= len(self.paths) * self._segment_ns:
+    @property
+    def _is_due(self) -> bool:
+        if self._segment_s is not None and self.recorded_s >= len(self.paths) * self._segment_s:
             return not self._follower.is_lost
         too_many = self._segment_bytes is not None and self.num_bytes >= self._segment_bytes
         return too_many and not self._follower.is_lost

@@ -6,7 +6,6 @@ Owns what is watched and for how long. What is drawn is `top_screen`'s.
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import sys
 import time
@@ -14,7 +13,7 @@ from contextlib import ExitStack, suppress
 from typing import Any, Final
 
 from kvscope_app.access_options import add_access_options, addresses_of
-from kvscope_app.commands.values import span
+from kvscope_app.option_values import span
 from kvscope_telemetry.addresses import accepted_addresses
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.sockets.bind_address import default_endpoint
@@ -107,13 +106,5 @@ def _print_once(engines: list[Any], wait_s: float, *, as_json: bool) -> int:
             for each in readings
         ]
         text = "\n\n".join([*blocks, plain_text(legend_lines(width))])
-    _print(text if as_json else in_encoding(text, sys.stdout.encoding))
+    print(text if as_json else in_encoding(text, sys.stdout.encoding))
     return 0 if all(each.num_running is not None for each in readings) else 1
-
-
-def _print(text: str) -> None:
-    """Who reads it may have gone."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from kvscope_app.commands.top_engine import RATE_S, WINDOW_S, EngineReading, RequestReading
 from kvscope_app.look.number_text import NOTHING, UNKNOWN, count, num_bytes, percent, plural, seconds
 from kvscope_app.session.state_text import STATE_COLORS, STATE_WORDS
+from kvscope_telemetry.printable import printable
 
 _MAX_BAR: Final = 60
 _GAP: Final = "   "
@@ -53,7 +54,7 @@ def engine_lines(reading: EngineReading, width: int, *, is_chosen: bool = False)
     lines = [_head(reading, is_chosen=is_chosen)]
     if reading.reason:
         lines += [
-            (Styled(f"  {line}", Style.MUTED),) for line in _wrapped(_clean(reading.reason).split(), " ", width - 2)
+            (Styled(f"  {line}", Style.MUTED),) for line in _wrapped(printable(reading.reason).split(), " ", width - 2)
         ]
     if reading.num_running is None and reading.usage is None and reading.device.utilization is None:
         return _cut(lines, width)
@@ -86,7 +87,7 @@ def request_lines(reading: EngineReading, width: int, num_rows: int, order: str)
     room = num_rows - 1
     says_more = reading.num_requests > room > 1
     shown = reading.requests[: room - says_more]
-    lines += [(Styled(_row(_cells(request)) + "  " + _clean(request.request_id)),) for request in shown]
+    lines += [(Styled(_row(_cells(request)) + "  " + printable(request.request_id)),) for request in shown]
     if says_more:
         lines.append((Styled(f"  and {plural(reading.num_requests - len(shown), 'more request')}", Style.MUTED),))
     return _cut(lines, width)
@@ -118,10 +119,12 @@ def in_encoding(text: str, encoding: str) -> str:
 
 def _head(reading: EngineReading, *, is_chosen: bool) -> Line:
     style = _STATE_STYLES.get(STATE_COLORS[reading.state], Style.MUTED)
-    about = "  ".join(_clean(word) for word in (f"{reading.engine} {reading.version}".strip(), reading.model) if word)
+    about = "  ".join(
+        printable(word) for word in (f"{reading.engine} {reading.version}".strip(), reading.model) if word
+    )
     return (
         Styled("▸ " if is_chosen else "  ", Style.BOLD),
-        Styled(_clean(reading.address), Style.CHOSEN if is_chosen else Style.BOLD),
+        Styled(printable(reading.address), Style.CHOSEN if is_chosen else Style.BOLD),
         Styled("  "),
         Styled(STATE_WORDS[reading.state], style),
         Styled(f"  {about}" if about else "", Style.MUTED),
@@ -179,7 +182,7 @@ def _rates(reading: EngineReading) -> list[str]:
 
 def _device(reading: EngineReading) -> list[str]:
     device = reading.device
-    name = [_clean(device.name)] if device.name else []
+    name = [printable(device.name)] if device.name else []
     used = NOTHING if device.memory_used_bytes is None else num_bytes(device.memory_used_bytes)
     total = "" if device.memory_total_bytes is None else f" of {num_bytes(device.memory_total_bytes)}"
     watts = NOTHING if device.power_watts is None else f"{device.power_watts:.0f} W"
@@ -214,11 +217,6 @@ def _decimal(value: float | None, digits: int = 1) -> str:
     if value is None:
         return NOTHING
     return count(value) if value >= 1000 else f"{value:.{digits}f}"
-
-
-def _clean(text: str) -> str:
-    """Nothing that moves a cursor, rings, or turns the writing around."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _cells_of(letter: str) -> int:

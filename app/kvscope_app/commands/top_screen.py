@@ -8,13 +8,11 @@ from __future__ import annotations
 import curses
 import locale
 import os
-import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Final, NoReturn
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
 
 from kvscope_app.commands.top_engine import ORDERS, EngineReading, WatchedEngine
 from kvscope_app.commands.top_lines import (
@@ -55,8 +53,7 @@ def show(engines: Sequence[WatchedEngine]) -> None:
     with suppress(locale.Error):
         locale.setlocale(locale.LC_CTYPE, "")  # curses encodes by it
     os.environ.setdefault("ESCDELAY", "25")
-    with _ended_by_sigterm():
-        curses.wrapper(lambda window: _Screen(window, engines).run())
+    curses.wrapper(lambda window: _Screen(window, engines).run())
 
 
 class _Screen:
@@ -172,20 +169,3 @@ def _require_terminal() -> None:
         raise BadInput(f"TERM={name!r:.60} is not accepted: {accepted}") from None
     if not can_move:
         raise BadInput(f"TERM={name!r:.60} is not accepted: {accepted}")
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM leaves the terminal as it was, too."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(*_: object) -> NoReturn:
-        sys.exit(128 + signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -9,7 +9,7 @@ from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QComboBox
 
 from kvscope_app.compare.pair import Pair
-from kvscope_app.playback.mark_labels import name_of
+from kvscope_app.session.mark_labels import name_of
 from kvscope_app.session.session import Session
 from kvscope_telemetry.exports.comparison.alignment import AlignedMoment, Alignment, moments, shared
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Final, cast
+from typing import Final
 
 from kvscope_app.look.file_dialogs import ask_open
+from kvscope_app.recent_recordings.open_file import FILES, recording_folder, try_to_open
 from kvscope_app.recording.recording_actions import Task
 from kvscope_app.session.background import Background
 from kvscope_app.session.session import Session
-from kvscope_app.window.open_file import FILES, recording_folder, try_to_open
-from kvscope_app.window.window_body import WindowBody
-from kvscope_telemetry.recorded import Recorded
-from kvscope_telemetry.recordings.read_budget import ProgressCallback
+from kvscope_app.session_window import SessionWindow
+from kvscope_telemetry.recordings.reader import Recording
 
 _NOTICE_MS: Final = 6000
 
 
-def ask_other(window: WindowBody) -> None:
+def ask_other(window: SessionWindow) -> None:
     """Show the dialog without stopping the window."""
     if not has_past(window.session):
         window.statusBar().showMessage("This session has no history to compare yet", _NOTICE_MS)
@@ -30,12 +29,12 @@ def has_past(session: Session) -> bool:
     return session.timeline.range_ns is not None
 
 
-def compare_with(window: WindowBody, path: str) -> None:
+def compare_with(window: SessionWindow, path: str) -> None:
     """Open `path` as B, then the window's own timeline, once more, as A."""
     try_to_open(window, path, partial(_open_own, window))
 
 
-def _open_own(window: WindowBody, other: Recorded) -> None:
+def _open_own(window: SessionWindow, other: Recording) -> None:
     work = _own(window.session)
 
     def done() -> None:
@@ -47,16 +46,8 @@ def _open_own(window: WindowBody, other: Recorded) -> None:
     Task(window, work, "Opening the timeline", done)
 
 
-def _own(session: Session) -> Background[Recorded]:
+def _own(session: Session) -> Background[Recording]:
     """A handle of its own on what the session is of: one thread reads each."""
-    if session.kept is not None:
-        return cast("Background[Recorded]", session.kept.open_ring_recording())
-    player = session.timeline.player
-    assert player is not None, "a session without a past"
-    recording = player.recording
-
-    def work(watch: ProgressCallback) -> Recorded:
-        opened: Recorded = type(recording).open(recording.path, watch=watch)  # type: ignore[attr-defined]
-        return opened
-
-    return Background(work, "kvscope-compare")
+    handle = session.own_handle()
+    assert handle is not None, "a session without a past"
+    return Background(handle.get, "kvscope-compare")

@@ -13,20 +13,20 @@ from kvscope_app.compare.curves_view import SIDES, CurvesView
 from kvscope_app.compare.figures_view import FiguresView
 from kvscope_app.compare.pair import Pair
 from kvscope_app.compare.side_view import SideView
+from kvscope_app.look.banner import Banner
 from kvscope_app.look.makers import label
 from kvscope_app.look.passing_strip import FloatingStrips
 from kvscope_app.look.theming.theme_keeper import ThemeKeeper
 from kvscope_app.session.session import Session
 from kvscope_app.views.page_map.color_modes import ColorMode
-from kvscope_app.window.banner import Banner
 from kvscope_telemetry.playback.playback_source import PlaybackSource
-from kvscope_telemetry.recorded import Recorded
+from kvscope_telemetry.recordings.reader import Recording
 
 
 class CompareBody(QMainWindow):
     """Two page maps over a bar; below it the curves and the table."""
 
-    def __init__(self, a: Recorded, b: Recorded, names: tuple[str, str], themes: ThemeKeeper) -> None:
+    def __init__(self, a: Recording, b: Recording, names: tuple[str, str], themes: ThemeKeeper) -> None:
         super().__init__()
         self.themes = themes
         self.setWindowTitle(f"{names[0]} | {names[1]} – kvscope")
@@ -40,10 +40,9 @@ class CompareBody(QMainWindow):
         self.statusBar()  # now, or the first message would move everything
 
     def set_mode(self, mode: ColorMode) -> None:
-        """Let colours mean the same in both maps."""
+        """Colour both maps by `mode`."""
         for side in self.sides:
-            if side.map.mode != mode:
-                side.map.set_mode(mode)
+            side.map.set_mode(mode)
 
     def zoom_by(self, steps: int) -> None:
         """Both maps, while nothing else that can be zoomed has the keyboard."""

@@ -13,19 +13,19 @@ from typing import Final
 from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QShowEvent
 
+from kvscope_app.actions.action_registry import Actions
 from kvscope_app.compare.compare_actions import add_compare_actions
 from kvscope_app.compare.compare_body import CompareBody
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.theming.theme_keeper import ThemeKeeper
+from kvscope_app.look.window_size import default_size
 from kvscope_app.playback.playback_bar import PlaybackBar
 from kvscope_app.views.page_map.color_modes import ColorMode
-from kvscope_app.window import layout
-from kvscope_app.window.actions import Actions
-from kvscope_app.window.refresher import Refresher
+from kvscope_app.views.refresher import Refresher
 from kvscope_telemetry.exports.comparison.alignment import Alignment
 from kvscope_telemetry.exports.comparison.comparison import Run, compare
 from kvscope_telemetry.exports.span import Span
-from kvscope_telemetry.recorded import Recorded
+from kvscope_telemetry.recordings.reader import Recording
 
 _TOGETHER_MS: Final = 400
 """Courses that grow are looked at so often at most,"""
@@ -41,7 +41,7 @@ class CompareWindow(CompareBody):
     closing = Signal(object)
     """The window itself, for the last time."""
 
-    def __init__(self, a: Recorded, b: Recorded, names: tuple[str, str], themes: ThemeKeeper) -> None:
+    def __init__(self, a: Recording, b: Recording, names: tuple[str, str], themes: ThemeKeeper) -> None:
         super().__init__(a, b, names, themes)
         self.actions_by_name = Actions(self, themes.settings)
         add_compare_actions(self, self.actions_by_name)
@@ -52,7 +52,7 @@ class CompareWindow(CompareBody):
         self.lay_out(self.bar)
         self._connect()
         self._apply_theme(themes.theme)
-        layout.default_size(self)
+        default_size(self)
         for session in self.sessions:
             session.start()
 
@@ -95,15 +95,15 @@ class CompareWindow(CompareBody):
 
     def _runs(self) -> tuple[Run, Run] | None:
         """What the figures are of; None while an overview is not read, or a run has nothing in the time shown."""
-        shown_ns = self.curves.shown_ns if self.figures.of_shown else None
+        shown = self.pair.visible_range.span if self.figures.of_shown else None
         runs = []
         for side in self.pair.sides:
             player = side.session.timeline.player
             if player is None or not len(side.session.overview):
                 return None
             first, last = side.range_ns
-            if shown_ns is not None:
-                first, last = max(first, shown_ns[0]), min(last, shown_ns[1])
+            if shown is not None:
+                first, last = max(first, shown.begin_ns), min(last, shown.end_ns)
             if last <= first:
                 return None
             span = Span(player.recording.start_ns, first + side.offset_ns, last + side.offset_ns)
@@ -149,7 +149,7 @@ class CompareWindow(CompareBody):
         self.pair.cursor_changed.connect(self._on_cursor)
         self.pair.aligned.connect(self._on_overview)
         self.align.chosen.connect(self.pair.align)
-        self.curves.shown_changed.connect(self._on_shown)
+        self.pair.visible_range.changed.connect(self._on_shown)
         self.figures.range_chosen.connect(self.refresh_figures)
         self._soon.timeout.connect(self.refresh_overview)
         self._words.timeout.connect(self.show_texts)

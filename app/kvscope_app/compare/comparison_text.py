@@ -9,6 +9,7 @@ from typing import Final
 from kvscope_app.look.number_text import NOTHING, count, percent, seconds, short
 from kvscope_telemetry.exports.comparison.comparison import Comparison, ComparisonRow, RunParts
 from kvscope_telemetry.exports.comparison.spread import NUM_WINDOWS, Method, Verdict
+from kvscope_telemetry.printable import printable
 
 HEADINGS: Final = ("", "A", "B", "Difference", "95 % interval", "A over time", "B over time")
 _VERDICTS: Final = {
@@ -72,7 +73,7 @@ def explained(row: ComparisonRow) -> str:
     """Return the verdict as full sentences."""
     spread = f"Over time A is {parts_text(row, row.a_parts)} and B {parts_text(row, row.b_parts)}: {_PARTS_TIP}."
     if not row.verdict:
-        return "Of a length, a count and a peak a run does not tell how much they vary."
+        return "Lengths, counts and peaks have one value per run, so their spread is unknown."
     if row.low is None:
         few = f"The figure is known in {row.a_windows} and {row.b_windows} of {NUM_WINDOWS} parts of each run"
         return f"{few}: too few for a test. {spread}" if row.verdict is Verdict.UNTOLD else spread
@@ -104,7 +105,9 @@ def _signed(row: ComparisonRow, value: float) -> str:
 
 def unlike_text(comparison: Comparison) -> str:
     """Where the two engines differ; empty where they do not."""
-    return "; ".join(f"{each.name} {each.a or 'unknown'} | {each.b or 'unknown'}" for each in comparison.settings)
+    return printable(
+        "; ".join(f"{each.name} {each.a or 'unknown'} | {each.b or 'unknown'}" for each in comparison.settings)
+    )
 
 
 def as_tsv(rows: Sequence[ComparisonRow]) -> str:

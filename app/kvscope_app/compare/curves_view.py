@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFrame, QScrollArea, QVBoxLayout, QWidget
 
 from kvscope_app.compare.overlay import PANELS, Curve, Overlaid, curve_of
@@ -17,6 +17,7 @@ from kvscope_app.compare.pair import Pair
 from kvscope_app.look.theme import Theme
 from kvscope_app.playback.playback import time_text
 from kvscope_app.session.shown_stops import stop_bands
+from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.views.chart.axes import TimeAxis
 from kvscope_app.views.chart.chart_stack import PanelGrid
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
@@ -29,10 +30,7 @@ _TOO_LITTLE_S: Final = 1e-3
 
 
 class CurvesView(QWidget):
-    """Six panels, as many side by side as there is room for."""
-
-    shown_changed = Signal()
-    """Another time is shown."""
+    """Six panels, as many side by side as there is room for, on the visible range of the pair."""
 
     def __init__(self, pair: Pair) -> None:
         super().__init__()
@@ -42,7 +40,6 @@ class CurvesView(QWidget):
         self._charts.set_panels({spec.key: _panel(spec) for spec in PANELS})
         self._charts.show_panels([spec.key for spec in PANELS])
         self._curves: dict[str, tuple[Curve, Curve]] = {}
-        self._shown_s: tuple[float, float] | None = None
         self._hover_s: float | None = None
         self._lay_out()
         for panel in self.panels.values():
@@ -50,40 +47,34 @@ class CurvesView(QWidget):
             panel.range_dragged.connect(self.show_time)
             panel.chosen.connect(lambda x: pair.go_to(pair.origin_ns + round(x * 1e9)))
         pair.cursor_changed.connect(self.show_cursor)
-        pair.aligned.connect(self.show_all)
+        pair.visible_range.changed.connect(self.refresh)
+        pair.aligned.connect(self._on_aligned)
 
     @property
     def panels(self) -> dict[str, ChartPanel]:
         """The charts, by key."""
         return self._charts.panels
 
-    @property
-    def shown_ns(self) -> tuple[int, int] | None:
-        """The time shown, by A's clock; None where it is all of it."""
-        if self._shown_s is None:
-            return None
-        origin_ns = self._pair.origin_ns
-        return origin_ns + round(self._shown_s[0] * 1e9), origin_ns + round(self._shown_s[1] * 1e9)
-
     def show_time(self, first_s: float, last_s: float) -> None:
         """Show from `first_s` to `last_s` of the pair's timeline."""
         first_s, last_s = max(first_s, 0.0), min(last_s, self._length_s)
+        origin_ns = self._pair.origin_ns
         if last_s - first_s > _TOO_LITTLE_S:
-            self._shown_s = (first_s, last_s)
-        self.refresh()
-        self.shown_changed.emit()
+            span = TimeSpan(origin_ns + round(first_s * 1e9), origin_ns + round(last_s * 1e9))
+            self._pair.visible_range.show(span)
+        self.refresh()  # a range that is too short, or goes beyond the end, was dragged and is drawn back
 
     def show_all(self) -> None:
-        """Show the whole of both."""
-        self._shown_s = None
-        self.refresh()
-        self.shown_changed.emit()
+        """Show the whole of both runs."""
+        self._pair.visible_range.show(None)
 
     def refresh(self) -> None:
         """Draw what is known by now."""
-        first_s, last_s = self._shown_s or (0.0, max(self._length_s, 1.0))
-        zero_ns = self._pair.origin_ns
-        shown_ns = (zero_ns + round(first_s * 1e9), zero_ns + round(last_s * 1e9))
+        zero_ns, span = self._pair.origin_ns, self._pair.visible_range.span
+        if span is None:
+            span = TimeSpan(zero_ns, zero_ns + round(max(self._length_s, 1.0) * 1e9))
+        shown_ns = (span.begin_ns, span.end_ns)
+        first_s, last_s = ((at_ns - zero_ns) / 1e9 for at_ns in shown_ns)
         stops = [
             band
             for look, side in zip(SIDES, self._pair.sides, strict=True)
@@ -124,6 +115,11 @@ class CurvesView(QWidget):
     def _length_s(self) -> float:
         first_ns, last_ns = self._pair.range_ns
         return (last_ns - first_ns) / 1e9
+
+    def _on_aligned(self) -> None:
+        """The moments of B that lie in a range are others now: show all of it."""
+        self.show_all()
+        self.refresh()
 
     def _on_hover(self, x: float | None) -> None:
         self._hover_s = x

@@ -51,7 +51,7 @@ def _whole_percent(value: float) -> str:
 
 PANELS: Final = (
     Overlaid("usage", "KV usage", usage_of, _share, _whole_percent, 1.0),
-    Overlaid("decode", "Decode", partial(_column, "decode_tokens"), partial(_text, " tok/s")),
+    Overlaid("decode", "Decode", partial(_column, "decode_tokens_per_s"), partial(_text, " tok/s")),
     Overlaid("running", "Running", partial(_column, "num_running"), partial(_text, "")),
     Overlaid("waiting", "Waiting", partial(_column, "num_waiting"), partial(_text, "")),
     Overlaid("preemptions", "Preemptions", partial(_column, "preemptions"), partial(_text, " /s")),

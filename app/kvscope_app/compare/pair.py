@@ -17,6 +17,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from kvscope_app.session.pace import FRAME_MS
 from kvscope_app.session.session import Session
 from kvscope_app.session.timeline import Loop
+from kvscope_app.session.visible_range import VisibleRange
 from kvscope_telemetry.exports.comparison.alignment import Alignment
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.summary import TimedEvent
@@ -86,6 +87,7 @@ class Pair(QObject):
         for session in (a, b):
             session.timeline.cursor_changed.connect(self._on_jumped)
         self.bookmarks, self.loop = PairMarks(self), Loop(self, self)
+        self.visible_range = VisibleRange(self)
         self.align(self.by_starts())
 
     # How they lie side by side
@@ -205,11 +207,12 @@ class Pair(QObject):
         """Show the next event of `kinds` in either run, or the previous one; each run's events are ordered by its own
         clock. The other run follows.
         """
-        found = [
-            (side, timed)
-            for side in self.sides
-            if (timed := side.session.timeline.event_beside(kinds, forward=forward)) is not None
-        ]
+        found = []
+        for side in self.sides:
+            timeline, events = side.session.timeline, side.session.overview.events
+            timed = events.neighbor(timeline.shown_event, timeline.cursor_ns, kinds, forward=forward)
+            if timed is not None:
+                found.append((side, timed))
         if not found:
             return None
         lead, timed = (min if forward else max)(found, key=lambda each: each[1].time_ns - each[0].offset_ns)

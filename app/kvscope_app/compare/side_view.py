@@ -9,15 +9,17 @@ from typing import Final
 
 from PySide6.QtCore import QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QPainter, QPaintEvent, QPen
-from PySide6.QtWidgets import QDoubleSpinBox, QHBoxLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
 from kvscope_app.compare.pair import Side
 from kvscope_app.look.fonts import sans
-from kvscope_app.look.makers import inset, set_look
+from kvscope_app.look.makers import set_look
 from kvscope_app.look.model_name import model_name
+from kvscope_app.look.number_fields import NumberBox
 from kvscope_app.look.number_text import count, percent
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.widgets import ElidedLabel
+from kvscope_app.look.zoom import scaled
 from kvscope_app.session.session import Session
 from kvscope_app.views.chart.panel import CurveSpec
 from kvscope_app.views.page_map.page_map_view import PageMapView
@@ -33,7 +35,7 @@ class Letter(QWidget):
     def __init__(self, look: CurveSpec) -> None:
         super().__init__()
         self._look, self._theme = look, DARK
-        self.setFixedSize(24, 22)
+        self.setFixedSize(scaled(24), scaled(22))
 
     def apply_theme(self, theme: Theme) -> None:
         """Take the colours of `theme`."""
@@ -68,8 +70,7 @@ class SideView(QWidget):
         self._name.setProperty("look", "heading")
         self._about = ElidedLabel()
         self._about.setProperty("look", "muted")
-        self.moment = QDoubleSpinBox()
-        inset(self.moment)
+        self.moment = NumberBox()
         self._set_up_moment()
         self.map = PageMapView(session)
         self._build()
@@ -128,7 +129,7 @@ class SideView(QWidget):
         self.moment.setFocusPolicy(Qt.FocusPolicy.ClickFocus)
         self.moment.setAccessibleName(f"Moment of {self._look.label}")
         self.moment.setToolTip(
-            f"Seconds since the start of {self._look.label}. Another one will lie beside what the other run shows now"
+            f"Seconds since the start of {self._look.label}. Change it to align it with what the other run shows"
         )
         self.moment.valueChanged.connect(self.moment_chosen)
         self.moment.editingFinished.connect(self._leave_moment)

@@ -9,18 +9,21 @@ from typing import Any, Final
 import numpy as np
 from PySide6.QtCore import QObject
 from PySide6.QtGui import QCursor
-from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QPushButton, QSpinBox, QToolTip, QWidget
+from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QPushButton, QToolTip, QWidget
 from shiboken6 import isValid
 
+from kvscope_app.actions.action_registry import Actions, ActionSpec
 from kvscope_app.debugger import permission
 from kvscope_app.debugger.adapters_sheet import AdaptersSheet
 from kvscope_app.debugger.debugger import Debugger
-from kvscope_app.look.makers import inset, label, set_look
+from kvscope_app.debugger.pin_limits import why_pins_refused
+from kvscope_app.look.makers import label, set_look
+from kvscope_app.look.number_fields import WholeNumberBox
 from kvscope_app.look.number_text import count
+from kvscope_app.look.sheet import Sheet
+from kvscope_app.session.session import Session
+from kvscope_app.session_window import SessionWindow
 from kvscope_app.views.places import place_of
-from kvscope_app.window.actions import Actions, ActionSpec
-from kvscope_app.window.sheets.help_sheets import Sheet
-from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import MAX_TEXT_BLOCKS, Evict, Pin, Preempt, SetLimits, Unpin
 
@@ -36,15 +39,20 @@ UNPIN: Final = ("unpin_all", "unpin_anyones")
 _NOTICE_MS: Final = 6000
 
 
-def debug_actions(window: WindowBody) -> list[ActionSpec]:
+def debug_actions(window: SessionWindow, debugger: Debugger) -> list[ActionSpec]:
     """Everything there is to do to the engine, and why not where it cannot be done."""
-    acts = _Acts(window)
-    return [*_of_engine(window), *_of_request(window, acts), *_of_block(window, acts), *_of_pool(window, acts)]
+    acts = _Acts(window, debugger)
+    return [
+        *_of_engine(window.session, debugger),
+        *_of_request(window, acts),
+        *_of_block(window, acts),
+        *_of_pool(window, debugger, acts),
+    ]
 
 
-def _of_engine(window: WindowBody) -> list[ActionSpec]:
+def _of_engine(session: Session, debugger: Debugger) -> list[ActionSpec]:
     """Pause, single steps, resume."""
-    session, control = window.session, window.debugger.control
+    control = debugger.control
     step = partial(permission.why_not_step, session)
     more = f"Run {NUM_STEPS} steps"
     return [
@@ -66,21 +74,24 @@ def _of_engine(window: WindowBody) -> list[ActionSpec]:
             partial(control, "resume"),
             ("Shift+F9",),
             "play",
-            why_not=lambda: permission.why_not_resume(session, is_ours=window.debugger.is_ours),
+            why_not=lambda: permission.why_not_resume(session, is_ours=debugger.is_ours),
         ),
     ]
 
 
-def _of_request(window: WindowBody, acts: _Acts) -> list[ActionSpec]:
+def _of_request(window: SessionWindow, acts: _Acts) -> list[ActionSpec]:
     """`OF_REQUEST`: what is done to the selected one."""
     session = window.session
 
     def why_not_preempt() -> str:
         return permission.why_not_preempt(session.mirror, session.selected_request)
 
+    def why_not_swap() -> str:
+        return permission.why_not_swap(session.mirror, session.selected_request)
+
     return [
         acts.to_selected(
-            "preempt_swap", "Preempt the selected request (swap)", partial(acts.preempt, "swap"), why_not_preempt
+            "preempt_swap", "Preempt the selected request (swap)", partial(acts.preempt, "swap"), why_not_swap
         ),
         acts.to_selected(
             "preempt_recompute",
@@ -94,7 +105,7 @@ def _of_request(window: WindowBody, acts: _Acts) -> list[ActionSpec]:
             acts.abort,
             lambda: permission.why_not_abort(session.mirror, session.selected_request),
             shortcuts=("Del",),
-            tip="Abort the selected request, whoever submitted it",
+            tip="Abort the selected request, also one of another client",
             within="requests",
             question=acts.what_abort_ends,
         ),
@@ -102,7 +113,7 @@ def _of_request(window: WindowBody, acts: _Acts) -> list[ActionSpec]:
             "pin_request",
             "Pin cached blocks of the selected request",
             acts.pin_request,
-            lambda: _limited(cached_blocks(window), acts.nothing_cached()),
+            acts.why_not_pin_request,
         ),
         acts.to_selected(
             "evict_request",
@@ -113,16 +124,18 @@ def _of_request(window: WindowBody, acts: _Acts) -> list[ActionSpec]:
     ]
 
 
-def _of_block(window: WindowBody, acts: _Acts) -> list[ActionSpec]:
+def _of_block(window: SessionWindow, acts: _Acts) -> list[ActionSpec]:
     """`OF_BLOCK`: what is done to the current one."""
     session = window.session
 
-    def why_not_pin() -> str:
-        return permission.why_not_pin(session.mirror, current_block(window))
+    def why_not_pin(*, with_prefix: bool = False) -> str:
+        return permission.why_not_pin(session.mirror, current_block(window), with_prefix=with_prefix)
 
     return [
         acts.to_selected("pin_block", "Pin the block", partial(acts.pin, with_prefix=False), why_not_pin),
-        acts.to_selected("pin_prefix", "Pin the block and its prefix", acts.pin, why_not_pin),
+        acts.to_selected(
+            "pin_prefix", "Pin the block and its prefix", acts.pin, partial(why_not_pin, with_prefix=True)
+        ),
         acts.to_selected(
             "unpin_block",
             "Unpin the block",
@@ -138,7 +151,7 @@ def _of_block(window: WindowBody, acts: _Acts) -> list[ActionSpec]:
     ]
 
 
-def _of_pool(window: WindowBody, acts: _Acts) -> list[ActionSpec]:
+def _of_pool(window: SessionWindow, debugger: Debugger, acts: _Acts) -> list[ActionSpec]:
     """All pins, the limits of a batch, and LoRA adapters."""
     unpin = partial(permission.why_not_unpin_all, window.session)
     ours, anyones = partial(acts.unpin_all, anyones=False), partial(acts.unpin_all, anyones=True)
@@ -149,14 +162,14 @@ def _of_pool(window: WindowBody, acts: _Acts) -> list[ActionSpec]:
             "limits",
             "Batch limits…",
             DEBUG,
-            lambda: LimitsSheet(window, window.debugger).show(),
-            why_not=lambda: permission.why_not_intervene(window.session),
+            lambda: LimitsSheet(window, debugger).show(),
+            why_not=lambda: permission.why_not_limit(window.session),
         ),
         ActionSpec(
             "adapters",
             "LoRA adapters…",
             DEBUG,
-            lambda: AdaptersSheet(window, window.debugger).show(),
+            lambda: AdaptersSheet(window, debugger).show(),
             why_not=lambda: permission.why_not_adapters(window.session),
         ),
     ]
@@ -165,8 +178,8 @@ def _of_pool(window: WindowBody, acts: _Acts) -> list[ActionSpec]:
 class _Acts:
     """What is done to what is selected in a window."""
 
-    def __init__(self, window: WindowBody) -> None:
-        self._window = window
+    def __init__(self, window: SessionWindow, debugger: Debugger) -> None:
+        self._window, self._debugger = window, debugger
         self._asked: int | None = None
         """The request that a person is asked about."""
 
@@ -187,12 +200,12 @@ class _Acts:
     def preempt(self, how: str) -> None:
         number = self._window.session.selected_request
         if number is not None:
-            self._window.debugger.ask(Preempt, number=number, how=how)
+            self._debugger.ask(Preempt, number=number, how=how)
 
     def abort(self) -> None:
         number = self._asked if self._asked is not None else self._window.session.selected_request
         if number is not None:
-            self._window.debugger.abort(number, self._window.session.mirror.requests.request_id(number))
+            self._debugger.abort(number, self._window.session.mirror.requests.request_id(number))
 
     def what_abort_ends(self) -> str:
         """Nothing is asked where there is nothing to abort."""
@@ -206,22 +219,27 @@ class _Acts:
         return f"Abort request {name}? Tokens generated so far are kept."
 
     def pin_request(self) -> None:
-        self._window.debugger.ask(Pin, blocks=cached_blocks(self._window))
+        self._debugger.ask(Pin, blocks=cached_blocks(self._window))
+
+    def why_not_pin_request(self) -> str:
+        mirror, blocks = self._window.session.mirror, cached_blocks(self._window)
+        reason = permission.why_no_pins(mirror) or _limited(blocks, self.nothing_cached())
+        return reason or why_pins_refused(mirror, blocks)
 
     def evict_request(self) -> None:
-        self._window.debugger.ask(Evict, blocks=idle_blocks(self._window))
+        self._debugger.ask(Evict, blocks=idle_blocks(self._window))
 
     def pin(self, *, with_prefix: bool = True) -> None:
-        self._window.debugger.ask(Pin, blocks=(current_block(self._window),), with_prefix=with_prefix)
+        self._debugger.ask(Pin, blocks=(current_block(self._window),), with_prefix=with_prefix)
 
     def unpin(self) -> None:
-        self._window.debugger.ask(Unpin, blocks=(current_block(self._window),), anyones=True)
+        self._debugger.ask(Unpin, blocks=(current_block(self._window),), anyones=True)
 
     def evict(self) -> None:
-        self._window.debugger.ask(Evict, blocks=(current_block(self._window),))
+        self._debugger.ask(Evict, blocks=(current_block(self._window),))
 
     def unpin_all(self, *, anyones: bool) -> None:
-        self._window.debugger.ask(Unpin, anyones=anyones)
+        self._debugger.ask(Unpin, anyones=anyones)
 
     def named(self, text: str) -> str:
         """`text` with the numbers of what it is about."""
@@ -238,12 +256,12 @@ class _Acts:
         return "No request is selected" if number is None else f"Request #{number} has no cached blocks{which}"
 
 
-def current_block(window: WindowBody) -> int:
+def current_block(window: SessionWindow) -> int:
     """The block of the map that actions are about, -1 for none."""
     return window.page_map.canvas.current_block
 
 
-def cached_blocks(window: WindowBody) -> tuple[int, ...]:
+def cached_blocks(window: SessionWindow) -> tuple[int, ...]:
     """Return the pool blocks that the selected request wrote or holds and that the prefix cache can find."""
     mirror, number = window.session.mirror, window.session.selected_request
     if number is None:
@@ -255,7 +273,7 @@ def cached_blocks(window: WindowBody) -> tuple[int, ...]:
     return _ids(is_its & (mirror.ledger.hash[pool] != 0))
 
 
-def idle_blocks(window: WindowBody) -> tuple[int, ...]:
+def idle_blocks(window: SessionWindow) -> tuple[int, ...]:
     """Return those cached blocks that nobody holds and nobody pinned."""
     mirror = window.session.mirror
     blocks = cached_blocks(window)
@@ -265,14 +283,14 @@ def idle_blocks(window: WindowBody) -> tuple[int, ...]:
 class DebugAnswers(QObject):
     """Tells what the engine answered: in the status bar, and where a person chose what it is the answer to."""
 
-    def __init__(self, window: WindowBody, actions: Actions) -> None:
+    def __init__(self, window: SessionWindow, debugger: Debugger, actions: Actions) -> None:
         super().__init__(window)
         self._window = window
         for name in (*OF_REQUEST, *OF_BLOCK):
             actions[name].triggered.connect(self._remember_place)
         self._place = QCursor.pos()
         self._is_at_place = False
-        window.debugger.answered.connect(self._tell)
+        debugger.answered.connect(self._tell)
 
     def _remember_place(self) -> None:
         self._place, self._is_at_place = QCursor.pos(), True
@@ -309,9 +327,7 @@ class LimitsSheet(Sheet):
             "muted",
             wraps=True,
         )
-        self.fields = {name: QSpinBox() for name, _ in _FIELDS}
-        for field in self.fields.values():
-            inset(field)
+        self.fields = {name: WholeNumberBox() for name, _ in _FIELDS}
         self.answer = label("", "muted", wraps=True)
         self.column.addWidget(words)
         self.column.addLayout(self._grid())

@@ -12,6 +12,7 @@ from kvscope_app.look.passing_strip import PassingStrip
 from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel
+from kvscope_app.look.zoom import scaled
 
 
 class PausedBar(PassingStrip):
@@ -40,7 +41,7 @@ class PausedBar(PassingStrip):
 
     def apply_theme(self, theme: Theme) -> None:
         """Take the colours of `theme`."""
-        self._sign.setPixmap(pixmap("pause", theme.warn, 20))
+        self._sign.setPixmap(pixmap("pause", theme.warn, scaled(20)))
 
     def _look(self) -> None:
         paused_by = self._debugger.paused_by

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from kvscope_app.debugger.pin_limits import why_pins_refused
 from kvscope_app.session.session import Session
 from kvscope_app.views.capability_messages import why_no_commands
 from kvscope_telemetry.ledger import STATE_TIERS, BlockState
@@ -87,18 +88,39 @@ def why_not_preempt(mirror: Mirror, number: int | None) -> str:
     return f"Request {number} is waiting: it has no blocks to give up" if waits else f"Request {number} has ended"
 
 
+def why_not_swap(mirror: Mirror, number: int | None) -> str:
+    """Return why this request cannot be preempted by swapping its blocks out, empty if it can."""
+    reason = why_not_preempt(mirror, number)
+    if reason:
+        return reason
+    if not _is_own(mirror):
+        return f"{mirror.capabilities.engine} recomputes what it preempts: it cannot swap"
+    has_tier = mirror.hello is not None and mirror.hello.cache.num_host_blocks > 0
+    return "" if has_tier else "This engine has no lower tier to swap to"
+
+
+def why_not_limit(session: Session) -> str:
+    """Return why the limits of a batch cannot be changed, empty if they can."""
+    return why_not_intervene(session) or _why_no_own(session.live_mirror, "limits of a batch cannot be changed")
+
+
 def why_not_abort(mirror: Mirror, number: int | None) -> str:
     """Why this request cannot be aborted."""
     reason = why_not_preempt(mirror, number)
     return "" if reason.endswith("to give up") else reason
 
 
-def why_not_pin(mirror: Mirror, block: int) -> str:
-    """Why this block cannot be pinned."""
-    reason = _why_no_block(mirror, block)
+def why_not_pin(mirror: Mirror, block: int, *, with_prefix: bool = False) -> str:
+    """Return why this block cannot be pinned, empty if it can."""
+    reason = why_no_pins(mirror) or _why_no_block(mirror, block)
     if not reason and not mirror.ledger.hash[block]:
         return f"Block {block} is not in the prefix cache: only full, cached blocks can be pinned"
-    return reason
+    return reason or why_pins_refused(mirror, (block,), with_prefix=with_prefix)
+
+
+def why_no_pins(mirror: Mirror) -> str:
+    """Return why this engine pins no blocks, empty if it does."""
+    return _why_no_own(mirror, "blocks cannot be pinned")
 
 
 def why_not_unpin(mirror: Mirror, block: int) -> str:
@@ -117,6 +139,15 @@ def why_not_evict(mirror: Mirror, block: int) -> str:
         return ""
     in_use = mirror.ledger.state[block] == BlockState.ACTIVE
     return f"Block {block} is in use" if in_use else f"Block {block} is not cached: there is nothing to evict"
+
+
+def _is_own(mirror: Mirror) -> bool:
+    return mirror.capabilities.engine == OWN_ENGINE.engine
+
+
+def _why_no_own(mirror: Mirror, what: str) -> str:
+    """Return that `what` of another engine, which has no such command; empty for kvscope's own engine."""
+    return "" if _is_own(mirror) else f"In {mirror.capabilities.engine}, {what}"
 
 
 def _why_no_block(mirror: Mirror, block: int) -> str:

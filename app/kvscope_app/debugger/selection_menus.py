@@ -8,9 +8,9 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QMenu
 
+from kvscope_app.actions.action_registry import Actions
 from kvscope_app.debugger.debug_actions import DEBUG, OF_BLOCK, OF_REQUEST, UNPIN
-from kvscope_app.window.actions import Actions
-from kvscope_app.window.window_body import WindowBody
+from kvscope_app.session_window import SessionWindow
 
 if TYPE_CHECKING:
     from kvscope_app.views.requests.requests_table import RequestTable
@@ -25,7 +25,7 @@ def fill_debug_menu(menu: QMenu, actions: Actions) -> None:
         menu.addAction(actions[spec.name])
 
 
-def add_selection_menus(window: WindowBody, actions: Actions) -> None:
+def add_selection_menus(window: SessionWindow, actions: Actions) -> None:
     """A menu on the page map; a table of requests gets ours when it is there (`add_to_requests`)."""
     canvas = window.page_map.canvas
 

@@ -25,7 +25,7 @@ from kvscope_telemetry.fleet.fleet import Fleet
 from kvscope_telemetry.fleet.list_reader import ListReader
 from kvscope_telemetry.fleet.list_texts import ListText
 from kvscope_telemetry.keys.api_keys import read_api_keys
-from kvscope_telemetry.keys.connections import Connection, read_connections
+from kvscope_telemetry.sockets.connections import Connection, read_connections
 
 KIND: Final = "fleet"
 """Of its place among the windows; see `window_slots`."""

@@ -43,7 +43,7 @@ from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.theming.theme_keeper import ThemeKeeper
 from kvscope_app.look.zoom import scaled
 from kvscope_app.session.state_text import STATE_COLORS
-from kvscope_app.views.table import Index, PictureTable, TableHead, TableModel
+from kvscope_app.views.table import Index, OpenableTable, TableHead, TableModel
 from kvscope_app.window.sheets.attach_sheet import AttachSheet
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.errors import BadInput
@@ -314,11 +314,13 @@ def _age(age_ns: int) -> str:
 
 
 # The table's widths, keys and order. Knows neither engines nor the fleet.
-class FleetTable(PictureTable):
+class FleetTable(OpenableTable):
     """The table of engines; a click on a heading sorts it."""
 
     def __init__(self) -> None:
-        super().__init__("Engines of the fleet", SIZE, PADDING)
+        super().__init__("Engines of the fleet")
+        self.setIconSize(QSize(*SIZE))
+        self.verticalHeader().setDefaultSectionSize(SIZE[1] + PADDING)
         self.fleet = FleetModel(self)
         self.proxy = FleetProxy(self)
         self.proxy.setSourceModel(self.fleet)

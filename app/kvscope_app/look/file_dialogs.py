@@ -30,9 +30,9 @@ def ask_open(parent: QWidget, title: str, folder: str, filters: str, then: Calla
     _show(dialog, then)
 
 
-def ask_folder(parent: QWidget, title: str, then: Callable[[str], object]) -> None:
-    """Ask for a folder that is there; the window goes on meanwhile. `then` is given its path."""
-    dialog = FileDialog(parent, title)
+def ask_folder(parent: QWidget, title: str, then: Callable[[str], object], folder: str = "") -> None:
+    """Ask for an existing folder, starting at `folder`, without blocking. `then` is called with the path chosen."""
+    dialog = FileDialog(parent, title, folder)
     dialog.setFileMode(QFileDialog.FileMode.Directory)
     dialog.setOption(QFileDialog.Option.ShowDirsOnly)
     _show(dialog, then)

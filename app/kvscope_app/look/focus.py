@@ -1,7 +1,8 @@
-"""Draws the frame of the focused widget, and sends the window's zoom keys to it."""
+"""Draws the frame of the focused widget, sends the window's zoom keys to it, and walks the Tab order."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol, runtime_checkable
 
 from PySide6.QtCore import QRect, Qt
@@ -25,6 +26,23 @@ def zoom_focused(window: Zooms, steps: int) -> None:
     while widget is not None and not isinstance(widget, Zooms):
         widget = widget.parentWidget()
     (window if widget is None else widget).zoom_by(steps)
+
+
+def tab_order(start: QWidget, *, forward: bool = True) -> Iterator[QWidget]:
+    """Yield the widgets that follow `start` in the Tab order of its window, until `start` would come again. The window
+    itself is one of them.
+
+    PySide makes the Python object that `nextInFocusChain` returns a child of the one that was asked, whatever the
+    widget's parent is: a window would never be freed, and a widget would count as deleted with the one before it. So
+    each is given its parent again, which Qt ignores.
+    """
+    found = start
+    while True:
+        found = (found.nextInFocusChain() if forward else found.previousInFocusChain()) or start
+        found.setParent(found.parentWidget())
+        if found is start:
+            return
+        yield found
 
 
 def draw_focus(painter: QPainter, around: QRect, theme: Theme) -> None:

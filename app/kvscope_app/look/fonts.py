@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from PySide6.QtGui import QFont
+from PySide6.QtGui import QFont, QFontMetrics
 from PySide6.QtWidgets import QApplication
 
 SANS_FAMILIES: Final = ("Inter", "Noto Sans", "Cantarell", "Ubuntu", "Open Sans", "Segoe UI", "DejaVu Sans")
@@ -18,6 +18,11 @@ def apply_fonts(app: QApplication) -> None:
     font.setFamilies([*SANS_FAMILIES, font.family()])
     font.setPointSizeF(max(MIN_POINT_SIZE, font.pointSizeF()))
     app.setFont(tabular(font))
+
+
+def has_fonts(app: QApplication) -> bool:
+    """Whether letters can be drawn: without any font Qt draws a box for each."""
+    return QFontMetrics(app.font()).inFont("a")
 
 
 def tabular(font: QFont) -> QFont:

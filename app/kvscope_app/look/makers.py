@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import (
     QComboBox,
-    QDoubleSpinBox,
     QFrame,
     QHBoxLayout,
     QLabel,
@@ -15,12 +14,12 @@ from PySide6.QtWidgets import (
     QPushButton,
     QScrollArea,
     QSizePolicy,
-    QSpinBox,
     QToolButton,
     QWidget,
 )
 
 from kvscope_app.look.icons import icon
+from kvscope_app.look.number_fields import NumberBox
 from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import Theme, mix
 
@@ -53,17 +52,26 @@ def label(text: str = "", look: str = "", *, wraps: bool = False, elastic: bool 
     return made
 
 
+def label_boxes(parent: QWidget) -> None:
+    """Give each combo box in `parent` a hidden label with its accessible name.
+
+    Screen readers on Linux call a box by its current value, and take its purpose from the label beside it.
+    """
+    for box in parent.findChildren(QComboBox):
+        around = box.parentWidget()
+        labels = around.findChildren(QLabel) if around is not None else []
+        if box.accessibleName() and all(each.buddy() is not box for each in labels):
+            hidden = PlainLabel(box.accessibleName(), around)
+            hidden.setBuddy(box)
+            hidden.hide()
+
+
 def number_label(text: str = "") -> QLabel:
     """A number in a column: to the right, and to be copied."""
     made = label(text)
     made.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
     made.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
     return made
-
-
-def inset(box: QSpinBox | QDoubleSpinBox) -> None:
-    """Begin its number where a line edit begins its text: a stylesheet's padding stops at a spin box's own field."""
-    box.lineEdit().setTextMargins(7, 0, 0, 0)
 
 
 def choice(words: Sequence[str], name: str) -> QComboBox:
@@ -74,10 +82,9 @@ def choice(words: Sequence[str], name: str) -> QComboBox:
     return box
 
 
-def seconds_box(least: float, most: float, value: float, name: str) -> QDoubleSpinBox:
-    """A time between `least` and `most`, in tenths of a second."""
-    box = QDoubleSpinBox()
-    inset(box)
+def seconds_box(least: float, most: float, value: float, name: str) -> NumberBox:
+    """Return a field for a time in seconds between `least` and `most`, in steps of a tenth."""
+    box = NumberBox()
     box.setDecimals(1)
     box.setRange(round(least, 1), round(most, 1))
     box.setValue(value)
@@ -90,7 +97,8 @@ def head_row(bar: QLayout) -> QWidget:
     """What stands above a view's content; it may be squeezed: a narrow dock stays narrow."""
     made = QWidget()
     made.setLayout(bar)
-    made.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+    vertical = QSizePolicy.Policy.Minimum if bar.hasHeightForWidth() else QSizePolicy.Policy.Fixed  # lines are added
+    made.setSizePolicy(QSizePolicy.Policy.Ignored, vertical)
     return made
 
 
@@ -117,8 +125,9 @@ def show_choices(row: QHBoxLayout, choices: Sequence[tuple[str, Callable[[], obj
 
 
 def scrolled(body: QWidget) -> QScrollArea:
-    """`body` in a frameless area, as wide as there is room."""
+    """`body` in a frameless area, as wide as there is room. Tab goes to the parts of `body`, past the area."""
     area = QScrollArea()
+    area.setFocusPolicy(Qt.FocusPolicy.NoFocus)
     area.setWidget(body)
     area.setWidgetResizable(True)
     area.setFrameShape(QFrame.Shape.NoFrame)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Final
 
 UNKNOWN: Final = "unknown"
 NOTHING: Final = "–"
 _NARROW_SPACE: Final = "\u202f"
+_WHOLE_NUMBER: Final = re.compile(r"(?<![\w.:/#=-])\d{4,15}(?![\w:/=-]|\.\d)")
 
 
 def count(value: float) -> str:
     """A whole number with grouped digits: `12 345`."""
     return f"{round(value):,}".replace(",", _NARROW_SPACE)
+
+
+def grouped(text: str) -> str:
+    """`text` with the digits of its whole numbers grouped, as `count` does; parts of names and addresses stay."""
+    return _WHOLE_NUMBER.sub(lambda found: count(int(found[0])), text)
 
 
 def short(value: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QEvent, QObject, QPoint, Qt
+from PySide6.QtCore import QEvent, QObject, QPoint, Qt, Signal
 from PySide6.QtWidgets import QApplication, QSizePolicy, QVBoxLayout, QWidget
 
 
@@ -24,6 +24,9 @@ class FloatingStrips(QWidget):
 
     While `over` is not seen they float over the bottom of `area`.
     """
+
+    covered = Signal(int)
+    """Height in pixels that the visible strips cover, 0 if all are hidden. `over` should show nothing there."""
 
     def __init__(self, area: QWidget, over: QWidget) -> None:
         super().__init__(area)
@@ -59,3 +62,4 @@ class FloatingStrips(QWidget):
         height = self._column.heightForWidth(width) if self._column.hasHeightForWidth() else self.sizeHint().height()
         self.setGeometry(0, max(bottom - height, 0), width, height)
         self.raise_()
+        self.covered.emit(0 if self._column.isEmpty() else height)

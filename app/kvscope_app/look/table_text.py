@@ -24,9 +24,9 @@ def as_tsv(view: QAbstractItemView, rows: list[int]) -> str:
 
 def _columns(view: QAbstractItemView) -> list[int]:
     header = _header(view)
+    if header is None:  # a list: PySide makes columnCount of a QAbstractListModel private
+        return [0]
     count = view.model().columnCount(QModelIndex())
-    if header is None:
-        return list(range(min(count, 1)))
     if header.isHidden():  # shown as cards, which have all of it
         return list(range(count))
     places = (header.logicalIndex(place) for place in range(count))

@@ -137,19 +137,19 @@ THEMES: Final = {theme.name: theme for theme in (DARK, LIGHT)}
 # The same themes in colours that colour-blind eyes tell apart. What can stand side by side on the page map, in the
 # lanes of requests and among curves is at least 10 apart in CIEDE2000, for usual eyes, protanopes, deuteranopes and
 # tritanopes (`tests/app/look/theming/test_safe_palette.py`). Found by search from the usual palette, as near to it
-# as that allows.
+# as that allows. A colour has the same hue in both themes, so that it keeps its meaning.
 SAFE_DARK: Final = replace(
     DARK,
     series=("#358dff", "#de9634", "#06cc99", "#ab6fa6", "#f3e25f", "#fffcfb", "#d2b5ff", "#abb3be"),
-    block_active="#5aa0fc",
-    block_cached="#96197a",
-    block_shared="#fab8ed",
+    block_active="#50a0fd",
+    block_cached="#d19728",
+    block_shared="#edb6de",
     block_host="#58917e",
-    block_disk="#f19159",
+    block_disk="#812005",
     flash_evicted="#d83b05",
-    flash_copied="#fff514",
-    flash_saved="#6954e2",
-    flash_loaded="#d0f0d5",
+    flash_copied="#f7f700",
+    flash_saved="#481ace",
+    flash_loaded="#c1fcdf",
     good="#3ecb9d",
     warn="#f8b205",
     bad="#fe6b6a",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QEvent, QSize, Qt, Signal
 from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QButtonGroup, QFrame, QHBoxLayout, QSizePolicy, QToolButton, QWidget
+from PySide6.QtWidgets import QButtonGroup, QFrame, QHBoxLayout, QMenu, QSizePolicy, QToolButton, QWidget
 
 from kvscope_app.look.plain_text import PlainLabel, plain_tip
 
@@ -43,6 +43,12 @@ class FittingLabel(ElidedLabel):
         self._lengths: tuple[str, ...] = ()
         self.set_lengths(*lengths)
 
+    def sizeHint(self) -> QSize:
+        """Return the size of the longest text, whichever is shown."""
+        margins = self.contentsMargins()
+        width = self.fontMetrics().horizontalAdvance(self.longest) + margins.left() + margins.right() + 1
+        return QSize(width, super().sizeHint().height())
+
     @property
     def longest(self) -> str:
         """All it has to say."""
@@ -53,6 +59,7 @@ class FittingLabel(ElidedLabel):
         if lengths != self._lengths:
             self._lengths = lengths
             self.setAccessibleName(self.longest)
+            self.updateGeometry()
             self._fit()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -101,13 +108,15 @@ class Segments(QFrame):
     def __init__(
         self, labels: Sequence[str], name: str, parent: QWidget | None = None, *, gives_way: bool = False
     ) -> None:
-        """`gives_way`: words stand closer together before they widen what the row is in."""
+        """`gives_way`: words stand closer together where it is narrow, and one button with a menu takes the place of
+        all where they would be cut.
+        """
         super().__init__(parent)
         self.setAccessibleName(name)
         self.setProperty("look", "segments")
-        self._group = QButtonGroup(self)
+        self._group, self._row = QButtonGroup(self), QHBoxLayout(self)
         self._gives_way, self._saved = gives_way, 0
-        row = QHBoxLayout(self)
+        row = self._row
         row.setContentsMargins(2, 2, 2, 2)
         row.setSpacing(_SPACING)
         for index, label in enumerate(labels):
@@ -117,13 +126,90 @@ class Segments(QFrame):
             button.setAccessibleName(f"{name}: {label}")
             self._group.addButton(button, index)
             row.addWidget(button)
+        self.instead = QToolButton()
+        """Takes the place of the buttons where they would be cut."""
+        self.instead.setAccessibleName(name)
+        self.instead.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
+        self.instead.setMenu(QMenu(self.instead))
+        self.instead.menu().setToolTipsVisible(True)
+        self.instead.menu().aboutToShow.connect(self._fill_menu)
+        self.instead.hide()
+        row.addWidget(self.instead)
         self._group.button(0).setChecked(True)
         self._group.idClicked.connect(self.chosen)
+        self._group.idToggled.connect(self._name_instead)
+        self._name_instead()
+
+    def sizeHint(self) -> QSize:
+        if not self._gives_way:
+            return super().sizeHint()
+        margins = self._row.contentsMargins()
+        height = max(button.sizeHint().height() for button in self._group.buttons())
+        around = margins.left() + margins.right() - _SPACING
+        return QSize(self._words() + self._saved + around, height + margins.top() + margins.bottom())
+
+    def minimumSizeHint(self) -> QSize:
+        if not self._gives_way:
+            return super().minimumSizeHint()
+        margins = self._row.contentsMargins()
+        least = min(self.instead.sizeHint().width(), self._least_words())
+        return QSize(least + margins.left() + margins.right(), self.sizeHint().height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        if self._gives_way and (event.size().width() < self._words() + self._saved) is not bool(self._saved):
+        self._fit()
+
+    def changeEvent(self, event: QEvent) -> None:
+        super().changeEvent(event)
+        if event.type() is QEvent.Type.FontChange:
+            self._fit()
+
+    def _fit(self) -> None:
+        """Show all buttons, apart or close together, or the one with the menu."""
+        if not self._gives_way:
+            return
+        margins = self._row.contentsMargins()
+        room = self.width() - margins.left() - margins.right()
+        if (room < self._words() + self._saved - _SPACING) is not bool(self._saved):
             self._stand_close(not self._saved)
+        is_cut = room < self._least_words()
+        if is_cut is self.instead.isHidden():
+            had_focus = any(button.hasFocus() for button in (*self._group.buttons(), self.instead))
+            for button in self._group.buttons():
+                button.setHidden(is_cut)
+            self.instead.setVisible(is_cut)
+            if had_focus:
+                (self.instead if is_cut else self._group.checkedButton() or self._group.button(0)).setFocus()
+
+    def _least_words(self) -> int:
+        """Least width of all buttons."""
+        widths = [button.minimumSizeHint().width() + _SPACING for button in self._group.buttons()]
+        return sum(widths) - _SPACING
+
+    def _name_instead(self) -> None:
+        checked = self._group.checkedButton()
+        if checked is not None:
+            self.instead.setText(f"{checked.text()} ▾")
+
+    def _fill_menu(self) -> None:
+        menu = self.instead.menu()
+        menu.clear()
+        for button in self._group.buttons():
+            action = menu.addAction(button.text(), button.click)
+            action.setCheckable(True)
+            action.setChecked(button.isChecked())
+            action.setEnabled(button.isEnabled())
+            action.setToolTip(button.toolTip())
+
+    def set_close(self, is_close: bool) -> None:
+        """Let the buttons stand close together, or as far apart as usual."""
+        if is_close is not bool(self._saved):
+            self._stand_close(is_close)
+
+    @property
+    def saved_width(self) -> int:
+        """Width that standing close together saves now; 0 while the buttons do not."""
+        return self._saved
 
     def _words(self) -> int:
         """What the buttons take as they are."""

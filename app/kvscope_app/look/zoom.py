@@ -8,7 +8,7 @@ from typing import Final
 
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QFont
-from PySide6.QtWidgets import QAbstractButton, QApplication, QTableView, QWidget
+from PySide6.QtWidgets import QAbstractButton, QAbstractItemView, QApplication, QTableView, QWidget
 
 _POINTS: Final = "points_at_100"
 _PERCENT: Final = "zoom_percent"
@@ -57,6 +57,8 @@ def fit_own_font(app: QApplication, widget: QWidget) -> None:
 
 def _scale(widget: QWidget, ratio: float) -> None:
     if isinstance(widget, QAbstractButton):
+        widget.setIconSize(_scaled_size(widget.iconSize(), ratio))
+    if isinstance(widget, QAbstractItemView) and widget.iconSize().isValid():  # invalid: the stylesheet's
         widget.setIconSize(_scaled_size(widget.iconSize(), ratio))
     if isinstance(widget, QTableView):
         _scale_table(widget, ratio)

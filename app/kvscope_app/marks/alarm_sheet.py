@@ -31,12 +31,12 @@ from PySide6.QtWidgets import (
 from kvscope_app.look.fonts import mono
 from kvscope_app.look.icons import icon
 from kvscope_app.look.makers import label, seconds_box, set_look
+from kvscope_app.look.sheet import Sheet
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.look.zoom import scaled
 from kvscope_app.marks.alarm_watch import AlarmWatch
 from kvscope_app.views.capability_messages import why_not_measured
-from kvscope_app.window.sheets.help_sheets import Sheet
 from kvscope_telemetry.alarms.expression import Expression
 from kvscope_telemetry.alarms.figures import SECOND_FIGURES, SecondFigure, value_text
 from kvscope_telemetry.alarms.rules import DEFAULT_RULES, MAX_SECONDS, Rule, complaint, parse_rule
@@ -367,7 +367,7 @@ def _with_seconds(text: str) -> Rule | None:
 
 
 def _now_text(expression: Expression, watch: AlarmWatch) -> str:
-    value = watch.value_now(expression)
+    value = watch.value_of_last_second(expression)
     if math.isnan(value):
-        return "now unknown"
-    return f"now {value_text(value, expression.unit) if math.isfinite(value) else '∞'}"
+        return "last second: unknown"
+    return f"last second: {value_text(value, expression.unit) if math.isfinite(value) else '∞'}"

@@ -21,7 +21,6 @@ from kvscope_app.look.number_text import seconds
 from kvscope_app.look.passing_strip import PassingStrip
 from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import Theme
-from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.marks.alarm_watch import AlarmWatch
 from kvscope_telemetry.alarms.alarm_engine import Alarm, alarm_text
 from kvscope_telemetry.alarms.rules import rule_words
@@ -50,6 +49,7 @@ class AlarmStrip(PassingStrip):
         self.all.clicked.connect(show_all)
         self.dismiss.clicked.connect(self._dismiss)
         watch.rang.connect(self._on_rang)
+        watch.went_on.connect(self._on_went_on)
         watch.over.connect(self._on_over)
         self.hide()
 
@@ -73,6 +73,11 @@ class AlarmStrip(PassingStrip):
         self._over_s.pop(alarm.name, None)
         self._shown_alarms[alarm.name] = alarm
         self._show()
+
+    def _on_went_on(self, alarm: Alarm) -> None:
+        if alarm.name in self._shown_alarms:
+            self._shown_alarms[alarm.name] = alarm
+            self._show()
 
     def _on_over(self, alarm: Alarm) -> None:
         if alarm.name in self._shown_alarms:
@@ -136,27 +141,24 @@ def _detail(alarm: Alarm) -> str:
     if alarm.until_ns:
         lasted = seconds((alarm.until_ns - alarm.begin_ns) / 1e9)
         return ", ".join(part for part in (f"over after {lasted}", alarm_text(alarm)) if part) + f"; from {began}"
-    return f"since {began}"
+    worst = alarm_text(alarm)
+    return f"since {began}, {worst} so far" if worst else f"since {began}"
 
 
 class AlarmLine(QWidget):
-    """What an alarm says: its rule, and beside it since when; where there is no room for both, one below the other.
-
-    Owns how they stand.
-
-    Never cuts the rule: below each other it goes on in the next line. Of the rest the tooltip has it all.
-    """
+    """An alarm's rule and, beside it, its details; one below the other, both wrapped, where one line is too short."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.rule, self.detail = PlainLabel(), ElidedLabel()
+        self.rule, self.detail = PlainLabel(), PlainLabel()
         self.rule.setProperty("look", "heading")
         self.detail.setProperty("look", "muted")
-        self.rule.setMinimumWidth(24)
         self._row = QBoxLayout(QBoxLayout.Direction.LeftToRight, self)
         self._row.setContentsMargins(0, 0, 0, 0)
-        self._row.addWidget(self.rule)
-        self._row.addWidget(self.detail, 1)
+        for label in (self.rule, self.detail):
+            label.setMinimumWidth(24)
+            self._row.addWidget(label)
+        self._row.addStretch()
         self._stand(is_narrow=False)
 
     @property
@@ -175,8 +177,7 @@ class AlarmLine(QWidget):
         self._fold()
 
     def _fold(self) -> None:
-        labels = (self.rule, self.detail)
-        wanted = sum(label.fontMetrics().horizontalAdvance(label.text()) + _SPACING for label in labels)
+        wanted = sum(label.fontMetrics().horizontalAdvance(label.text()) + _SPACING for label in self._labels)
         if self.is_narrow is not (self.width() < wanted):
             self._stand(is_narrow=not self.is_narrow)
 
@@ -184,8 +185,13 @@ class AlarmLine(QWidget):
         direction = QBoxLayout.Direction.TopToBottom if is_narrow else QBoxLayout.Direction.LeftToRight
         self._row.setDirection(direction)
         self._row.setSpacing(1 if is_narrow else _SPACING)
-        self.rule.setWordWrap(is_narrow)
         across = QSizePolicy.Policy.Ignored if is_narrow else QSizePolicy.Policy.Maximum
-        down = QSizePolicy(across, QSizePolicy.Policy.Minimum)
-        down.setHeightForWidth(is_narrow)
-        self.rule.setSizePolicy(down)
+        policy = QSizePolicy(across, QSizePolicy.Policy.Minimum)
+        policy.setHeightForWidth(is_narrow)
+        for label in self._labels:
+            label.setWordWrap(is_narrow)
+            label.setSizePolicy(policy)
+
+    @property
+    def _labels(self) -> tuple[PlainLabel, PlainLabel]:
+        return self.rule, self.detail

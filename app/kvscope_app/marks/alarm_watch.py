@@ -22,6 +22,7 @@ from kvscope_telemetry.alarms.webhook import Webhook, payload
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.summaries.bookmark import Bookmark
+from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _AT_A_TIME: Final = 50
 """Seconds looked at in one turn of the event loop: each takes a tenth of a millisecond or so."""
@@ -34,6 +35,8 @@ class AlarmWatch(QObject):
     """An `Alarm` of the live end."""
     over = Signal(object)
     """The same, over."""
+    went_on = Signal(object)
+    """An `Alarm` of the live end that goes on, with its worst value so far."""
     looked = Signal()
     """There are new seconds."""
 
@@ -82,10 +85,10 @@ class AlarmWatch(QObject):
         given = " and ".join(part for part in parts if part)
         return f"From the command line, for this run: {given}." if given else ""
 
-    def value_now(self, expression: Expression) -> float:
-        """At the moment that is shown; NaN where it is not known."""
+    def value_of_last_second(self, expression: Expression) -> float:
+        """Return the value of the last second that was over at the moment that is shown; NaN where it is not known."""
         overview = self._session.overview
-        place = overview.place_at(self._session.timeline.cursor_ns)
+        place = overview.place_at(self._session.timeline.cursor_ns + 1 - SECOND_NS)
         return float(expression.value(overview, slice(place, place + 1))[0]) if place >= 0 else math.nan
 
     def close(self) -> None:
@@ -131,20 +134,25 @@ class AlarmWatch(QObject):
             return
         self._seen_ns = int(overview.time_ns[last - 1])
         changed = self._engine.read(overview, first, last)
+        standing = self._engine.standing
         if self._session.timeline.is_file:
-            self._derive(changed)
+            self._derive([*changed, *standing])
         else:
             for alarm in changed:
                 self._tell(alarm)
+            # Shown, but not kept: the bookmark that is kept at the end has the worst value of all.
+            self._session.bookmarks.load(bookmark_of(alarm) for alarm in standing)
+            for alarm in standing:
+                self.went_on.emit(alarm)
         if last < len(overview):
             self._later.start()
         self.looked.emit()
 
-    def _derive(self, changed: list[Alarm]) -> None:
-        for alarm in changed:
+    def _derive(self, alarms: list[Alarm]) -> None:
+        for alarm in alarms:
             made = bookmark_of(alarm)
             self._derived[made.bookmark_id] = made
-        if changed:
+        if alarms:
             self._session.bookmarks.derive(self._derived.values())
 
     def _tell(self, alarm: Alarm) -> None:

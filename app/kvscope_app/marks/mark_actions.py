@@ -10,15 +10,16 @@ from PySide6.QtCore import QEvent, QObject, Qt
 from PySide6.QtGui import QFocusEvent, QGuiApplication, QKeyEvent
 from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QLineEdit, QWidget
 
+from kvscope_app.actions.action_registry import ActionSpec
 from kvscope_app.look.clock_text import wall_text
 from kvscope_app.look.makers import label
 from kvscope_app.marks.alarm_sheet import AlarmSheet
-from kvscope_app.playback.mark_labels import mark_text
+from kvscope_app.marks.alarm_watch import AlarmWatch
 from kvscope_app.playback.playback_actions import TIME
 from kvscope_app.session.kept.bookmarks import Bookmarks
+from kvscope_app.session.mark_labels import mark_text
 from kvscope_app.session.session import Session
-from kvscope_app.window.actions import ActionSpec
-from kvscope_app.window.window_body import WindowBody
+from kvscope_app.session_window import SessionWindow
 from kvscope_telemetry.recordings.sample import sample_word
 from kvscope_telemetry.summaries.bookmark import MAX_TEXT, Bookmark
 
@@ -33,7 +34,7 @@ _NOTICE_MS: Final = 5000
 _ABOVE_BAR: Final = 48
 
 
-def mark_actions(window: WindowBody) -> list[ActionSpec]:
+def mark_actions(window: SessionWindow, alarms: AlarmWatch) -> list[ActionSpec]:
     """The actions for bookmarks, loops and alarms."""
     jump, loop = partial(go_to_bookmark, window), window.session.timeline.loop
     return [
@@ -58,11 +59,11 @@ def mark_actions(window: WindowBody) -> list[ActionSpec]:
             enabled=lambda: (loop.begin_ns, loop.end_ns) != (None, None),
         ),
         ActionSpec("copy_moment", "Copy link to this moment", TIME, partial(copy_moment, window)),
-        ActionSpec("alarm_rules", "Alarms…", TIME, partial(edit_rules, window), icon="warning"),
+        ActionSpec("alarm_rules", "Alarms…", TIME, partial(edit_rules, window, alarms), icon="warning"),
     ]
 
 
-def offer_undo(window: WindowBody) -> None:
+def offer_undo(window: SessionWindow) -> None:
     """Undo brings back bookmarks that were deleted."""
     bookmarks = window.session.bookmarks
 
@@ -75,7 +76,7 @@ def offer_undo(window: WindowBody) -> None:
     window.closing.connect(lambda _: bookmarks.deleted.disconnect(note))
 
 
-def bookmark_here(window: WindowBody) -> None:
+def bookmark_here(window: SessionWindow) -> None:
     """Mark what is shown, at once; words can follow."""
     session = window.session
     if session.timeline.range_ns is None:
@@ -85,7 +86,7 @@ def bookmark_here(window: WindowBody) -> None:
     NotePopup(window.centralWidget() or window, session.bookmarks, made).show_above(_ABOVE_BAR)
 
 
-def go_to_bookmark(window: WindowBody, *, forward: bool) -> None:
+def go_to_bookmark(window: SessionWindow, *, forward: bool) -> None:
     """Go to the next bookmark, or to the previous one."""
     session = window.session
     found = session.bookmarks.nearest(session.timeline.cursor_ns, forward=forward)
@@ -96,13 +97,13 @@ def go_to_bookmark(window: WindowBody, *, forward: bool) -> None:
     _tell(window, mark_text(found))
 
 
-def bring_back(window: WindowBody) -> None:
+def bring_back(window: SessionWindow) -> None:
     """Restore the bookmark that was deleted last."""
     back = window.session.bookmarks.undo()
     _tell(window, "No bookmark was deleted" if back is None else f"Back again: {mark_text(back)}")
 
 
-def copy_moment(window: WindowBody) -> None:
+def copy_moment(window: SessionWindow) -> None:
     """Copy a command that opens the recording at this moment, with the present selection."""
     session, timeline = window.session, window.session.timeline
     player = timeline.player
@@ -122,7 +123,7 @@ def _selection_words(session: Session) -> str:
     return "".join(f" --select {kind}:{number}" for kind, number in chosen if number is not None)
 
 
-def set_loop(window: WindowBody, *, is_begin: bool) -> None:
+def set_loop(window: SessionWindow, *, is_begin: bool) -> None:
     """Set one end of the loop here. With both ends set, the loop plays from its begin."""
     timeline, loop = window.session.timeline, window.session.timeline.loop
     if timeline.range_ns is None:
@@ -141,12 +142,12 @@ def clear_choice(session: Session) -> None:
         session.clear_selection()
 
 
-def edit_rules(window: WindowBody) -> None:
+def edit_rules(window: SessionWindow, alarms: AlarmWatch) -> None:
     """Open the sheet that says which alarms ring, and when."""
-    AlarmSheet(window.alarms, window.themes.theme, window).show()
+    AlarmSheet(alarms, window.themes.theme, window).show()
 
 
-def _tell(window: WindowBody, text: str) -> None:
+def _tell(window: SessionWindow, text: str) -> None:
     window.statusBar().showMessage(text, _NOTICE_MS)
 
 

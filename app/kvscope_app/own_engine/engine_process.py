@@ -1,6 +1,6 @@
 """The desktop's own engine: a child process, its private folder for sockets and log, and its end. No Qt.
 
-The folder (mode 0700) is in the user's runtime folder; other users can neither connect nor look.
+The folder (mode 0700) is in the user's runtime folder, or a temporary one; other users can neither connect nor look.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Final
 
 from kvscope_app.own_engine.process_identity import identity_of, is_alive
 from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.sockets.bind_address import folder_for_sockets
 
 PREFIX: Final = "kvscope-"
 _OWNERS: Final = "owners"
@@ -50,7 +51,7 @@ class EngineProcess:
     def __init__(self, options: Sequence[str] = (), keep: bool = False, command: Sequence[str] | None = None) -> None:
         """`command` replaces the engine's own; `{endpoint}` in it becomes the endpoint."""
         self.keep = keep
-        parent = _runtime_folder()
+        parent = folder_for_sockets(PREFIX)
         remove_stale(parent)
         self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         claim(self.folder, os.getpid())
@@ -155,12 +156,6 @@ class EngineProcess:
         lines = [line.strip().removeprefix("kvscope-engine: ") for line in self.log_text().splitlines() if line.strip()]
         words = [line for line in lines if not line.startswith("weights: ")]  # of its start, and no reason to end
         return words[-1][:300] if words else ""
-
-
-def _runtime_folder() -> Path:
-    """The user's runtime folder when there is one (short, private), otherwise the temporary folder."""
-    folder = os.environ.get("XDG_RUNTIME_DIR", "")
-    return Path(folder if folder and os.access(folder, os.W_OK) else tempfile.gettempdir())
 
 
 def _signal_name(number: int) -> str:

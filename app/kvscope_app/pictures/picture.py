@@ -22,6 +22,7 @@ from kvscope_app.look.theme import Theme
 from kvscope_app.look.theming.apply_theme import apply_theme
 from kvscope_app.look.widgets import Segments
 from kvscope_app.views.base import HINT, View
+from kvscope_telemetry.whole_file import write_whole
 
 _MARGIN: Final = 12
 _FLAGS: Final = QWidget.RenderFlag.DrawWindowBackground | QWidget.RenderFlag.DrawChildren
@@ -83,12 +84,9 @@ class Taken:
         return cls(picture_of(view, look), bytes(svg_of(view, look).data()))
 
     def save(self, path: Path) -> str:
-        """Write it, as the name of `path` ends; what was there is replaced. Why it could not be, or nothing."""
+        """Save the drawing (.svg) or the image, in place of an earlier file. Returns why that failed, or nothing."""
         try:
-            if path.suffix.lower() == ".svg":
-                path.write_bytes(self.drawing)
-            else:
-                path.write_bytes(png_of(self.image))
+            write_whole(path, self.drawing if path.suffix.lower() == ".svg" else png_of(self.image))
         except OSError as error:
             return error.strerror or str(error)
         return ""
@@ -133,7 +131,7 @@ def _paint(painter: QPainter, view: View, look: PictureLook) -> None:
 
 def _leave_out_controls(painter: QPainter, view: View) -> None:
     """Nobody presses a button in a picture. They are painted over, not hidden: what is around them stays in place."""
-    shown = [each for each in view.findChildren(QWidget) if each.isVisible() and _is_control(each)]
+    shown = [each for each in view.findChildren(QWidget) if each.isVisible() and is_control(each)]
     controls = [each for each in shown if not any(each is not other and other.isAncestorOf(each) for other in shown)]
     if not controls:
         return
@@ -148,7 +146,8 @@ def _leave_out_controls(painter: QPainter, view: View) -> None:
             painter.fillRect(box, seen.pixelColor(beside))
 
 
-def _is_control(widget: QWidget) -> bool:
+def is_control(widget: QWidget) -> bool:
+    """Whether `widget` is of use only to a person at the window."""
     kinds = (QAbstractButton, QComboBox, QLineEdit, QScrollBar, Segments)
     return isinstance(widget, kinds) or widget.property(HINT) is True
 

@@ -11,12 +11,12 @@ from PySide6.QtCore import QStandardPaths, Qt
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QWidget
 
+from kvscope_app.actions.action_registry import ActionSpec
 from kvscope_app.look.file_dialogs import ask_save
 from kvscope_app.look.model_name import model_name
 from kvscope_app.pictures.picture import PictureLook, Taken, copy_picture
+from kvscope_app.session_window import SessionWindow
 from kvscope_app.views.base import View
-from kvscope_app.window.actions import ActionSpec
-from kvscope_app.window.window_body import WindowBody
 
 if TYPE_CHECKING:
     from kvscope_app.pictures.picture_dialog import PictureDialog
@@ -26,14 +26,17 @@ _NOTICE_MS: Final = 8000
 _STILLS: Final = "PNG picture (*.png);;SVG drawing (*.svg)"
 
 
-def picture_actions(window: WindowBody, group: str) -> list[ActionSpec]:
-    """They go to `group`; each dock and the page map have the first two in a menu of their own."""
+def picture_actions(window: SessionWindow, files: str, clipboard: str) -> list[ActionSpec]:
+    """Return the actions that save pictures, for menu `files`, and the one that copies them, for menu `clipboard`.
+
+    Each dock and the page map have the first two in a menu of their own.
+    """
     _add_menus(window)
     return [
         ActionSpec(
             "save_picture",
             "Save picture of this view…",
-            group,
+            files,
             lambda: ask_picture(window, view_in_focus(window)),
             ("Ctrl+Shift+S",),
             tip="As PNG or SVG: the focused view, or the page map",
@@ -41,7 +44,7 @@ def picture_actions(window: WindowBody, group: str) -> list[ActionSpec]:
         ActionSpec(
             "copy_picture",
             "Copy picture of this view",
-            group,
+            clipboard,
             lambda: copy_view(window, view_in_focus(window)),
             ("Ctrl+Alt+C",),
             tip="To the clipboard: the focused view, or the page map",
@@ -49,14 +52,14 @@ def picture_actions(window: WindowBody, group: str) -> list[ActionSpec]:
         ActionSpec(
             "save_video",
             "Save video…",
-            group,
+            files,
             partial(ask_video, window),
             tip="A video of the page map, fragmentation or timeline over a range of time",
         ),
     ]
 
 
-def view_in_focus(window: WindowBody) -> View:
+def view_in_focus(window: SessionWindow) -> View:
     """The view that has the keyboard; the page map where none has."""
     widget: QWidget | None = window.focusWidget()
     while widget is not None and not isinstance(widget, View):
@@ -64,7 +67,7 @@ def view_in_focus(window: WindowBody) -> View:
     return widget if widget is not None and widget.isVisible() else window.page_map
 
 
-def ask_picture(window: WindowBody, view: View) -> PictureDialog:
+def ask_picture(window: SessionWindow, view: View) -> PictureDialog:
     """How, then where to."""
     from kvscope_app.pictures.picture_dialog import PictureDialog  # a window is up sooner without
 
@@ -75,7 +78,7 @@ def ask_picture(window: WindowBody, view: View) -> PictureDialog:
     return dialog
 
 
-def save_taken(window: WindowBody, title: str, taken: Taken, path: str) -> bool:
+def save_taken(window: SessionWindow, title: str, taken: Taken, path: str) -> bool:
     """Write it, and say so; whether that was possible."""
     failure = taken.save(Path(path))
     if failure:
@@ -85,13 +88,13 @@ def save_taken(window: WindowBody, title: str, taken: Taken, path: str) -> bool:
     return not failure
 
 
-def copy_view(window: WindowBody, view: View, look: PictureLook | None = None) -> None:
+def copy_view(window: SessionWindow, view: View, look: PictureLook | None = None) -> None:
     """Into the clipboard."""
     copy_picture(view, look)
     window.statusBar().showMessage(f"Picture of {view.title.lower()} copied", _NOTICE_MS)
 
 
-def ask_video(window: WindowBody) -> VideoDialog | None:
+def ask_video(window: SessionWindow) -> VideoDialog | None:
     """Which, then where to."""
     from kvscope_app.pictures.video_dialog import VideoDialog
 
@@ -103,26 +106,26 @@ def ask_video(window: WindowBody) -> VideoDialog | None:
     return dialog
 
 
-def suggested(window: WindowBody, what: str) -> Path:
+def suggested(window: SessionWindow, what: str) -> Path:
     """A name for a picture of `what`, without its ending, where the person's pictures are."""
     folder = Path(QStandardPaths.writableLocation(QStandardPaths.StandardLocation.PicturesLocation))
     model = re.sub(r"[^\w.-]+", "-", model_name(window.session.mirror.hello)).strip("-") or "kvscope"
     return folder / f"{model}-{what.lower().replace(' ', '-')}"
 
 
-def _ask_path(window: WindowBody, view: View, look: PictureLook) -> None:
+def _ask_path(window: SessionWindow, view: View, look: PictureLook) -> None:
     path, taken = suggested(window, view.title), Taken.of(view, look)
     save = partial(save_taken, window, view.title, taken)
     ask_save(window, f"Save a picture of {view.title.lower()}", path, _STILLS, save)
 
 
-def _add_menus(window: WindowBody) -> None:
+def _add_menus(window: SessionWindow) -> None:
     _add_menu(window, window.page_map, "page_map")
     for name, dock in window.docks.items():
         _add_menu(window, dock, name)
 
 
-def _add_menu(window: WindowBody, widget: QWidget, name: str) -> None:
+def _add_menu(window: SessionWindow, widget: QWidget, name: str) -> None:
     """Where nothing inside has a menu of its own, a right click offers these."""
     for text, run in (("Save picture of this view…", ask_picture), ("Copy picture of this view", copy_view)):
         action = QAction(text, widget)
@@ -131,7 +134,7 @@ def _add_menu(window: WindowBody, widget: QWidget, name: str) -> None:
     widget.setContextMenuPolicy(Qt.ContextMenuPolicy.ActionsContextMenu)
 
 
-def _of_view(window: WindowBody, name: str, run: object, _checked: bool = False) -> None:
+def _of_view(window: SessionWindow, name: str, run: object, _checked: bool = False) -> None:
     """Views come after their docks."""
     if name in window.views and callable(run):
         run(window, window.views[name])

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 import numpy as np
 from PySide6.QtCore import QSize
 from PySide6.QtGui import QImage
 
 from kvscope_app.look.theme import THEMES
+from kvscope_app.pictures.content_fit import hidden_note
 from kvscope_app.pictures.encoders import Film, Frame, encode, require_encoder
 from kvscope_app.pictures.names import STILLS, VIDEO_VIEWS
-from kvscope_app.pictures.picture import PictureLook, png_of, svg_of
+from kvscope_app.pictures.picture import PictureLook, caption_height, png_of, svg_of
 from kvscope_app.pictures.stage import Stage, offscreen_application
-from kvscope_app.pictures.wish import PictureWish
+from kvscope_app.pictures.wish import DEFAULT_SIZE, PictureWish
 from kvscope_app.views.docks import VIEWS_ON_TIME
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.exports.new_file import new_file
+from kvscope_telemetry.exports.new_file import is_stream, new_file
 from kvscope_telemetry.exports.span import Span, span_of
-from kvscope_telemetry.recorded import Recorded
+from kvscope_telemetry.recordings.reader import Recording
 
 Watch = Callable[[float], bool]
+_LARGEST_FIT: Final = (1920, 2400)
+"""Largest size in pixels that a picture takes by itself to show all rows of a list."""
 
 
-def make(recording: Recorded, wish: PictureWish, watch: Watch) -> None:
+def make(recording: Recording, wish: PictureWish, watch: Watch) -> None:
     """Write it. Raises BadInput and KvscopeError in one line; then nothing is left of it."""
     span = span_of(recording, wish.from_s, wish.until_s)
     if wish.suffix in STILLS:
@@ -34,13 +37,15 @@ def make(recording: Recorded, wish: PictureWish, watch: Watch) -> None:
 
 
 def moments(span: Span, speed: float, fps: float) -> tuple[int, Iterator[float]]:
-    """How many frames a video of `span` has, and the second of the recording that each shows."""
-    step_s = speed / fps
-    num_frames = int(span.length_s / step_s + 1e-6) + 1
-    return num_frames, (min(span.from_s + number * step_s, span.until_s) for number in range(num_frames))
+    """Return the number of frames of a video of `span`, and the second of the recording that each frame shows.
+
+    The video lasts `span.length_s / speed`; its first frame shows the start of the span, its last one the end.
+    """
+    num_frames = round(span.length_s / speed * fps)
+    return num_frames, iter(np.linspace(span.from_s, span.until_s, num_frames).tolist())
 
 
-def _make_still(recording: Recorded, wish: PictureWish, span: Span, watch: Watch) -> None:
+def _make_still(recording: Recording, wish: PictureWish, span: Span, watch: Watch) -> None:
     at_s = span.until_s if wish.at_s is None else wish.at_s
     if at_s > (recording.end_ns - recording.start_ns) / 1e9:
         raise BadInput(f"--at {at_s:g} is after the end of the recording, which is {span.until_s:.1f} s long")
@@ -52,9 +57,21 @@ def _make_still(recording: Recorded, wish: PictureWish, span: Span, watch: Watch
             if wish.has_range:
                 stage.show_range(span.from_s, span.until_s)
                 stage.go_to(at_s)
-            _write_still(stage, _look(stage, wish, span if wish.has_range else None), wish.suffix, file)
+            shown = span if wish.has_range else None
+            if wish.size is None:
+                stage.fit_contents(QSize(*_LARGEST_FIT))
+                stage.go_to(at_s)
+            elif _look(stage, wish, shown).caption:
+                _leave_space_for_caption(stage)
+                stage.go_to(at_s)
+            _write_still(stage, _look(stage, wish, shown), wish.suffix, file)
         finally:
             stage.close()
+
+
+def _leave_space_for_caption(stage: Stage) -> None:
+    """Make the view smaller, so that the picture with its caption has the size that was asked for."""
+    stage.resize(stage.view.size() - QSize(0, caption_height(stage.view)))
 
 
 def _write_still(stage: Stage, look: PictureLook, suffix: str, file: BinaryIO) -> None:
@@ -64,21 +81,27 @@ def _write_still(stage: Stage, look: PictureLook, suffix: str, file: BinaryIO) -
         file.write(png_of(stage.picture(look)))
 
 
-def _make_video(recording: Recorded, wish: PictureWish, span: Span, watch: Watch) -> None:
+def _make_video(recording: Recording, wish: PictureWish, span: Span, watch: Watch) -> None:
     if wish.view not in VIDEO_VIEWS:
         raise BadInput(f"a video of {wish.view} is not accepted: one of {', '.join(VIDEO_VIEWS)}")
     if wish.at_s is not None:
         raise BadInput("--at applies to a picture; use --from and --until for a video")
+    if is_stream(wish.path):
+        raise BadInput(f"a video is written to a file, not to {str(wish.path)!r}")
     num_frames, shown = moments(span, wish.speed, wish.fps)
     if num_frames < 2:
         raise BadInput(
-            f"{span.length_s:.2f} s at {wish.speed:g} × and {wish.fps:g} fps has only one frame: too short for a video"
+            f"{span.length_s:.2f} s at {wish.speed:g} × and {wish.fps:g} fps is too short for a video:"
+            " less than two frames"
         )
     offscreen_application(wish.scale)
-    require_encoder(wish.suffix, num_frames, wish.size[0] * wish.scale, wish.size[1] * wish.scale)
+    width, height = wish.size or DEFAULT_SIZE
+    require_encoder(wish.suffix, num_frames, width * wish.scale, height * wish.scale)
     with new_file(wish.path) as file:
         stage = _stage(recording, wish, watch)
         try:
+            if wish.captioned:
+                _leave_space_for_caption(stage)
             stage.go_to(span.from_s)
             if wish.view in VIEWS_ON_TIME and wish.has_range:
                 stage.show_range(span.from_s, span.until_s)
@@ -112,12 +135,13 @@ def _pixels(image: QImage) -> Frame:
     return np.array(lines[:, : image.width() * 3]).reshape(image.height(), image.width(), 3)
 
 
-def _stage(recording: Recorded, wish: PictureWish, watch: Watch) -> Stage:
-    return Stage(recording, wish.view, QSize(*wish.size), THEMES[wish.theme], watch)
+def _stage(recording: Recording, wish: PictureWish, watch: Watch) -> Stage:
+    return Stage(recording, wish.view, QSize(*(wish.size or DEFAULT_SIZE)), THEMES[wish.theme], watch)
 
 
 def _look(stage: Stage, wish: PictureWish, span: Span | None) -> PictureLook:
-    """The application is scaled already."""
-    if not wish.captioned:
-        return PictureLook()
-    return PictureLook(caption=stage.caption(None if span is None else (span.from_s, span.until_s)))
+    """Return the look of a picture: its caption says what is shown, if that was asked for, and what had no space."""
+    notes = [stage.caption(None if span is None else (span.from_s, span.until_s))] if wish.captioned else []
+    if wish.suffix in STILLS and (note := hidden_note(stage.view)):
+        notes.append(note)
+    return PictureLook(caption="  ·  ".join(notes))

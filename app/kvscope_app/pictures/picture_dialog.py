@@ -12,9 +12,9 @@ from kvscope_app.look.theme import THEMES
 from kvscope_app.pictures.caption import caption_of
 from kvscope_app.pictures.names import MAX_SCALE
 from kvscope_app.pictures.picture import PictureLook, picture_size
+from kvscope_app.session_window import SessionWindow
 from kvscope_app.setting_names import PICTURE_CAPTION, PICTURE_SCALE, PICTURE_THEME
 from kvscope_app.views.base import View
-from kvscope_app.window.window_body import WindowBody
 
 _AS_SHOWN: Final = "as shown"
 
@@ -27,7 +27,7 @@ class PictureDialog(QDialog):
     copied = Signal(object)
     """A `PictureLook`: it is to go into the clipboard."""
 
-    def __init__(self, window: WindowBody, view: View) -> None:
+    def __init__(self, window: SessionWindow, view: View) -> None:
         super().__init__(window)
         self._view, self._settings = view, window.settings
         self._session = window.session

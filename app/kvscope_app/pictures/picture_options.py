@@ -7,7 +7,7 @@ import math
 import re
 from typing import Any, Final
 
-from kvscope_app.commands.values import moment
+from kvscope_app.option_values import moment
 from kvscope_app.pictures.names import LARGEST, MAX_SCALE, SMALLEST, STILLS, VIEWS, suffix_of
 from kvscope_app.pictures.wish import PictureWish
 from kvscope_telemetry.errors import BadInput
@@ -30,7 +30,12 @@ def add_picture_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--speed", metavar="X", type=_speed, help="video: recorded seconds per second (default: 1)")
     group.add_argument("--fps", metavar="N", type=_fps, help="video: frames per second, 1 to 60 (default: 10)")
-    group.add_argument("--size", metavar="WxH", type=_size, help="pixels before scaling (default: 960x600)")
+    group.add_argument(
+        "--size",
+        metavar="WxH",
+        type=_size,
+        help="pixels before scaling (default: 960x600, for a picture more if its content needs it)",
+    )
     group.add_argument(
         "--scale", metavar="N", type=int, choices=range(1, MAX_SCALE + 1), help="scale factor (default: 1)"
     )

@@ -15,20 +15,22 @@ from typing import Final
 
 from PySide6.QtCore import QSize, Qt, qInstallMessageHandler
 from PySide6.QtGui import QImage
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QScrollBar, QWidget
 
-from kvscope_app.desktop import make_application
+from kvscope_app.application import make_application
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.theming.apply_theme import apply_theme
 from kvscope_app.pictures.caption import caption_of
-from kvscope_app.pictures.picture import PictureLook, picture_of
+from kvscope_app.pictures.content_fit import overflow
+from kvscope_app.pictures.picture import PictureLook, is_control, picture_of
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
 from kvscope_app.views.docks import DOCKS
 from kvscope_app.views.page_map.page_map_view import PageMapView
-from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.playback.playback_source import PlaybackSource
-from kvscope_telemetry.recorded import Recorded
+from kvscope_telemetry.printable import print_text
+from kvscope_telemetry.recordings.reader import Recording
 
 PATIENCE_S: Final = 60.0
 """Nothing that is waited for takes longer, but the overview of a recording without one: that tells how far it is."""
@@ -38,6 +40,8 @@ _TICK_NS: Final = 100_000_000
 _OF_NO_WINDOW: Final = "This plugin does not support"
 _SETTLE_S: Final = 0.35
 """For what views work out in turns of the event loop, after what another process worked out for them."""
+_MAX_FITS: Final = 8
+"""A splitter gives a list only its share of what the view grows by, so that it takes several times."""
 _TURN_S: Final = 0.05
 """What a turn counts for at most: while the machine was elsewhere the view had no time."""
 
@@ -56,14 +60,14 @@ def offscreen_application(scale: int = 1) -> QApplication:
 def _pass_on(_kind: object, _context: object, words: str) -> None:
     """What Qt says, but for what it says of a window that nobody sees."""
     if not words.startswith(_OF_NO_WINDOW):
-        print(words, file=sys.stderr)
+        print_text(words, file=sys.stderr)
 
 
 class Stage:
     """`view` of `recording`, in `theme` and of `size`; `close` ends what it began."""
 
     def __init__(
-        self, recording: Recorded, view: str, size: QSize, theme: Theme, watch: Callable[[float], bool] | None = None
+        self, recording: Recording, view: str, size: QSize, theme: Theme, watch: Callable[[float], bool] | None = None
     ) -> None:
         self.begin_share = 0.0
         """Of the whole work, what it took to get here."""
@@ -79,9 +83,34 @@ class Stage:
         self.view = self._make_view(view)
         self.view.apply_theme(theme)
         self.view.use_clock(lambda: self.now_ns)
-        self.view.resize(size)
         self.view.setAttribute(Qt.WidgetAttribute.WA_DontShowOnScreen)
         self.view.show()
+        self._hide_controls()
+        try:
+            self.resize(size)
+        except BadInput:
+            self.close()
+            raise
+
+    def resize(self, size: QSize) -> None:
+        """Give the view `size`. Raises BadInput, with the smallest size that it accepts, if that is too small."""
+        self.view.resize(size)
+        if self.view.size() != size:
+            least = self.view.size()
+            raise BadInput(
+                f"{size.width()}x{size.height()} is too small for a picture of {self.view.title}: "
+                f"at least {least.width()}x{least.height()}"
+            )
+
+    def fit_contents(self, largest: QSize) -> None:
+        """Enlarge the view, up to `largest`, until all of its content is visible without scrolling."""
+        for _ in range(_MAX_FITS):
+            hidden = overflow(self.view)
+            size = (self.view.size() + hidden).boundedTo(largest)
+            if size == self.view.size():
+                break
+            self.view.resize(size)
+            self._app.processEvents()
 
     def show_range(self, from_s: float, until_s: float) -> None:
         """A view on time shows this range."""
@@ -143,6 +172,12 @@ class Stage:
         if name == "page_map":
             return PageMapView(self._session)
         return next(spec for spec in DOCKS if spec.name == name).view_class()(self._session)
+
+    def _hide_controls(self) -> None:
+        """Give the space of buttons and fields to what a picture is for."""
+        for widget in self.view.findChildren(QWidget):
+            if is_control(widget) and not isinstance(widget, QScrollBar):
+                widget.hide()
 
     def _read_overview(self) -> None:
         """Of a recording without summaries it takes as long as reading all of it."""

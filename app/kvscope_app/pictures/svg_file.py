@@ -11,6 +11,8 @@ from PySide6.QtCore import QBuffer, QByteArray, QIODevice, QRect, QSize
 from PySide6.QtGui import QPainter
 from PySide6.QtSvg import QSvgGenerator
 
+from kvscope_telemetry.printable import xml_text
+
 _DPI: Final = 96
 _UNSMOOTHED: Final = b'<image style="image-rendering:pixelated" '
 """Cells would be smeared where the drawing is enlarged."""
@@ -33,7 +35,8 @@ def svg_painter(size: QSize, title: str) -> Iterator[tuple[QPainter, Callable[[]
     def made() -> QByteArray:
         drawn = bytes(buffer.data().data()).replace(b"<image ", _UNSMOOTHED)
         in_pixels = f'<svg width="{size.width()}" height="{size.height()}"'.encode()
-        return QByteArray(_MILLIMETRES.sub(in_pixels, drawn, count=1))
+        sized = _MILLIMETRES.sub(in_pixels, drawn, count=1)
+        return QByteArray(xml_text(sized.decode()).encode())  # Qt writes control characters of texts as they are
 
     try:
         yield painter, made

@@ -22,8 +22,8 @@ from kvscope_app.pictures.encoders import is_there
 from kvscope_app.pictures.names import VIDEOS
 from kvscope_app.pictures.video_making import make_video
 from kvscope_app.pictures.wish import PictureWish
+from kvscope_app.session_window import SessionWindow
 from kvscope_app.views.docks import DOCKS
-from kvscope_app.window.window_body import WindowBody
 
 _VIEWS: Final = {"Page map": "page-map"} | {spec.title: spec.picture_name for spec in DOCKS if spec.is_on_time}
 _SPEEDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
@@ -35,7 +35,7 @@ _FIRST_S: Final = 20.0
 class VideoDialog(QDialog):
     """Of one window."""
 
-    def __init__(self, window: WindowBody, path: Path) -> None:
+    def __init__(self, window: SessionWindow, path: Path) -> None:
         super().__init__(window)
         self._body, self._path = window, path
         timeline = window.session.timeline
@@ -130,5 +130,5 @@ def _missing(suffix: str) -> str:
     return "" if is_there(suffix) else " (needs ffmpeg)" if suffix == ".mp4" else " (needs Pillow)"
 
 
-def _begin(window: WindowBody, wish: PictureWish, path: str) -> None:
+def _begin(window: SessionWindow, wish: PictureWish, path: str) -> None:
     make_video(window, replace(wish, path=Path(path)))

@@ -18,15 +18,13 @@ from typing import IO, Final
 from kvscope_app.pictures.wish import PictureWish
 from kvscope_app.recording.recording_actions import Task, write_file
 from kvscope_app.session.background import Background
-from kvscope_app.session.kept.kept_timeline import KeptTimeline
 from kvscope_app.session.session import Session
-from kvscope_app.window.window_body import WindowBody
+from kvscope_app.session_window import SessionWindow
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.exports.new_file import PART_SUFFIX
-from kvscope_telemetry.recorded import Recorded
 from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.timeline.save import save
+from kvscope_telemetry.recordings.save import save
 
 _PROGRAM: Final = "import sys; from kvscope_app.entry import main; sys.exit(main())"
 _FAILED: Final = "The video could not be made"
@@ -36,7 +34,7 @@ _SAVING: Final = 0.1
 """The share of the work that copying is."""
 
 
-def make_video(window: WindowBody, wish: PictureWish) -> Task:
+def make_video(window: SessionWindow, wish: PictureWish) -> Task:
     """Begin; progress and a way to give it up where it takes long. Times of `wish` count from the timeline's origin."""
     work = Background(_work(window.session, wish), "kvscope-video")
     return write_file(window, work, wish.path, "Making", "The video is in", _FAILED)
@@ -46,7 +44,8 @@ def arguments(recording: Path, wish: PictureWish) -> list[str]:
     """Of `kvscope`, for `wish`."""
     words = ["export", str(recording), "--to", "video", "--out", str(wish.path), "--view", wish.view]
     words += ["--speed", f"{wish.speed:g}", "--fps", f"{wish.fps:g}", "--theme", wish.theme]
-    words += ["--size", f"{wish.size[0]}x{wish.size[1]}", "--scale", str(wish.scale)]
+    words += ["--scale", str(wish.scale)]
+    words += [] if wish.size is None else ["--size", f"{wish.size[0]}x{wish.size[1]}"]
     for flag, seconds in (("--from", wish.from_s), ("--until", wish.until_s)):
         words += [] if seconds is None else [flag, f"{max(seconds, 0.0):.3f}"]
     return [*words, *(["--caption"] if wish.captioned else []), "--tell-progress"]
@@ -54,16 +53,19 @@ def arguments(recording: Path, wish: PictureWish) -> list[str]:
 
 def _work(session: Session, wish: PictureWish) -> Callable[[ProgressCallback], Path]:
     """What a thread does. Whatever it needs of the session is taken now."""
-    kept, player = session.kept, session.timeline.player
-    recording = None if player is None else player.recording
+    player, handle = session.timeline.player, session.own_handle()
+    path = player.recording.path if session.timeline.is_file and player is not None else None
 
     def work(watch: ProgressCallback) -> Path:
-        if session.timeline.is_file and recording is not None and recording.path.is_file():
-            _run(recording.path, wish, watch, 0.0)
+        if path is not None and path.is_file():
+            _run(path, wish, watch, 0.0)
             return wish.path
+        if handle is None:
+            raise KvscopeError("there is no history to make a video of")
+        recording = handle.get(watch)
         with tempfile.TemporaryDirectory(prefix="kvscope-video-") as folder:
             copy = Path(folder) / "kept.mcap"
-            moved_s = _copy(kept, recording, wish, copy, watch)
+            moved_s = _copy(recording, wish, copy, watch)
             until_s = None if wish.until_s is None else wish.until_s - moved_s
             _run(copy, replace(wish, from_s=(wish.from_s or 0.0) - moved_s, until_s=until_s), watch, _SAVING)
         return wish.path
@@ -71,20 +73,8 @@ def _work(session: Session, wish: PictureWish) -> Callable[[ProgressCallback], P
     return work
 
 
-def _copy(
-    kept: KeptTimeline | None, recording: Recorded | None, wish: PictureWish, copy: Path, watch: ProgressCallback
-) -> float:
+def _copy(recording: Recording, wish: PictureWish, copy: Path, watch: ProgressCallback) -> float:
     """What is needed of several files, as one; the seconds by which it begins later."""
-    if kept is not None:
-        opening = kept.open_ring_recording()
-        while not opening.wait(_LOOK_S):
-            if not watch(0.0):
-                opening.cancel()
-        recording = opening.made
-    elif recording is not None:
-        recording = type(recording).open(recording.path)  # type: ignore[attr-defined]
-    if recording is None:
-        raise KvscopeError("there is no history to make a video of")
     from_s = max(wish.from_s or 0.0, recording.first_s)
     save(recording, copy, from_s, wish.until_s, watch=lambda share: watch(share * _SAVING))
     return (Recording.open(copy).start_ns - recording.start_ns) / 1e9

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+DEFAULT_SIZE: Final = (960, 600)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +21,8 @@ class PictureWish:
     until_s: float | None = None
     speed: float = 1.0
     fps: float = 10.0
-    size: tuple[int, int] = (960, 600)
+    size: tuple[int, int] | None = None
+    """Width and height in pixels before scaling. None: `DEFAULT_SIZE`; a picture grows to fit its content."""
     scale: int = 1
     theme: str = "dark"
     captioned: bool = False

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final, TypeVar
 
-from PySide6.QtCore import QLocale, Signal
-from PySide6.QtWidgets import QCheckBox, QComboBox, QGridLayout, QLineEdit, QSpinBox, QVBoxLayout, QWidget
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QCheckBox, QComboBox, QGridLayout, QLineEdit, QVBoxLayout, QWidget
 
-from kvscope_app.look.makers import inset, label
+from kvscope_app.look.makers import label
+from kvscope_app.look.number_fields import WholeNumberBox, with_decimal_point
 from kvscope_app.look.number_text import count
 from kvscope_app.planning.plan_process import Question
 from kvscope_telemetry.messages.memory_plan import KV_CACHE_DTYPES, WEIGHT_BYTES
@@ -72,7 +73,7 @@ class PlanForm(QWidget):
         """The options."""
         options = [
             ("--model", self.model.text().strip() or "default"),
-            ("--gpu-memory", self.gpu.currentText().strip()),
+            ("--gpu-memory", with_decimal_point(self.gpu.currentText().strip())),
             ("--dtype", self.dtype.currentText()),
             ("--kv-cache-dtype", self.kv_dtype.currentText()),
             ("--max-num-seqs", str(self.seqs.value())),
@@ -128,13 +129,10 @@ class PlanForm(QWidget):
         made.currentTextChanged.connect(self.changed)
         return self._placed(name, made, tip)
 
-    def _number(self, name: str, least: int, most: int, tip: str, none: str = "") -> QSpinBox:
-        made = QSpinBox()
+    def _number(self, name: str, least: int, most: int, tip: str, none: str = "") -> WholeNumberBox:
+        made = WholeNumberBox()
         made.setRange(least, most)
-        made.setGroupSeparatorShown(True)
-        made.setLocale(QLocale(QLocale.Language.French, QLocale.Country.France))  # whose groups are those of `count`
         made.setSpecialValueText(none)
-        inset(made)
         made.valueChanged.connect(self.changed)
         return self._placed(name, made, tip)
 

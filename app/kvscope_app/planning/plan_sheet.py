@@ -8,12 +8,12 @@ from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QHBoxLayout, QScrollArea, QWidget
 
 from kvscope_app.look.makers import label
+from kvscope_app.look.sheet import Sheet
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.zoom import scaled
 from kvscope_app.planning.plan_form import PlanForm
 from kvscope_app.planning.plan_process import PlanProcess, Question
 from kvscope_app.planning.plan_view import PlanView
-from kvscope_app.window.sheets.help_sheets import Sheet
 
 _SETTLED_MS: Final = 500
 """After the last change: who types a number is not done with its first digit."""

@@ -153,7 +153,7 @@ class PlanView(QScrollArea):
         column.addSpacing(4)
         column.addWidget(_heading("Options that make more fit"))
         has_tokens = any(change.num_tokens for change in changes)
-        titles = ("Option", "Tokens", "Max-length requests at once", "") if has_tokens else ("Option", "", "", "")
+        titles = ("Option", "Tokens", "Concurrent max-length requests", "") if has_tokens else ("Option", "", "", "")
         rows = [
             (
                 change.options,

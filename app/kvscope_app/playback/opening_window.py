@@ -13,8 +13,9 @@ from PySide6.QtGui import QCloseEvent
 from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QPushButton, QVBoxLayout, QWidget
 
 from kvscope_app.look.makers import label
+from kvscope_app.look.zoom import scaled
+from kvscope_app.playback.file_opening import FileOpening
 from kvscope_app.playback.recording_opening import RecordingOpening
-from kvscope_app.window.file_opening import FileOpening
 
 _STEPS: Final = 1000
 _WIDTH: Final = 460
@@ -79,4 +80,4 @@ class OpeningWindow(QWidget):
         column.addWidget(self.reason)
         column.addStretch()
         column.addLayout(row)
-        self.resize(_WIDTH, self.sizeHint().height())
+        self.resize(scaled(_WIDTH), self.sizeHint().height())

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from kvscope_app.actions.action_registry import ActionSpec
 from kvscope_app.look.clock_text import clock_text
 from kvscope_app.look.number_text import count
 from kvscope_app.playback.playback import BACK_S, STEP_S, change_speed, to_start, toggle
 from kvscope_app.session.timeline import Timeline
-from kvscope_app.window.actions import ActionSpec
 from kvscope_telemetry.messages.event_kinds import EVENT_KINDS, cause_text, kind_text
 from kvscope_telemetry.summaries.summary import TimedEvent
 
@@ -52,7 +52,7 @@ def playback_actions(timeline: Timeline, jumps: EventJumps) -> list[ActionSpec]:
     """Play, jump, step, faster and slower. What leads to the end is called by what the end is."""
     wide, narrow = f"{BACK_S:.0f} s", f"{STEP_S:.0f} s"
     end = "Go to end" if timeline.is_file else "Go live"
-    by = timeline.jump_by
+    by, visible_range = timeline.jump_by, timeline.visible_range
 
     def past(
         name: str, text: str, run: Callable[[], object], keys: tuple[str, ...], icon: str = "", **more: Any
@@ -80,12 +80,30 @@ def playback_actions(timeline: Timeline, jumps: EventJumps) -> list[ActionSpec]:
             ("End",),
             "to-end" if timeline.is_file else "live",
             yields=True,
-            enabled=None if timeline.is_file else lambda: timeline.paused,
+            enabled=None if timeline.is_file else lambda: timeline.paused or visible_range.span is not None,
+        ),
+        ActionSpec(
+            "zoom_back",
+            "Previous time range",
+            TIME,
+            visible_range.back,
+            ("Alt+Left",),
+            enabled=lambda: visible_range.can_go_back,
+            tip="Undo the last zoom of the time axis",
+        ),
+        ActionSpec(
+            "zoom_forward",
+            "Next time range",
+            TIME,
+            visible_range.forward,
+            ("Alt+Right",),
+            enabled=lambda: visible_range.can_go_forward,
+            tip="Zoom the time axis again as before the undo",
         ),
         past("back", f"Back {wide}", partial(by, -BACK_S), ("Ctrl+Left",)),
         past("forward", f"Forward {wide}", partial(by, BACK_S), ("Ctrl+Right",)),
-        past("back_little", f"Back {narrow}", partial(by, -STEP_S), ("Alt+Left",)),
-        past("forward_little", f"Forward {narrow}", partial(by, STEP_S), ("Alt+Right",)),
+        past("back_little", f"Back {narrow}", partial(by, -STEP_S), ("Ctrl+Shift+Left",)),
+        past("forward_little", f"Forward {narrow}", partial(by, STEP_S), ("Ctrl+Shift+Right",)),
         past("frame_back", "Previous frame", partial(timeline.step_frames, -1), (",",), "frame-back"),
         past("frame_forward", "Next frame", partial(timeline.step_frames, 1), (".",), "frame-forward"),
         past("event_before", "Previous event", partial(jumps.go, forward=False), ("Ctrl+,",)),

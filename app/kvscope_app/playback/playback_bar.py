@@ -18,9 +18,9 @@ from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.steady_label import SteadyLabel
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.zoom import scaled
-from kvscope_app.playback.mark_labels import mark_text
 from kvscope_app.playback.playback import SPEEDS, speed_text, time_text
 from kvscope_app.playback.time_slider import TimeSlider
+from kvscope_app.session.mark_labels import mark_text
 from kvscope_app.session.timeline import Timeline
 from kvscope_telemetry.summaries.bookmark import Bookmark
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from kvscope_app.window.actions import ActionSpec
-from kvscope_app.window.window_body import WindowBody
+from kvscope_app.actions.action_registry import ActionSpec
+from kvscope_app.session_window import SessionWindow
 
 if TYPE_CHECKING:
     from kvscope_app.recording.export_dialog import ExportDialog
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _NOTICE_MS: Final = 6000
 
 
-def export_actions(window: WindowBody, group: str) -> list[ActionSpec]:
+def export_actions(window: SessionWindow, group: str) -> list[ActionSpec]:
     """One: what is exported is chosen then."""
     return [
         ActionSpec(
@@ -28,7 +28,7 @@ def export_actions(window: WindowBody, group: str) -> list[ActionSpec]:
     ]
 
 
-def ask_export(window: WindowBody) -> ExportDialog | None:
+def ask_export(window: SessionWindow) -> ExportDialog | None:
     """What, of which range, then where to."""
     from kvscope_app.recording.export_dialog import ExportDialog  # a window is up sooner without
 

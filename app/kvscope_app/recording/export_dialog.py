@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,11 +24,12 @@ from kvscope_app.recording.recording_actions import Task, free_path, write_file
 from kvscope_app.session.background import Background
 from kvscope_app.session.kept.bookmark_file import bookmark_file, read_bookmarks
 from kvscope_app.session.session import Session
-from kvscope_app.window.window_body import WindowBody
+from kvscope_app.session_window import SessionWindow
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.exports.kinds import FORMATS, TABLES
-from kvscope_telemetry.recorded import Recorded
 from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.whole_file import replace_file
 
 _FAILED: Final = "The export failed"
 
@@ -54,7 +54,7 @@ _STEP_S: Final = 0.05
 class ExportDialog(QDialog):
     """Of one window. The loop's range is proposed where there is one, else all."""
 
-    def __init__(self, window: WindowBody) -> None:
+    def __init__(self, window: SessionWindow) -> None:
         super().__init__(window)
         session = window.session
         around = session.timeline.range_ns
@@ -107,7 +107,7 @@ class ExportDialog(QDialog):
         length_s = self.last.value() - self.first.value()
         self._save.setEnabled(length_s > 0)
         self._description.setText(
-            f"{form.description}. {length_s:.1f} s." if length_s > 0 else "The end is before the start."
+            f"{form.description}. Range: {length_s:.1f} s." if length_s > 0 else "The end is before the start."
         )
 
     def _lay_out(self) -> None:
@@ -136,7 +136,7 @@ class ExportDialog(QDialog):
         self.setMinimumWidth(scaled(400))
 
 
-def _begin(window: WindowBody, wish: ExportWish, path: str) -> None:
+def _begin(window: SessionWindow, wish: ExportWish, path: str) -> None:
     begin_export(window, replace(wish, path=Path(path)))
 
 
@@ -157,7 +157,7 @@ class ExportWish:
     until_ns: int | None = None
 
 
-def begin_export(window: WindowBody, wish: ExportWish) -> Task:
+def begin_export(window: SessionWindow, wish: ExportWish) -> Task:
     """Begin; progress and a way to give it up where it takes long. A file of that name is replaced when it is whole."""
     work = Background(_work(window.session, wish), "kvscope-export")
     return write_file(window, work, wish.path, "Exporting", "Exported to", _FAILED)
@@ -165,27 +165,22 @@ def begin_export(window: WindowBody, wish: ExportWish) -> Task:
 
 def _work(session: Session, wish: ExportWish) -> Callable[[ProgressCallback], Path]:
     """What a thread does. Whatever it needs of the session is taken now."""
-    kept, marks = session.kept, list(session.bookmarks.shown)
-    player = session.timeline.player
-    played = None if player is None else player.recording
+    handle, is_kept, marks = session.own_handle(), session.kept is not None, list(session.bookmarks.shown)
 
     def work(watch: ProgressCallback) -> Path:
         from kvscope_telemetry.exports.export import Wanted, export
 
-        if kept is not None:
-            recording: Recorded = kept.read_ring_recording(watch)
-        elif played is not None:  # read by its player's thread: this one has its own
-            recording = type(played).open(played.path)  # type: ignore[attr-defined]
-        else:
+        if handle is None:
             raise KvscopeError("there is no history to export")
-        said = marks if kept is not None else [*read_bookmarks(bookmark_file(recording)), *marks]
+        recording = handle.get(watch)
+        said = marks if is_kept else [*read_bookmarks(bookmark_file(recording)), *marks]
         with tempfile.TemporaryDirectory(prefix=".kvscope-export-", dir=_folder(wish.path)) as folder:
             wanted = Wanted.of(Path(folder) / wish.path.name, wish.kind, wish.form)
             begin_s, end_s = _seconds(recording, wish.from_ns), _seconds(recording, wish.until_ns)
             export(recording, wanted, begin_s, end_s, watch, said)
             if not watch(1.0):
                 raise OpeningCancelled
-            os.replace(wanted.path, wish.path)
+            replace_file(wanted.path, wish.path)
         return wish.path
 
     return work
@@ -197,5 +192,5 @@ def _folder(path: Path) -> Path:
     return path.parent
 
 
-def _seconds(recording: Recorded, time_ns: int | None) -> float | None:
+def _seconds(recording: Recording, time_ns: int | None) -> float | None:
     return None if time_ns is None else max((time_ns - recording.start_ns) / 1e9, 0.0)

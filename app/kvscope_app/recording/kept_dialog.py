@@ -1,22 +1,23 @@
-"""Asks how much of the past a live session keeps on the disk; what is chosen holds at once and from then on."""
+"""Dialogs about recent history: how many minutes are kept on disk, and how many of them to save."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QDialog, QDialogButtonBox, QFormLayout, QSpinBox, QVBoxLayout
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QDialog, QDialogButtonBox, QFormLayout, QLayout, QVBoxLayout, QWidget
 
-from kvscope_app.look.makers import inset, label
+from kvscope_app.look.makers import label
+from kvscope_app.look.number_fields import NumberBox, WholeNumberBox
 from kvscope_app.look.number_text import num_bytes
 from kvscope_app.look.zoom import scaled
 from kvscope_app.session.kept.rings import rings_folder
+from kvscope_app.session_window import SessionWindow
 from kvscope_app.settings.settings import MEGABYTES, MINUTES
-from kvscope_app.window.window_body import WindowBody
 
 
 class KeptDialog(QDialog):
-    """Of one window; its settings are those of all."""
+    """Sets how much history is kept, in this window immediately and in later ones."""
 
-    def __init__(self, window: WindowBody) -> None:
+    def __init__(self, window: SessionWindow) -> None:
         super().__init__(window)
         self._kept, self._settings = window.session.kept, window.themes.settings
         self.setWindowTitle("History length")
@@ -27,15 +28,7 @@ class KeptDialog(QDialog):
         form = QFormLayout()
         form.addRow("The last", self.minutes)
         form.addRow("but at most", self.megabytes)
-        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Ok | QDialogButtonBox.StandardButton.Cancel)
-        buttons.accepted.connect(self.accept)
-        buttons.rejected.connect(self.reject)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(22, 20, 22, 18)
-        column.setSpacing(12)
-        column.addLayout(form)
-        column.addWidget(label(self._facts(), "muted", wraps=True))
-        column.addWidget(buttons)
+        _lay_out(self, form, label(self._facts(), "muted", wraps=True))
         self.setMinimumWidth(scaled(400))
 
     def accept(self) -> None:
@@ -56,9 +49,49 @@ class KeptDialog(QDialog):
         return f"{now} {self._kept.failure or where}"
 
 
-def _number(value: int, accepted: tuple[int, int, int], suffix: str, name: str) -> QSpinBox:
-    box = QSpinBox()
-    inset(box)
+class SaveHistoryDialog(QDialog):
+    """Asks how many of the last minutes to save."""
+
+    chosen = Signal(float)
+    """Minutes, once accepted."""
+
+    def __init__(self, parent: QWidget, question: str, proposed: float, available: float) -> None:
+        super().__init__(parent)
+        self.setWindowTitle("Save recent history")
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.minutes = NumberBox()
+        self.minutes.setDecimals(1)
+        self.minutes.setRange(0.1, max(available, 0.1))
+        self.minutes.setValue(proposed)
+        self.minutes.setSuffix(" minutes")
+        self.minutes.setAccessibleName("Minutes to save")
+        self.minutes.selectAll()
+        _lay_out(self, label(question, wraps=True), self.minutes)
+        self.setMinimumWidth(scaled(360))
+
+    def accept(self) -> None:
+        self.chosen.emit(self.minutes.value())
+        super().accept()
+
+
+def _lay_out(dialog: QDialog, *parts: QWidget | QLayout) -> None:
+    """Put `parts` of `dialog` below each other, and the buttons OK and Cancel below them."""
+    column = QVBoxLayout(dialog)
+    column.setContentsMargins(22, 20, 22, 18)
+    column.setSpacing(12)
+    for part in parts:
+        if isinstance(part, QLayout):
+            column.addLayout(part)
+        else:
+            column.addWidget(part)
+    buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Ok | QDialogButtonBox.StandardButton.Cancel)
+    buttons.accepted.connect(dialog.accept)
+    buttons.rejected.connect(dialog.reject)
+    column.addWidget(buttons)
+
+
+def _number(value: int, accepted: tuple[int, int, int], suffix: str, name: str) -> WholeNumberBox:
+    box = WholeNumberBox()
     box.setRange(accepted[0], accepted[2])
     box.setValue(value)
     box.setSuffix(suffix)

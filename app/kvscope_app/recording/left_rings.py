@@ -11,14 +11,13 @@ from PySide6.QtCore import QObject, QTimer
 from kvscope_app.look.number_text import num_bytes, plural, seconds
 from kvscope_app.session.background import Background
 from kvscope_app.session.kept.rings import find_left_rings
-from kvscope_app.window.window_body import WindowBody
+from kvscope_app.session_window import SessionWindow
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.model_names import short_name
 
 if TYPE_CHECKING:
-    from kvscope_telemetry.recorded import Recorded
-    from kvscope_telemetry.timeline.left_rings import LeftRing, TidiedRings
-    from kvscope_telemetry.timeline.ring_recording import RingRecording
+    from kvscope_telemetry.recordings.left_rings import LeftRing, TidiedRings
+    from kvscope_telemetry.recordings.reader import Recording
 
 _LOOK_MS: Final = 500
 _BEGIN_MS: Final = 1500
@@ -29,13 +28,13 @@ class LeftRings(QObject):
     """Looks with a thread of its own, offers, and is of no more use."""
 
     def __init__(
-        self, parent: QObject, windows: Callable[[], Sequence[WindowBody]], show: Callable[[Recorded], object]
+        self, parent: QObject, windows: Callable[[], Sequence[SessionWindow]], show: Callable[[Recording], object]
     ) -> None:
         super().__init__(parent)
         self._windows, self._show = windows, show
         self._finding: Background[TidiedRings] | None = None
-        self._opening: Background[RingRecording] | None = None
-        self._window: WindowBody | None = None
+        self._opening: Background[Recording] | None = None
+        self._window: SessionWindow | None = None
         self._clock = QTimer(self, interval=_LOOK_MS)
         self._clock.timeout.connect(self._look)
         self._is_over = False
@@ -88,13 +87,13 @@ class LeftRings(QObject):
         )
 
     def open_ring(self, ring: LeftRing) -> None:
-        from kvscope_telemetry.timeline.ring_recording import RingRecording
+        from kvscope_telemetry.recordings.reader import Recording
 
         self._hide()
-        self._opening = Background(lambda watch: RingRecording.open(ring.folder, None, watch), "kvscope-open")
+        self._opening = Background(lambda watch: Recording.open(ring.folder, watch), "kvscope-open")
         self._clock.start()
 
-    def _look_at_opening(self, opening: Background[RingRecording]) -> None:
+    def _look_at_opening(self, opening: Background[Recording]) -> None:
         if not opening.is_over:
             return
         self._clock.stop()
@@ -128,7 +127,7 @@ def _words(ring: LeftRing, what: str) -> str:
 
 
 def _deleted(rings: Sequence[LeftRing]) -> str:
-    from kvscope_telemetry.timeline.left_rings import MAX_LEFT_BYTES, MAX_LEFT_S
+    from kvscope_telemetry.recordings.left_rings import MAX_LEFT_BYTES, MAX_LEFT_S
 
     return (
         f"{plural(len(rings), 'crashed session')} deleted "

@@ -9,24 +9,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from PySide6.QtCore import QObject, QStandardPaths, Qt, QTimer
-from PySide6.QtWidgets import QInputDialog, QProgressDialog
+from PySide6.QtCore import QObject, Qt, QTimer
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QMenu, QProgressDialog
 
+from kvscope_app.actions.action_registry import ActionSpec
 from kvscope_app.look.file_dialogs import ask_save
 from kvscope_app.look.model_name import model_name
-from kvscope_app.playback.playback_actions import TIME
-from kvscope_app.recording.kept_dialog import KeptDialog
+from kvscope_app.recent_recordings.recent_files import add_recent, documents_folder, recording_folder
+from kvscope_app.recording.kept_dialog import KeptDialog, SaveHistoryDialog
 from kvscope_app.recording.text_agreement import ask_once, text_actions
 from kvscope_app.session.background import Background
 from kvscope_app.session.state_text import not_kept_text
-from kvscope_app.window.actions import ActionSpec
-from kvscope_app.window.window_body import WindowBody
+from kvscope_app.session_window import SessionWindow
 from kvscope_telemetry.errors import BadInput
 
 _FILES: Final = "Recordings (*.mcap)"
 _LOOK_MS: Final = 50
 _PATIENCE_MS: Final = 500
-NOT_KEPT: Final = "The session continues. Time ▸ Start recording… can write to a disk with free space."
+NOT_KEPT: Final = "The session continues. File ▸ Start recording… can write to a disk with free space."
 _NOT_SAVED: Final = "The recent history could not be saved"
 _NOTICE_MS: Final = 8000
 _WRITTEN_MS: Final = 10_000
@@ -39,31 +40,56 @@ _LITTLE: Final = 0.05
 _STEPS: Final = 1000
 
 
-def recording_actions(window: WindowBody) -> list[ActionSpec]:
-    """None in a window on a file: that is recorded already."""
-    if window.session.timeline.is_file:
+def recording_actions(window: SessionWindow, group: str) -> list[ActionSpec]:
+    """Return the actions that record a live session; none in a window on a recording."""
+    session = window.session
+    if session.timeline.is_file:
         return []
     return [
-        ActionSpec("keep_last", "Save recent history…", TIME, partial(ask_minutes, window), ("Ctrl+S",)),
-        ActionSpec("record", "Start recording…", TIME, partial(ask_recording, window), ("Ctrl+R",)),
         ActionSpec(
-            "stop_recording",
-            "Stop recording",
-            TIME,
-            partial(stop_recording, window),
-            enabled=lambda: window.session.recorder is not None,
+            "record",
+            "Start recording…",
+            group,
+            partial(toggle_recording, window),
+            ("Ctrl+R",),
+            "record",
+            checkable=True,
+            tip="Record to a file, or stop recording",
+            checked=lambda: session.recorder is not None,
+            text_now=lambda: "Start recording…" if session.recorder is None else "Stop recording",
         ),
-        ActionSpec("kept_bounds", "History length…", TIME, partial(_ask_bounds, window)),
-        *text_actions(window, TIME),
+        ActionSpec("keep_last", "Save recent history…", group, partial(ask_minutes, window), ("Ctrl+S",)),
+        ActionSpec("kept_bounds", "History length…", group, partial(_ask_bounds, window)),
+        *text_actions(window, group),
     ]
 
 
-def free_path(window: WindowBody) -> Path:
+def toggle_recording(window: SessionWindow, _checked: bool = False) -> None:
+    """Stop the recording that runs, or ask where to record to."""
+    if window.session.recorder is not None:
+        stop_recording(window)
+    else:
+        ask_recording(window)
+    window.actions_by_name.refresh()  # the action is checked while a recording runs, not while a dialog asks
+
+
+def recording_menu(window: SessionWindow) -> QMenu:
+    """Return a menu for the recording that runs: where it is written, and how to stop it."""
+    menu = QMenu(window)
+    menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+    recorder = window.session.recorder
+    path = "" if recorder is None else str(recorder.path)
+    menu.addAction(path.replace("&", "&&")).setEnabled(False)
+    menu.addAction("Copy path").triggered.connect(lambda: QGuiApplication.clipboard().setText(path))
+    menu.addAction(window.actions_by_name["record"])
+    return menu
+
+
+def free_path(window: SessionWindow) -> Path:
     """A name that is not taken, of the model and the time, where the last one went or the person's documents are."""
-    last = window.themes.settings.values.recording_folder
-    documents = QStandardPaths.writableLocation(QStandardPaths.StandardLocation.DocumentsLocation)
-    folder = Path(last if last and Path(last).is_dir() else documents)
-    model = re.sub(r"[^\w.-]+", "-", model_name(window.session.live_mirror.hello)).strip("-") or "kvscope"
+    last = recording_folder(window.themes.settings.values)
+    folder = last if last.is_dir() else documents_folder()
+    model = re.sub(r"[^\w.-]+", "-", model_name(window.session.live_mirror.hello)).strip("-")[:100] or "kvscope"
     stem = f"{model}-{time.strftime('%Y%m%d-%H%M')}"
     names = (f"{stem}.mcap", *(f"{stem}-{number}.mcap" for number in range(2, 1000)))
     paths = (folder / name for name in names)
@@ -72,12 +98,12 @@ def free_path(window: WindowBody) -> Path:
     )
 
 
-def ask_minutes(window: WindowBody) -> None:
+def ask_minutes(window: SessionWindow) -> None:
     """How many, then where; at first, whether with texts."""
     ask_once(window, partial(_ask_minutes, window))
 
 
-def _ask_minutes(window: WindowBody) -> None:
+def _ask_minutes(window: SessionWindow) -> None:
     timeline = window.session.timeline
     around = timeline.range_ns
     if window.session.kept is None or around is None:
@@ -89,15 +115,8 @@ def _ask_minutes(window: WindowBody) -> None:
         return
     there, ago = max((around[1] - around[0]) / 60e9, 0.1), max((around[1] - timeline.cursor_ns) / 60e9, 0.0)
     asked_s = time.monotonic()
-    dialog = QInputDialog(window)
-    dialog.setWindowTitle("Save recent history")
-    dialog.setLabelText(minutes_question(there, ago))
-    dialog.setInputMode(QInputDialog.InputMode.DoubleInput)
-    dialog.setDoubleDecimals(1)
-    dialog.setDoubleRange(0.1, max(there, 0.1))
-    dialog.setDoubleValue(minutes_offered(there, ago))
-    dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-    dialog.doubleValueSelected.connect(
+    dialog = SaveHistoryDialog(window, minutes_question(there, ago), minutes_offered(there, ago), there)
+    dialog.chosen.connect(
         lambda minutes: _ask_path(window, lambda path: keep_since(window, asked_s - minutes * 60.0, path))
     )
     dialog.open()
@@ -114,17 +133,17 @@ def minutes_question(there: float, ago: float) -> str:
     return f"What is shown was {ago:.1f} minutes ago.\n{question}" if ago >= _LITTLE else question
 
 
-def ask_recording(window: WindowBody) -> None:
+def ask_recording(window: SessionWindow) -> None:
     """Where to; at first, whether with texts."""
     ask_once(window, lambda: _ask_path(window, partial(record, window)))
 
 
-def keep_since(window: WindowBody, since_s: float, path: str) -> Task | None:
+def keep_since(window: SessionWindow, since_s: float, path: str) -> Task | None:
     """Save all since that time of the monotonic clock: choosing where to takes a while."""
     return keep_last(window, time.monotonic() - since_s, path)
 
 
-def keep_last(window: WindowBody, seconds: float, path: str) -> Task | None:
+def keep_last(window: SessionWindow, seconds: float, path: str) -> Task | None:
     """Save the last `seconds` to `path`; a thread does."""
     kept = window.session.kept
     if kept is None:
@@ -134,7 +153,7 @@ def keep_last(window: WindowBody, seconds: float, path: str) -> Task | None:
     def done() -> None:
         if work.made is not None:
             window.banner.withdraw(_NOT_SAVED)
-            _note(window, _with_ending(path))
+            add_recent(window.themes.settings, _with_ending(path))
             made = f"; what is kept here is {work.made}" if work.made else ""
             window.statusBar().showMessage(f"Kept in {_with_ending(path)}{made}", _NOTICE_MS)
         elif work.failure:
@@ -143,20 +162,20 @@ def keep_last(window: WindowBody, seconds: float, path: str) -> Task | None:
     return Task(window, work, f"Keeping {Path(path).name}", done)
 
 
-def record(window: WindowBody, path: str) -> None:
+def record(window: SessionWindow, path: str) -> None:
     """Record to `path` from now on."""
     kept = window.session.kept
     if kept is None or kept.recorder is not None:
         return
     try:
         kept.start_recording(_with_ending(path))
-        _note(window, _with_ending(path))
+        add_recent(window.themes.settings, _with_ending(path))
     except BadInput as error:
         window.banner.tell("Recording failed", str(error), passes=True)
     window.session.status_changed.emit()
 
 
-def stop_recording(window: WindowBody) -> Task | None:
+def stop_recording(window: SessionWindow) -> Task | None:
     """End it, whole."""
     work = None if window.session.kept is None else window.session.kept.stop_recording()
     if work is None:
@@ -175,7 +194,7 @@ def stop_recording(window: WindowBody) -> Task | None:
 class Task(QObject):
     """Looks after `work` of `window`: progress where it takes long, with a way to give it up; `done` at the end."""
 
-    def __init__(self, window: WindowBody, work: Background[Any], words: str, done: Callable[[], None]) -> None:
+    def __init__(self, window: SessionWindow, work: Background[Any], words: str, done: Callable[[], None]) -> None:
         super().__init__(window)
         self.work, self._done = work, done
         self._dialog = QProgressDialog(words, "Cancel", 0, _STEPS, window)
@@ -205,7 +224,7 @@ class Task(QObject):
         self.work.wait(2.0)
 
 
-def write_file(window: WindowBody, work: Background[Path], path: Path, doing: str, done: str, failed: str) -> Task:
+def write_file(window: SessionWindow, work: Background[Path], path: Path, doing: str, done: str, failed: str) -> Task:
     """Have `work` write `path`; say that it is `done` or why it `failed`. Progress is shown where it takes long."""
 
     def tell() -> None:
@@ -218,13 +237,7 @@ def write_file(window: WindowBody, work: Background[Path], path: Path, doing: st
     return Task(window, work, f"{doing} {path.name}", tell)
 
 
-def _note(window: WindowBody, path: Path) -> None:
-    """It is listed among the recordings."""
-    if window.openers.library is not None:
-        window.openers.library.note(path)
-
-
-def _ask_path(window: WindowBody, run: Callable[[str], object]) -> None:
+def _ask_path(window: SessionWindow, run: Callable[[str], object]) -> None:
     def chosen(path: str) -> None:
         window.themes.settings.change(recording_folder=str(Path(path).absolute().parent))
         run(path)
@@ -236,5 +249,5 @@ def _with_ending(path: str) -> Path:
     return Path(path if path.endswith(".mcap") else f"{path}.mcap")
 
 
-def _ask_bounds(window: WindowBody) -> None:
+def _ask_bounds(window: SessionWindow) -> None:
     KeptDialog(window).open()

@@ -12,20 +12,20 @@ from typing import Final
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QMessageBox
 
+from kvscope_app.actions.action_registry import ActionSpec
 from kvscope_app.session.kept.text_keeping import TextKeeping, agree_texts, texts_agreed
-from kvscope_app.window.actions import ActionSpec
-from kvscope_app.window.window_body import WindowBody
+from kvscope_app.session_window import SessionWindow
 
 NAME: Final = "record_texts"
 QUESTION: Final = "Include prompt and answer text in recordings?"
 DETAIL: Final = (
     "With text, anyone who opens the file can read prompts and answers, block by block. Without it, the "
     "file has numbers only: which blocks are held, by which request, how full. This also applies to the "
-    "recent history that kvscope keeps on disk. You can change it in the Time menu."
+    "recent history that kvscope keeps on disk. You can change it in the File menu."
 )
 
 
-def text_actions(window: WindowBody, group: str) -> list[ActionSpec]:
+def text_actions(window: SessionWindow, group: str) -> list[ActionSpec]:
     """A check mark beside what records."""
     return [
         ActionSpec(
@@ -39,13 +39,13 @@ def text_actions(window: WindowBody, group: str) -> list[ActionSpec]:
     ]
 
 
-def follow_agreement(window: WindowBody) -> None:
+def follow_agreement(window: SessionWindow) -> None:
     """Once `window` has its actions: what was said before holds."""
     if not window.session.timeline.is_file:
         set_texts(window, bool(texts_agreed(window.settings)), remember=False)
 
 
-def set_texts(window: WindowBody, on: bool, *, remember: bool = True) -> None:
+def set_texts(window: SessionWindow, on: bool, *, remember: bool = True) -> None:
     """From now on with texts, or without."""
     if remember:
         agree_texts(window.settings, on)
@@ -57,12 +57,12 @@ def set_texts(window: WindowBody, on: bool, *, remember: bool = True) -> None:
     window.actions_by_name.refresh()
 
 
-def _keeps_texts(window: WindowBody) -> bool:
+def _keeps_texts(window: SessionWindow) -> bool:
     keeping = window.session.findChild(TextKeeping)
     return keeping is not None and keeping.is_on
 
 
-def ask_once(window: WindowBody, go_on: Callable[[], object]) -> None:
+def ask_once(window: SessionWindow, go_on: Callable[[], object]) -> None:
     """Ask where nobody was asked yet, then `go_on`; who dismisses the question is asked again."""
     if texts_agreed(window.settings) is not None or not window.session.may_operate:
         go_on()

@@ -95,7 +95,7 @@ class HistoryWindow:
     """Bins from `-seconds` to now, oldest first; NaN where nothing was heard."""
 
     time_s: FloatArray
-    """Middle of each bin relative to the reading, shape (n,)."""
+    """End of each bin relative to the reading, shape (n,): gauges are as of then, sums are of the bin before."""
     columns: dict[str, FloatArray]
     """`SUMS`, `GAUGES` and `LATENCIES`, shape (n,) each."""
     end_ns: int
@@ -176,6 +176,11 @@ class History:
         """Nanoseconds since 1970 of a time on this machine's monotonic clock."""
         return time_ns + self._wall_offset_ns
 
+    @property
+    def engine_wall_ns(self) -> int:
+        """Offset from the engine's clock to the wall clock of `wall_ns`, in nanoseconds."""
+        return (self._offset_ns or 0) + self._wall_offset_ns
+
     def timed(self, entry: LoggedEvent) -> TimedEvent:
         """An event of the log by the wall clock."""
         return TimedEvent(self.wall_ns(entry.time_ns), entry.epoch, entry.event)
@@ -183,6 +188,7 @@ class History:
     def add_update(self, update: Update, mirror: BlockCounts, now_ns: int | None = None) -> None:
         """Take in an update that `mirror` has applied already. `now_ns` is the time of receipt, for tests."""
         now_ns = time.monotonic_ns() if now_ns is None else now_ns
+        before_ns = self._last_heard_ns
         self._follow_epoch(update, mirror)
         self._follow_clock(update, now_ns)
         if update.snapshot or update.series or update.heartbeat:
@@ -192,6 +198,8 @@ class History:
             self._add_blocks(mirror, now_ns // BIN_NS)
         self._add_standing(update, now_ns // BIN_NS)
         self._add_frames(update, now_ns)
+        if not mirror.capabilities.counters:
+            self._forget_sums(before_ns, now_ns)
         self._add_latencies(update, now_ns)
         self._add_readings(update, now_ns)
         self._add_requests(update)
@@ -233,8 +241,14 @@ class History:
         last = now_ns // BIN_NS
         first = last - max(int(seconds * 1e9) // BIN_NS, 1)
         numbers = np.arange(first, last + 1)
-        time_s = ((numbers * BIN_NS + (BIN_NS // 2 - now_ns)) / 1e9).astype(np.float64)
+        time_s = (((numbers + 1) * BIN_NS - now_ns) / 1e9).astype(np.float64)
         return HistoryWindow(time_s, self.ring.read(first, last, names), now_ns)
+
+    def _forget_sums(self, since_ns: int, now_ns: int) -> None:
+        """Make what was counted since then unknown: a gap in curves, not zero."""
+        now = now_ns // BIN_NS
+        bins = np.arange(max(min(since_ns // BIN_NS + 1, now), now - self._num_bins), now + 1)
+        self.ring.put(bins, dict.fromkeys(SUMS, np.full(bins.size, np.nan)))
 
     def _follow_epoch(self, update: Update, mirror: BlockCounts) -> None:
         epoch = update.snapshot.hello.epoch if update.snapshot else mirror.epoch
@@ -270,13 +284,15 @@ class History:
         series = update.series
         if "time_ns" not in series or not series["time_ns"].size:
             return
-        bins = np.minimum(series["time_ns"] + (self._offset_ns or 0), now_ns) // BIN_NS
+        ends_ns = np.minimum(series["time_ns"] + (self._offset_ns or 0), now_ns)
+        bins = ends_ns // BIN_NS
         sums: dict[str, IntArray] = {name: series[name] for name in _PER_FRAME}
         steps = series["step"]  # a frame that tells what changed without a step has the number of the step before
         sums["num_steps"] = (np.diff(steps, prepend=self._step) != 0).astype(np.int64)
         self._step = int(steps[-1])
+        self._add_steps(ends_ns, series["schedule_ns"] + series["run_ns"] + series["commit_ns"], sums)
         sums.update({name: self._increase(name, series[name]) for name in _SERIES_TOTALS})
-        self.ring.add(bins, sums)
+        self.ring.add(bins, {name: sums[name] for name in _SERIES_TOTALS})
         if update.counters is not None:
             counted = {name: self._increase(name, np.array([getattr(update.counters, name)])) for name in _COUNTERS}
             self.ring.add(bins[-1:], counted)
@@ -284,8 +300,23 @@ class History:
         self.known.update(name for name in KNOWN_SUMS if name in sums and sums[name].any())
         self.ring.put(bins, {name: series[name] for name in FRAME_GAUGES})
         # Frames of an earlier bin came late: how they left things holds until now.
-        since = np.arange(int(bins[-1]), now_ns // BIN_NS + 1)
+        now = now_ns // BIN_NS
+        since = np.arange(max(int(bins[-1]), now - self._num_bins), now + 1)  # an engine's time may be any
         self.ring.put(since, {name: np.full(since.size, series[name][-1]) for name in FRAME_GAUGES})
+
+    def _add_steps(self, ends_ns: IntArray, lengths_ns: IntArray, sums: Mapping[str, IntArray]) -> None:
+        """Add what steps computed, evenly over the time in which each ran: a long one makes no spike between zeros."""
+        begins_ns = np.maximum(ends_ns - np.maximum(lengths_ns, 0), self.began_ns or NONE)
+        is_long = begins_ns // BIN_NS < ends_ns // BIN_NS
+        self.ring.add(ends_ns[~is_long] // BIN_NS, {name: column[~is_long] for name, column in sums.items()})
+        for place in np.flatnonzero(is_long).tolist():
+            values = {name: float(column[place]) for name, column in sums.items()}
+            self.ring.spread(int(begins_ns[place]), int(ends_ns[place]), values)
+
+    @property
+    def offset_ns(self) -> int:
+        """Our monotonic clock less that of the engine that is shown; 0 before anything is known of it."""
+        return self._offset_ns or 0
 
     @property
     def newest_sample(self) -> DeviceSample | None:
@@ -340,9 +371,10 @@ class History:
                     self.ring.put_one(min(now_ns // BIN_NS, self.ring.newest), upper)
                     self.known.update(upper)
 
-    def range_of(self, prefix: str, share: float, since_ns: int) -> Range:
-        """Between which bounds a percentile of the latencies lies that were told as histograms after `since_ns`."""
-        histogram = joined((reading for at_ns, reading in self.readings if at_ns >= since_ns), HISTOGRAMS[prefix])
+    def range_of(self, prefix: str, share: float, since_ns: int, until_ns: int) -> Range:
+        """Return the bounds of a percentile of the latencies told as histograms between two times."""
+        readings = (reading for at_ns, reading in self.readings if since_ns <= at_ns <= until_ns)
+        histogram = joined(readings, HISTOGRAMS[prefix])
         return UNKNOWN_RANGE if histogram is None else histogram.percentile(share)
 
     def _add_requests(self, update: Update) -> None:
@@ -421,6 +453,23 @@ class BinRing:
                 before = self._data[rows, slot]
                 before[np.isnan(before)] = 0.0
                 self._data[rows, slot] = before + columns[:, inside].sum(axis=1)
+
+    def spread(self, begin_ns: int, end_ns: int, values: Mapping[str, float]) -> None:
+        """Add `values` to the sums, evenly over the time from `begin_ns` to `end_ns`, as far as the ring has known bins
+        of it. `begin_ns` is before the bin in which `end_ns` lies.
+        """
+        last = end_ns // BIN_NS
+        numbers = np.arange(max(begin_ns // BIN_NS, self.newest - self.num_bins + 1), min(last, self.newest) + 1)
+        is_known = np.isfinite(self._data[self._row[next(iter(values))], numbers % self.num_bins])
+        numbers = numbers[is_known | (numbers == last)]
+        if not numbers.size:
+            return
+        starts = np.maximum(numbers * BIN_NS, begin_ns)
+        lengths = (np.minimum((numbers + 1) * BIN_NS, end_ns) - starts).astype(np.float64)
+        shares = lengths / lengths.sum() if lengths.any() else np.full(numbers.size, 1 / numbers.size)
+        for name, value in values.items():
+            row, slots = self._row[name], numbers % self.num_bins
+            self._data[row, slots] = np.nan_to_num(self._data[row, slots]) + value * shares
 
     def put(self, bin_numbers: IntArray, values: Mapping[str, IntArray | FloatArray]) -> None:
         """Set gauges or points, shape (n,), oldest first; the last of a bin stands."""

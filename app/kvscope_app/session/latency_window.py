@@ -57,9 +57,9 @@ class LatencyWindow:
         self._bin_values.clear()
         return self._bin, p50, p95
 
-    def recent(self, since_ns: int) -> tuple[float, float]:
-        """p50 and p95 in seconds of the values that came after `since_ns`, as far as they are held."""
-        return percentiles(self._values[self._times_ns >= since_ns])
+    def between(self, since_ns: int, until_ns: int) -> tuple[float, float]:
+        """Return p50 and p95 in seconds of the values that came between two times, as far as they are held."""
+        return percentiles(self._values[(self._times_ns >= since_ns) & (self._times_ns <= until_ns)])
 
     def _store(self, values_ns: IntArray, time_ns: int) -> None:
         slots = (self._next + np.arange(values_ns.size)) % self._values.size

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from kvscope_telemetry.messages.commands import BlockContent, Command, Reply
 from kvscope_telemetry.messages.telemetry import Event
-from kvscope_telemetry.recorded import Recorded
+from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.source import Source
 
 
@@ -47,7 +47,7 @@ class Resyncing(Protocol):
 class Player(Protocol):
     """A source in which a person moves time, in seconds since a start that does not move."""
 
-    recording: Recorded
+    recording: Recording
     has_jumped: bool
     """Whether the update taken last is the first after a seek."""
 

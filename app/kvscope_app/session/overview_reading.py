@@ -14,9 +14,9 @@ from typing import Final
 from kvscope_app.session.background import Background
 from kvscope_app.session.kept.bookmark_file import bookmark_file, keep_bookmarks, read_bookmarks
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.recorded import Recorded
 from kvscope_telemetry.recordings.overview import OverviewPart, computed_parts, missing_from, written_parts
 from kvscope_telemetry.recordings.read_budget import ProgressCallback
+from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import Summary
@@ -32,7 +32,7 @@ _MOST_PARTS: Final = 8
 class OverviewReading:
     """Begins at once; `take_into` until `is_over`."""
 
-    def __init__(self, recording: Recorded) -> None:
+    def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._parts: deque[OverviewPart] = deque()
         self._bookmarks: deque[Bookmark] = deque()
@@ -40,6 +40,7 @@ class OverviewReading:
         self._is_ending = threading.Event()
         self.is_computing = False
         """Whether it takes long: the file has no summaries of its own."""
+        self._is_caught_up = False
         self._work: Background[None] = Background(self._read, "kvscope-overview")
 
     @property
@@ -56,6 +57,11 @@ class OverviewReading:
     def is_over(self) -> bool:
         """Whether nothing more comes."""
         return self._work.is_over and not self._parts and not self._bookmarks
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether all that the file held when it was opened was taken; of a file that grows, more may follow."""
+        return (self._is_caught_up or self._work.is_over) and not self._parts and not self._bookmarks
 
     def take_into(self, overview: SessionOverview) -> bool:
         """Add what was read; whether there was anything."""
@@ -82,7 +88,7 @@ class OverviewReading:
     # The thread.
 
     def _read(self, watch: ProgressCallback) -> None:
-        recording = type(self._recording).open(self._recording.path)  # type: ignore[attr-defined]
+        recording = self._recording.reopened()
         newest_ns, event_ns = None, 0
         for part in written_parts(recording):
             newest_ns = newest_ns if part.newest_ns is None else part.newest_ns
@@ -98,6 +104,7 @@ class OverviewReading:
             finally:
                 self.is_computing = False
         newest_ns = newest_ns or 0
+        self._is_caught_up = True
         while recording.may_grow and not self._is_ending.wait(_GROW_S):
             try:
                 recording.grow()
@@ -115,7 +122,7 @@ class OverviewReading:
             if part.summaries or part.events:
                 self._hand_over(part)
 
-    def _tell_bookmarks(self, recording: Recorded) -> None:
+    def _tell_bookmarks(self, recording: Recording) -> None:
         self._bookmarks.extend(recording.bookmarks())
         with contextlib.suppress(BadInput):  # said when one is to be added
             self._bookmarks.extend(read_bookmarks(self._bookmark_file))

@@ -58,7 +58,7 @@ def overview_window(
         column = np.full(num, np.nan)
         column[places[inside]] = history_column(overview, name)[begin:end][inside]
         columns[name] = column
-    time_s = np.arange(num, dtype=np.float64) - (num - 0.5)
+    time_s = np.arange(num, dtype=np.float64) - (num - 1)
     return HistoryWindow(time_s, columns, end_ns, SECOND_NS, is_over=True)
 
 

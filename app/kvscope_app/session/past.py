@@ -33,6 +33,9 @@ OVERVIEW_NAMES: Final[Mapping[str, str]] = {
 """Columns of the history that stand for a whole second, and what they are called in the overview."""
 
 
+_SPREAD: Final = {f"{kind}_tokens": f"{kind}_tokens_per_s" for kind in ("prefill", "decode")}
+
+
 def fill_past(history: History, overview: SessionOverview, start_ns: int) -> None:
     """Write what was before `history` began (`History.begin`), and after `start_ns` by the wall clock, where the
     timeline begins. May be done again when the overview has grown."""
@@ -48,7 +51,7 @@ def fill_past(history: History, overview: SessionOverview, start_ns: int) -> Non
     starts = (overview.time_ns[first:last] - wall_ns) // BIN_NS
     bins = (starts[:, None] + np.arange(_BINS)).ravel()
     before = (bins < began_ns // BIN_NS) & (bins > first_ns // BIN_NS)
-    values = {name: overview.column(name)[first:last] / _BINS for name in SUMS}
+    values = {name: history_column(overview, name)[first:last] / _BINS for name in SUMS}
     # How the second in progress ends is not known yet at that moment: it is as the one before.
     places = np.arange(first, last)
     if last - first > 1 and overview.time_ns[last - 1] + SECOND_NS > began_ns + wall_ns:
@@ -64,9 +67,10 @@ def fill_past(history: History, overview: SessionOverview, start_ns: int) -> Non
 
 
 def history_column(overview: SessionOverview, name: str) -> FloatArray:
-    """Of the overview, what the history calls `name`. Where which blocks are free is not told, all that are not in use
-    stand for them."""
-    column = overview.column(OVERVIEW_NAMES.get(name, name))
+    """Return the column of the overview that the history calls `name`. Where free blocks are not told, all that are not
+    in use stand for them; tokens are spread over the time of their steps, as in the history.
+    """
+    column = overview.column(OVERVIEW_NAMES.get(name) or _SPREAD.get(name, name))
     if name != "blocks_free":
         return column
     rest: FloatArray = overview.column("pool_blocks") - overview.column("active_blocks")
@@ -106,10 +110,13 @@ def _fill_events(history: History, overview: SessionOverview, first_ns: int, las
     wall_ns = history.wall_ns(0)
     places = overview.events.find(first_ns, last_ns).tolist()[-history.events.max_events :]
     events = [overview.events[place] for place in places]
+    # The events of the step in progress come with its frame, which is not shown yet: the state knows nothing of them.
+    newest_ns = history.began_engine_ns
+    events = [each for each in events if each.epoch != history.epoch or each.event.time_ns <= newest_ns]
     history.events.put_before(
         [(timed.time_ns - wall_ns, timed.epoch, timed.event) for timed in events], history.num_past_events
     )
-    history.num_past_events = len(places)
+    history.num_past_events = len(events)
     history.request_times.hear(timed.event for timed in events if timed.epoch == history.epoch)
     moments = overview.moments.rows
     was_before = (moments["epoch"] == history.epoch) & (moments["time_ns"] <= history.began_engine_ns)

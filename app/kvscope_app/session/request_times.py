@@ -7,7 +7,6 @@ newest `capacity` requests of the epoch; times are those of frames, by the engin
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import IntEnum
 from typing import Final
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy.typing as npt
 
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Event, RequestRows
+from kvscope_telemetry.request_log import ENDINGS, Ending
 from kvscope_telemetry.summaries.moments import MomentKind
 from kvscope_telemetry.summaries.request_phases import PhaseRows
 
@@ -22,19 +22,6 @@ IntArray = npt.NDArray[np.int64]
 _UNSEEN: Final = -2
 """It was before anybody looked: what is seen later is not the first."""
 FloatArray = npt.NDArray[np.float64]
-
-
-class Ending(IntEnum):
-    """How a request ended, as its last event says."""
-
-    UNKNOWN = 0
-    """It has not ended, or nobody heard how."""
-    FINISHED = 1
-    ABORTED = 2
-    REFUSED = 3
-
-
-_ENDINGS: Final = {"finished": Ending.FINISHED, "aborted": Ending.ABORTED, "refused": Ending.REFUSED}
 
 
 class RequestTimes:
@@ -99,8 +86,8 @@ class RequestTimes:
                 continue
             if event.kind == "admitted":
                 self._started_ns[slot] = event.time_ns
-            elif event.kind in _ENDINGS:
-                self._ending[slot] = _ENDINGS[event.kind]
+            elif event.kind in ENDINGS:
+                self._ending[slot] = ENDINGS[event.kind]
 
     def know(self, moments: PhaseRows) -> None:
         """Take in rows of `Course.moments` of this epoch: what was before anybody looked here."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -21,6 +20,7 @@ from kvscope_app.session.kept.bookmarks import Bookmarks
 from kvscope_app.session.kept.own_handle import OwnHandle
 from kvscope_app.session.links import Player, contents_of, link_of, player_of
 from kvscope_app.session.pace import FRAME_MS, Pace
+from kvscope_app.session.session_requests import LiveRequests, RecordedRequests
 from kvscope_app.session.source_timeline import SourceTimeline
 from kvscope_app.session.state_text import KEPT_AGAIN, not_kept_text
 from kvscope_app.session.texts.known_contents import KnownContents
@@ -28,6 +28,7 @@ from kvscope_telemetry.errors import EngineDead
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.commands import Abort, Command, GetAllocatorMap, GetBlockText, GetStatus, Submit
 from kvscope_telemetry.messages.roles import Role
+from kvscope_telemetry.messages.telemetry import MemoryBreakdown
 from kvscope_telemetry.source import Source, SourceState, SourceStatus, Update
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.state.sync import FIRST_TAG
@@ -54,6 +55,8 @@ class Session(QObject):
     status_changed = Signal()
     selection_changed = Signal()
     overview_changed = Signal()
+    requests_changed = Signal()
+    """More of `requests` is known; emitted a few times per second at most."""
     noticed = Signal(str)
     """Something a person should read, in a sentence."""
     kept_failed = Signal(str)
@@ -78,6 +81,8 @@ class Session(QObject):
         contents = contents_of(source)
         self._contents = None if contents is None else KnownContents(contents)
         self._reading: OverviewReading | None = None
+        self._requests: LiveRequests | RecordedRequests | None = None if self._played is not None else LiveRequests()
+        self._requests_told: tuple[object, ...] = (0, 1.0, "")
         self.status: SourceStatus = source.status
         self._status_told_ns = self._overview_taken_ns = 0
         self._end_reason = ""
@@ -93,6 +98,7 @@ class Session(QObject):
         self._told_failure = ""
         self.pace = Pace(self)
         self.pace.timeout.connect(self.poll)
+        self.timeline.updated.connect(self._add_to_requests)
         self.timeline.moved.connect(self._look_often)
         self.timeline.epoch_changed.connect(self.clear_selection)
         self.timeline.shown.connect(self._select_whom)
@@ -108,7 +114,7 @@ class Session(QObject):
     def keep(self, kept: KeptTimeline) -> None:
         """From now on `kept` is what there is to go back to. It is ours to end."""
         self.kept = kept
-        self.timeline.keep(kept)
+        self.timeline.kept = kept
         self.bookmarks.keep = kept.mark
 
     def close(self) -> None:
@@ -117,6 +123,8 @@ class Session(QObject):
         self.timeline.close()
         if self._reading is not None:
             self._reading.close()
+        if self._requests is not None:
+            self._requests.close()
         if self._texts is not None:
             self._texts.close()
         if self._recorded_texts is not None:
@@ -135,6 +143,7 @@ class Session(QObject):
         if self._contents is not None and (answered := self._contents.take_replies()):
             self.replies.emit(answered)
         counters = self.live_mirror.counters
+        is_busy = is_busy or (self._requests is not None and self._requests.share < 1)
         self.pace.keep(is_busy, is_waiting=bool(counters.num_running + counters.num_waiting))
         self._tell_status()
 
@@ -165,6 +174,26 @@ class Session(QObject):
     def history(self) -> History:
         """What was lately at what is shown."""
         return self.timeline.history
+
+    @property
+    def memory(self) -> MemoryBreakdown | None:
+        """The newest memory breakdown at what is shown.
+
+        Before the first one of an engine start, as right after attaching, a live session returns what does not change
+        within it: the weights and the pool of the newest breakdown.
+        """
+        shown, newest = self.history.memory, self.timeline.end.history.memory
+        if shown is not None or newest is None or newest.epoch != self.mirror.epoch:
+            return shown
+        return MemoryBreakdown(
+            epoch=newest.epoch,
+            time_ns=newest.time_ns,
+            weights_bytes=newest.weights_bytes,
+            kv_bytes=newest.kv_bytes,
+            modules=newest.modules,
+            ranks=newest.ranks,
+            host_weights_bytes=newest.host_weights_bytes,
+        )
 
     # What the person selected
 
@@ -293,10 +322,18 @@ class Session(QObject):
     def own_handle(self) -> OwnHandle | None:
         """On what was recorded, for a thread of one's own; None where nothing is."""
         if self._played is not None:
-            recording = self._played.recording
-            open_it = partial(type(recording).open, recording.path)  # type: ignore[attr-defined]
-            return OwnHandle(lambda watch: open_it(watch=watch), lambda: None)
-        return None if self.kept is None else OwnHandle(self.kept.read_ring_recording, self.kept.ring.flush)
+            return OwnHandle(self._played.recording.reopened, lambda: None)
+        return None if self.kept is None else OwnHandle(self.kept.open_recording, self.kept.ring.flush)
+
+    @property
+    def requests(self) -> LiveRequests | RecordedRequests:
+        """All requests of the session, whatever moment is shown. Those of a recording are read once they are asked
+        for."""
+        if self._requests is None:
+            handle = self.own_handle()
+            assert handle is not None, "a recording was opened"
+            self._requests = RecordedRequests(handle.get)
+        return self._requests
 
     @property
     def overview_share(self) -> float | None:
@@ -306,10 +343,21 @@ class Session(QObject):
 
     @property
     def is_overview_whole(self) -> bool:
-        """Whether nothing of a recording's overview is still to be read."""
-        return self._reading is None
+        """Whether the overview covers all that the recording held when it was opened."""
+        return self._reading is None or self._reading.is_caught_up
 
     # private
+
+    def _add_to_requests(self, update: Update) -> None:
+        if isinstance(self._requests, LiveRequests):
+            self._requests.add_update(update, self.timeline.end.history.engine_wall_ns)
+
+    def _tell_requests(self) -> None:
+        if self._requests is not None:
+            told = (self._requests.log.version, self._requests.share, self._requests.failure)
+            if told != self._requests_told:
+                self._requests_told = told
+                self.requests_changed.emit()
 
     def _look_often(self) -> None:
         self.pace.keep(is_busy=True)
@@ -341,6 +389,7 @@ class Session(QObject):
             self.status = status
             self._status_told_ns = now_ns
             self.extend_overview()
+            self._tell_requests()
             if self.kept is not None:
                 self._tell_failures(self.kept)
             self.status_changed.emit()
@@ -375,7 +424,8 @@ class Session(QObject):
                     self.noticed.emit(f"Not all of its overview can be read: {reading.failure}")
         if has_grown:
             if reading is not None:
-                self.timeline.fill_past()
+                self.timeline.end.fill_past()
+                self.timeline.cursor_changed.emit()
             self.overview_changed.emit()
 
     def _tell_failures(self, kept: KeptTimeline) -> None:

@@ -24,6 +24,7 @@ from kvscope_app.session.history import History
 from kvscope_app.session.links import Player, player_of, resync_of
 from kvscope_app.session.past import fill_past
 from kvscope_app.session.timeline import Loop
+from kvscope_app.session.visible_range import VisibleRange
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.source import Source, Update
 from kvscope_telemetry.state.mirror import Mirror
@@ -33,7 +34,7 @@ from kvscope_telemetry.summaries.summary import TimedEvent
 if TYPE_CHECKING:
     from kvscope_app.session.kept.kept_timeline import KeptTimeline
     from kvscope_telemetry.playback.playback_source import PlaybackSource
-    from kvscope_telemetry.timeline.ring_recording import RingRecording
+    from kvscope_telemetry.recordings.reader import Recording
 
 _AT_END_NS: Final = 50_000_000
 """Who goes so close to the present is live."""
@@ -65,12 +66,14 @@ class SourceTimeline(QObject):
     def __init__(self, source: Source, overview: SessionOverview, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._overview = overview
-        self._kept: KeptTimeline | None = None
+        self.kept: KeptTimeline | None = None
+        """Recent history to go back to; None for a recording, and where nothing is kept."""
         player = player_of(source)
         self.end = Viewpoint(source, overview, player, resync_of(source))
         """The state at the source, wherever the cursor is."""
         self.cursor = Cursor(overview)
         self.loop = Loop(self, self)
+        self.visible_range = VisibleRange(self)
         self.shown_event: TimedEvent | None = None
         """The event that a person went to; None once they go anywhere else."""
         self.is_before_event = False
@@ -79,14 +82,10 @@ class SourceTimeline(QObject):
         self._shown_epoch: int | None = None
         self._wall_offset_ns = self.end.history.wall_ns(0)
 
-    def keep(self, kept: KeptTimeline) -> None:
-        """From now on `kept` is what there is to go back to."""
-        self._kept = kept
-
     def close(self) -> None:
         """Let go of what is read of the past."""
         self.cursor.close(wait=True)
-        self._kept = None
+        self.kept = None
 
     # What is shown
 
@@ -147,7 +146,7 @@ class SourceTimeline(QObject):
             recording = player.recording
             start_ns = recording.start_ns
             return start_ns + round(recording.first_s * 1e9), start_ns + round(player.duration * 1e9)
-        kept = None if self._kept is None or self.end.mirror.hello is None else self._kept.range_ns
+        kept = None if self.kept is None or self.end.mirror.hello is None else self.kept.range_ns
         if kept is None:
             return None
         return kept[0], max(kept[1], time.monotonic_ns() + self._wall_offset_ns)
@@ -157,7 +156,7 @@ class SourceTimeline(QObject):
         """Where positions of the timeline count from; it does not move."""
         if self.end.player is not None:
             return self.end.player.recording.start_ns
-        return None if self._kept is None else self._kept.ring.origin_ns
+        return None if self.kept is None else self.kept.ring.origin_ns
 
     @property
     def is_at_end(self) -> bool:
@@ -213,7 +212,9 @@ class SourceTimeline(QObject):
         self.moved.emit()
 
     def go_live(self) -> None:
-        """Glue the cursor to the end again; of a recording, go to its end."""
+        """Move the cursor to the end. A live session follows the end from then on, and its zoom ends."""
+        if not self.is_file:
+            self.visible_range.show(None)
         self._leave_event()
         if self.end.player is not None:
             self.end.player.seek(self.end.player.duration, with_past=False)
@@ -262,27 +263,10 @@ class SourceTimeline(QObject):
 
     def go_to_event(self, kinds: Collection[str] | None, *, forward: bool) -> TimedEvent | None:
         """Show the next event of `kinds` (None: of any), or the one before; which that is."""
-        timed = self.event_beside(kinds, forward=forward)
+        timed = self._overview.events.neighbor(self.shown_event, self.cursor_ns, kinds, forward=forward)
         if timed is not None:
             self.show_event(timed)
         return timed
-
-    def event_beside(self, kinds: Collection[str] | None, *, forward: bool) -> TimedEvent | None:
-        """The event of `kinds` (None: of any) after the one that is shown, or before it; where none is shown, after the
-        cursor, or before it. Several events may be told with one frame: the cursor alone would pass over them."""
-        events, shown = self._overview.events, self.shown_event
-        at = None if shown is None else events.place_of(shown)
-        if at is None:
-            at_ns = self.cursor_ns
-            found = events.find(at_ns + 1, None, kinds)[:1] if forward else events.find(None, at_ns - 1, kinds)[-1:]
-        else:
-            around = (
-                events.find(events[at].time_ns, None, kinds)
-                if forward
-                else events.find(None, events[at].time_ns, kinds)
-            )
-            found = around[around > at][:1] if forward else around[around < at][-1:]
-        return events[int(found[0])] if found.size else None
 
     def show_event(self, timed: TimedEvent, *, before: bool = False) -> None:
         """Stand still at the state after an event: the frame that tells it is applied. `before`: at the one before."""
@@ -310,11 +294,6 @@ class SourceTimeline(QObject):
             is_busy = self._look_after_cursor() or is_busy
         return is_busy
 
-    def fill_past(self) -> None:
-        """The overview grew: what was before the last jump is known better."""
-        self.end.fill_past()
-        self.cursor_changed.emit()
-
     # private
 
     def _seek_event(self, timed: TimedEvent, time_ns: int, *, before: bool) -> None:
@@ -322,8 +301,8 @@ class SourceTimeline(QObject):
         if player is not None:
             player.seek_event((timed.time_ns - player.recording.start_ns) / 1e9, timed.event, before=before)
         else:
-            assert self._kept is not None, "nothing is kept to go to"
-            self.cursor.go_to(time_ns, self._kept, timed, before=before)
+            assert self.kept is not None, "nothing is kept to go to"
+            self.cursor.go_to(time_ns, self.kept, timed, before=before)
 
     def _leave_event(self) -> None:
         if self.shown_event is not None:
@@ -360,8 +339,8 @@ class SourceTimeline(QObject):
 
     def _leave(self, time_ns: int) -> None:
         """Show `time_ns` on the cursor's mirror; it is made when there is none yet."""
-        assert self._kept is not None, "nothing is kept to go to"
-        self.cursor.go_to(time_ns, self._kept)
+        assert self.kept is not None, "nothing is kept to go to"
+        self.cursor.go_to(time_ns, self.kept)
 
     def _look_after_cursor(self) -> bool:
         failure = self.cursor.take_opened(self._speed) or self.cursor.take_failure()
@@ -466,7 +445,7 @@ class Cursor:
         self.wanted_seq: int | None = None
         """The frame to be at, told before the ring's recording was open."""
         self._overview = overview
-        self._opening: Background[RingRecording] | None = None
+        self._opening: Background[Recording] | None = None
         self._source: PlaybackSource | None = None
 
     @property
@@ -510,7 +489,7 @@ class Cursor:
             return
         self.wanted_ns = time_ns
         if self._opening is None:
-            self._opening = kept.open_ring_recording()
+            self._opening = Background(kept.open_recording, "kvscope-history")
 
     def take_opened(self, speed: float) -> str:
         """Once the ring's recording is open, go where it was told to; returns why it cannot be opened, else empty."""
@@ -518,14 +497,14 @@ class Cursor:
         if opening is None or not opening.is_over:
             return ""
         self._opening = None
-        ring_recording, time_ns = opening.made, self.wanted_ns
+        recording, time_ns = opening.made, self.wanted_ns
         self.wanted_ns = None
-        if ring_recording is None or time_ns is None:
+        if recording is None or time_ns is None:
             self.wants_play, self.wanted_seq = False, None
             return opening.failure
         from kvscope_telemetry.playback.playback_source import PlaybackSource  # who stays live needs none of it
 
-        source = PlaybackSource(ring_recording, is_playing=False)
+        source = PlaybackSource(recording, is_playing=False)
         self._seek(source, time_ns)
         source.set_speed(speed)
         self._source = source

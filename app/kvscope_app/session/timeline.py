@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 from PySide6.QtCore import QObject, QTimer, Signal, SignalInstance
 
+from kvscope_app.session.visible_range import VisibleRange
 from kvscope_telemetry.summaries.summary import TimedEvent
 
 _LOOK_MS: Final = 30
@@ -65,6 +66,10 @@ class Timeline(Protocol):
     @property
     def speed(self) -> float:
         """Recorded seconds a second."""
+
+    @property
+    def visible_range(self) -> VisibleRange:
+        """The range to which a person zoomed, shared by the linked views."""
 
     @property
     def loop(self) -> Loop:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.whole_file import write_whole
 
 VERSION: Final = 1
 """Of the file; one of another version is refused."""
@@ -132,16 +132,11 @@ def read_layout(path: str | Path, known: Known) -> WindowLayout:
 
 
 def write_layout(path: str | Path, layout: WindowLayout) -> None:
-    """Whole or not at all: what was there is replaced. Raises BadInput where it cannot be written."""
-    target = Path(path)
-    fresh = target.with_name(f"{target.name}.{os.getpid()}.part")
+    """Save `layout`, in place of an earlier file. Raises BadInput where it cannot be written."""
     said = {"kvscope_layout": VERSION, **msgspec.to_builtins(layout)}
     try:
-        fresh.write_bytes(msgspec.json.format(msgspec.json.encode(said), indent=2) + b"\n")
-        fresh.replace(target)
+        write_whole(Path(path), msgspec.json.format(msgspec.json.encode(said), indent=2) + b"\n")
     except OSError as error:
-        with suppress(OSError):
-            fresh.unlink()
         raise BadInput(f"layout {path} cannot be written: {error.strerror or error}") from error
 
 

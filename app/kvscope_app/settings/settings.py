@@ -37,14 +37,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     timeline_megabytes: Annotated[int, msgspec.Meta(ge=MEGABYTES[0], le=MEGABYTES[2])] = MEGABYTES[1]
     recording_folder: str = ""
     """Where the last recording went; empty: where the person's documents are."""
+    listed_folder: str = ""
+    """Folder whose recordings the window Recordings lists; empty: `recording_folder`."""
+    recent_recordings: tuple[str, ...] = ()
+    """Absolute paths of the recordings opened or made last, newest first."""
     record_texts: bool | None = None
     """Whether texts of blocks are recorded; None: the person was not asked yet."""
     color_mode: str = "state"
     """What the colours of the page map mean at first, by name (`page_map.color_modes`); an unknown one is `state`."""
     flashes: bool = True
     """Whether cells light up that change."""
-    chart_range_s: Annotated[float, msgspec.Meta(gt=0)] = 60.0
-    """How much of the past the charts show at first."""
     request_filter: str = ""
     """Which requests the table shows; empty: all."""
     request_columns: dict[str, Annotated[int, msgspec.Meta(ge=0, le=4000)]] = {}

@@ -13,6 +13,7 @@ import msgspec
 from PySide6.QtCore import QObject, QSettings, Signal
 
 from kvscope_app.settings.settings import Settings
+from kvscope_telemetry.whole_file import write_whole
 
 _TYPES: Final[dict[str, Any]] = get_type_hints(Settings, include_extras=True)
 _MAX_BYTES: Final = 4 << 20
@@ -32,16 +33,17 @@ def read_settings(settings: QSettings) -> Settings:
 
 
 class SettingsKeeper(QObject):
-    """`values` are those of now. Where the disk takes no change, it holds for this run, and `failure` says why."""
+    """The settings in `values`. A change that cannot be written is kept for this run."""
 
     changed = Signal(object)
     """The `Settings` of before: who follows looks at what is another now."""
+    write_failed = Signal(str)
+    """A change could not be written to the file: the reason."""
 
     def __init__(self, settings: QSettings, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._file = settings_file(settings)
         self._stamp = self._file.stamp
-        self.failure = ""
         self.values = read_settings(settings)
 
     def change(self, **fields: object) -> None:
@@ -54,10 +56,9 @@ class SettingsKeeper(QObject):
         try:
             self.values = self._file.change(make)
             self._stamp = self._file.stamp
-            self.failure = ""
         except OSError as error:
             self.values = msgspec.structs.replace(before, **make(before))
-            self.failure = error.strerror or str(error)
+            self.write_failed.emit(error.strerror or str(error))
         if self.values != before:
             self.changed.emit(before)
 
@@ -122,16 +123,7 @@ class SettingsFile:
             return {}
 
     def _write(self, data: bytes) -> None:
-        """Whole or not at all."""
-        fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
-        try:
-            fresh.write_bytes(data)
-            fresh.chmod(0o600)
-            fresh.replace(self.path)
-        except OSError:
-            with suppress(OSError):
-                fresh.unlink()
-            raise
+        write_whole(self.path, data, private=True)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

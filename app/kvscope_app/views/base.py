@@ -68,14 +68,6 @@ class View(QWidget):
     def show_range(self, begin_ns: int, end_ns: int) -> None:
         """A view on time shows this range, by the wall clock; the others have none."""
 
-    @property
-    def range_shown(self) -> tuple[int, int] | None:
-        """What a view on time shows of it, by the wall clock; None: all there is, or a view that has no time."""
-        return None
-
-    def show_all(self) -> None:
-        """A view on time shows all there is."""
-
     def dismiss(self) -> bool:
         """Close what Esc closes in this view; whether there was any."""
         return False

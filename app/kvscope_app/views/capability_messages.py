@@ -12,7 +12,7 @@ from kvscope_telemetry.messages.capabilities import Capabilities
 
 _OWN: Final = {"kvscope": "This engine", "devices": "This address"}
 DEVICES_ALONE: Final = (
-    "This address reports GPUs, memory and cores only (see Devices).\nFor a KV cache, use Engine ▸ Attach to an engine."
+    "This address reports GPUs, memory and cores only (see Devices).\nFor a KV cache, use File ▸ Attach to an engine."
 )
 """In the middle of a window that has no pool to show."""
 SLOTS: Final = "cell positions are assigned by kvscope, not by the server"
@@ -50,7 +50,7 @@ def why_no_requests(capabilities: Capabilities) -> str:
 def why_not_measured(rule: Rule, capabilities: Capabilities) -> str:
     """Why an alarm by `rule` cannot ring; empty when it can."""
     names = unreported_figures(rule, capabilities)
-    return f"{engine_name(capabilities)} does not tell {', '.join(names)}" if names else ""
+    return f"{engine_name(capabilities)} does not report {', '.join(names)}" if names else ""
 
 
 def why_no_prompts(capabilities: Capabilities) -> str:

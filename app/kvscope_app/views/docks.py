@@ -27,10 +27,10 @@ class DockSpec:
     cls: str
     area: Area
     size: int
-    """Width at the sides, height at the bottom, at first."""
+    """Default width at the sides, height at the bottom, in a large window."""
     icon: str
     behind: str = ""
-    """The dock that it is a tab behind at first; empty: beside the others of its area."""
+    """The dock that it shares a place with by default, as a tab behind it; empty: a place of its own."""
     is_open: bool = True
     """Whether it is seen at the first start."""
     pictures: Literal["", "still", "video"] = ""
@@ -49,28 +49,28 @@ class DockSpec:
         return found
 
 
-_REQUESTS, _CHARTS = "requests", "throughput"
+_REQUESTS, _CHARTS, _TIMELINE = "requests", "throughput", "timeline"
 DOCKS: Final = (
     DockSpec("console", "Console", "console", "ConsoleView", "left", 400, "chat"),
-    DockSpec(_REQUESTS, "Requests", "requests", "RequestsView", "bottom", 300, "requests", pictures="video"),
+    DockSpec(_REQUESTS, "Requests", "requests", "RequestsView", "bottom", 260, "requests", pictures="video"),
     DockSpec(_CHARTS, "Throughput", "throughput", "ThroughputView", "right", 400, "chart", pictures="video"),
-    DockSpec("memory", "Memory", "memory", "MemoryView", "right", 400, "memory", pictures="video"),
-    DockSpec("what_if", "What if", "what_if", "WhatIfView", "bottom", 300, "compare", _REQUESTS, pictures="still"),
+    DockSpec("memory", "Memory", "memory", "MemoryView", "right", 400, "memory", _CHARTS, pictures="video"),
+    DockSpec("what_if", "What if", "what_if", "WhatIfView", "bottom", 260, "compare", _REQUESTS, pictures="still"),
     DockSpec(
-        *("timeline", "Timeline", "timeline", "TimelineView", "bottom", 300, "timeline", _REQUESTS),
+        *(_TIMELINE, "Timeline", "timeline", "TimelineView", "bottom", 272, "timeline"),
         pictures="video",
         is_on_time=True,
     ),
     DockSpec(
-        *("heatmap", "Fragmentation", "heatmap", "HeatmapView", "bottom", 300, "heatmap", _REQUESTS),
+        *("heatmap", "Fragmentation", "heatmap", "HeatmapView", "bottom", 272, "heatmap", _TIMELINE),
         pictures="video",
         is_on_time=True,
     ),
-    DockSpec("events", "Events", "events", "EventsView", "bottom", 300, "log", _REQUESTS, pictures="still"),
+    DockSpec("events", "Events", "events", "EventsView", "bottom", 260, "log", _REQUESTS, pictures="still"),
     DockSpec("inspector", "Inspector", "inspector", "InspectorView", "right", 400, "inspect", _CHARTS, False),
     DockSpec("bookmarks", "Bookmarks", "bookmarks", "BookmarksView", "left", 400, "bookmark", is_open=False),
     DockSpec("devices", "Devices", "device", "DeviceView", "right", 400, "gauge", _CHARTS, False, "still"),
-    DockSpec("prefixes", "Prefixes", "prefixes", "PrefixesView", "bottom", 300, "tree", _REQUESTS, pictures="still"),
+    DockSpec("prefixes", "Prefixes", "prefixes", "PrefixesView", "bottom", 260, "tree", _REQUESTS, pictures="still"),
     DockSpec("roofline", "Roofline", "roofline", "RooflineView", "right", 400, "chart", _CHARTS, False, "still"),
 )
 """In the order of menus and keys."""

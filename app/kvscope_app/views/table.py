@@ -6,19 +6,17 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Generic, ParamSpec, Self
 
-from PySide6.QtCore import QAbstractTableModel, QModelIndex, QPersistentModelIndex, QSize, Qt, Signal
+from PySide6.QtCore import QAbstractTableModel, QModelIndex, QPersistentModelIndex, Qt, Signal
 from PySide6.QtGui import QColor, QIcon, QKeyEvent, QPixmap
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QStyledItemDelegate, QStyleOptionViewItem, QTableView
+
+from kvscope_app.look.zoom import scaled
 
 LEFT: Final = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 RIGHT: Final = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 Index = QModelIndex | QPersistentModelIndex
 _ROOT: Final = QModelIndex()
 _P = ParamSpec("_P")
-_SORT_ARROW = """
-QHeaderView::up-arrow, QHeaderView::down-arrow { subcontrol-position: top center; width: 9px; height: 7px; }
-"""
-"""At its usual place it lies on top of titles that are set to the right."""
 _SAMPLE_PAD: Final = 26
 
 
@@ -99,15 +97,14 @@ class Table(QTableView):
     def fix_row_heights(self, padding: int) -> None:
         """Each row has one line of text, and so many pixels around it."""
         self.verticalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
-        self.verticalHeader().setDefaultSectionSize(self.fontMetrics().height() + padding)
+        self.verticalHeader().setDefaultSectionSize(self.fontMetrics().height() + scaled(padding))
 
     def fit_samples(self, columns: Sequence[Column[...]]) -> None:
-        """Make each column as wide as its sample and its title, with the sort arrow above the title."""
-        self.horizontalHeader().setStyleSheet(_SORT_ARROW)
+        """Make each column as wide as its sample and its title."""
         self.horizontalHeader().setMinimumSectionSize(40)
         for place, column in enumerate(columns):
             width = max(self.fontMetrics().horizontalAdvance(text) for text in (column.sample, column.title))
-            self.setColumnWidth(place, width + _SAMPLE_PAD)
+            self.setColumnWidth(place, width + scaled(_SAMPLE_PAD))
 
 
 class SwatchDelegate(QStyledItemDelegate):
@@ -124,29 +121,18 @@ class SwatchDelegate(QStyledItemDelegate):
             option.icon = icon
 
 
-class PictureTable(Table):
-    """A table with a picture in each row; Enter and a double click open what is chosen."""
+class OpenableTable(Table):
+    """A table whose selected rows are opened by Enter and by a double click."""
 
     open_wanted = Signal()
 
-    def __init__(self, name: str, picture_size: tuple[int, int], padding: int) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__(name, many=True)
         self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
-        self.setIconSize(QSize(*picture_size))
-        self.verticalHeader().setDefaultSectionSize(picture_size[1] + padding)
-        self.doubleClicked.connect(self._on_double_click)
-
-    def is_opener(self, column: int) -> bool:
-        """Whether a double click in this column opens."""
-        return True
-
-    def _on_double_click(self, index: QModelIndex) -> None:
-        if self.is_opener(index.column()):
-            self.open_wanted.emit()
+        self.doubleClicked.connect(lambda _: self.open_wanted.emit())
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        is_enter = event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter)
-        if is_enter and self.state() is not QAbstractItemView.State.EditingState:
+        if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
             self.open_wanted.emit()
         else:
             super().keyPressEvent(event)

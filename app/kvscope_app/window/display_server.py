@@ -3,69 +3,88 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import re
+import socket
 import sys
 from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Final
 
 from kvscope_telemetry.errors import KvscopeError
 
-_PACKAGES: Final = {
-    "libEGL.so.1": "libegl1",
-    "libGL.so.1": "libgl1",
-    "libOpenGL.so.0": "libopengl0",
-    "libdbus-1.so.3": "libdbus-1-3",
-    "libfontconfig.so.1": "libfontconfig1",
-    "libfreetype.so.6": "libfreetype6",
-    "libglib-2.0.so.0": "libglib2.0-0",
-    "libgthread-2.0.so.0": "libglib2.0-0",
-    "libX11.so.6": "libx11-6",
-    "libX11-xcb.so.1": "libx11-xcb1",
-    "libxcb.so.1": "libxcb1",
-    "libxcb-cursor.so.0": "libxcb-cursor0",
-    "libxcb-icccm.so.4": "libxcb-icccm4",
-    "libxcb-image.so.0": "libxcb-image0",
-    "libxcb-keysyms.so.1": "libxcb-keysyms1",
-    "libxcb-randr.so.0": "libxcb-randr0",
-    "libxcb-render.so.0": "libxcb-render0",
-    "libxcb-render-util.so.0": "libxcb-render-util0",
-    "libxcb-shape.so.0": "libxcb-shape0",
-    "libxcb-shm.so.0": "libxcb-shm0",
-    "libxcb-sync.so.1": "libxcb-sync1",
-    "libxcb-util.so.1": "libxcb-util1",
-    "libxcb-xfixes.so.0": "libxcb-xfixes0",
-    "libxcb-xkb.so.1": "libxcb-xkb1",
-    "libxkbcommon.so.0": "libxkbcommon0",
-    "libxkbcommon-x11.so.0": "libxkbcommon-x11-0",
-    "libwayland-client.so.0": "libwayland-client0",
-    "libwayland-cursor.so.0": "libwayland-cursor0",
-}
-"""Debian's package of each library that Qt's wheel takes from the system."""
+_ANSWER_S: Final = 2.0
+"""Longest wait for a Wayland compositor."""
+_MIN_COLOR_DEPTH: Final = 15
+"""Bits per pixel. Qt crashes while it paints on an X screen of 8."""
+_ROOT_DEPTH_OFFSET: Final = 38
+"""Byte of `root_depth` in `xcb_screen_t`: five 32-bit fields, six 16-bit ones, the visual's id, and two bytes."""
 
 
 def is_display_named(environment: Mapping[str, str]) -> bool:
-    """Whether a display is named, or none is needed."""
-    return not _needs_x(environment) or bool(environment.get("DISPLAY"))
+    """Whether the environment names a display, or a platform that needs none."""
+    return any(platform != "xcb" or environment.get("DISPLAY") for platform in _platforms(environment))
 
 
 def require_display(environment: Mapping[str, str]) -> None:
-    """Raise KvscopeError when no display is named or the named one does not answer."""
-    if not is_display_named(environment):
-        raise KvscopeError(
-            "no display: neither DISPLAY nor WAYLAND_DISPLAY is set; run it in a desktop session,"
-            " through `ssh -X`, or under `xvfb-run kvscope`"
-        )
-    if _needs_x(environment):
-        require_x_server(environment["DISPLAY"])
+    """Raise KvscopeError if Qt could open no window: it would end the program without an explanation."""
+    failures = []
+    for platform in _platforms(environment):
+        failure = _platform_failure(platform, environment)
+        if not failure:
+            return
+        failures.append(failure)
+    raise KvscopeError("; ".join(failures))
 
 
-def _needs_x(environment: Mapping[str, str]) -> bool:
-    platform = environment.get("QT_QPA_PLATFORM", "").partition(":")[0]
-    if platform and platform not in ("xcb", "wayland"):
-        return False
-    return platform == "xcb" or not environment.get("WAYLAND_DISPLAY")
+def _platforms(environment: Mapping[str, str]) -> list[str]:
+    """Names of the platform plugins that Qt tries, in its order."""
+    named = [name.partition(":")[0] for name in environment.get("QT_QPA_PLATFORM", "").split(";") if name]
+    if named:
+        return named
+    variables = {"wayland": "WAYLAND_DISPLAY", "xcb": "DISPLAY"}
+    return [name for name, variable in variables.items() if environment.get(variable)] or ["xcb"]
+
+
+def _platform_failure(platform: str, environment: Mapping[str, str]) -> str:
+    """Why Qt's `platform` cannot show a window; empty if nothing speaks against it."""
+    if not _has_plugin(platform, environment):
+        return f"QT_QPA_PLATFORM={platform!r} is not accepted: one of {', '.join(_plugins())}"
+    if platform == "xcb":
+        return _x_failure(environment.get("DISPLAY", ""))
+    return _wayland_failure(environment) if platform == "wayland" else ""
+
+
+def _plugins() -> list[str]:
+    """Names of the platform plugins of the installed PySide6, without importing it."""
+    found = importlib.util.find_spec("PySide6")
+    folders = [] if found is None else found.submodule_search_locations or []
+    files = [file for folder in folders for file in Path(folder).glob("**/plugins/platforms/*q*")]
+    return sorted(file.stem.removeprefix("lib").removeprefix("q") for file in files)
+
+
+def _has_plugin(platform: str, environment: Mapping[str, str]) -> bool:
+    if any(environment.get(name) for name in ("QT_QPA_PLATFORM_PLUGIN_PATH", "QT_PLUGIN_PATH")):
+        return True  # plugins of the user's own
+    plugins = _plugins()
+    return not plugins or platform.partition("-")[0] in plugins  # wayland-egl is in the plugin wayland
+
+
+def _wayland_failure(environment: Mapping[str, str]) -> str:
+    if environment.get("WAYLAND_SOCKET"):  # a descriptor of an open connection
+        return ""
+    name = environment.get("WAYLAND_DISPLAY") or "wayland-0"
+    path = os.path.join(environment.get("XDG_RUNTIME_DIR", ""), name)  # an absolute name stays as it is
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_ANSWER_S)
+        try:
+            connection.connect(path)
+        except OSError as error:
+            reason = error.strerror or error
+            return f"no display: the Wayland compositor at WAYLAND_DISPLAY={name!r} does not answer ({reason})"
+    return ""
 
 
 def require_qt() -> None:
@@ -80,7 +99,10 @@ def require_qt() -> None:
 
 
 def require_sound_qt() -> None:
-    """Raise KvscopeError for a PySide6 that corrupts reference counts on this Python (6.12 below 3.12)."""
+    """Raise KvscopeError for a PySide6 that corrupts reference counts on this Python (6.12 below 3.12).
+
+    See docs/internals/decisions/0011-pyside6-stays-below-6-12.md.
+    """
     import PySide6
 
     if PySide6.__version_info__[:2] >= (6, 12) and sys.version_info < (3, 12):
@@ -95,7 +117,8 @@ def missing_library(message: str) -> str:
     found = re.search(r"(lib[\w.+-]+\.so(?:\.\d+)*): cannot open shared object file", message)
     if found is None:
         return f"Qt cannot be loaded: {message}"
-    package = _PACKAGES.get(found[1])
+    listed = resources.files("kvscope_resources").joinpath("qt_libraries.txt").read_text().splitlines()
+    package = dict(line.split() for line in listed).get(found[1])
     remedy = f"apt-get install {package}" if package else f"install the package that has {found[1]}"
     return f"Qt needs the system library {found[1]}, which is missing here: {remedy}"
 
@@ -109,15 +132,34 @@ def _require_loadable(plugin: Path) -> None:
         raise KvscopeError(missing_library(str(error))) from error
 
 
-def require_x_server(display: str) -> None:
+def _x_failure(display: str) -> str:
+    if not display:
+        return (
+            "no display: neither DISPLAY nor WAYLAND_DISPLAY is set; run it in a desktop session,"
+            " through `ssh -X`, or under `xvfb-run kvscope`"
+        )
     try:
         xcb = ctypes.CDLL("libxcb.so.1")
     except OSError:
-        return  # require_qt tells about missing libraries
-    xcb.xcb_connect.restype = ctypes.c_void_p
+        return ""  # require_qt names missing libraries
+    xcb.xcb_connect.restype = xcb.xcb_get_setup.restype = ctypes.c_void_p
     xcb.xcb_connect.argtypes = (ctypes.c_char_p, ctypes.c_void_p)
+    xcb.xcb_setup_roots_iterator.restype = _ScreenIterator
     connection = ctypes.c_void_p(xcb.xcb_connect(display.encode(), None))
+    depth = _MIN_COLOR_DEPTH
     failed = xcb.xcb_connection_has_error(connection)
+    if not failed:
+        screens = xcb.xcb_setup_roots_iterator(ctypes.c_void_p(xcb.xcb_get_setup(connection)))
+        depth = ctypes.c_uint8.from_address(screens.data + _ROOT_DEPTH_OFFSET).value
     xcb.xcb_disconnect(connection)
     if failed:
-        raise KvscopeError(f"no display: the X server at DISPLAY={display!r} does not answer")
+        return f"no display: the X server at DISPLAY={display!r} does not answer"
+    if depth < _MIN_COLOR_DEPTH:
+        return f"the X server at DISPLAY={display!r} has {depth} bits per pixel; {_MIN_COLOR_DEPTH} or more are needed"
+    return ""
+
+
+class _ScreenIterator(ctypes.Structure):
+    """`xcb_screen_iterator_t`"""
+
+    _fields_ = (("data", ctypes.c_void_p), ("rem", ctypes.c_int), ("index", ctypes.c_int))

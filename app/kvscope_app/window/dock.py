@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtWidgets import QDockWidget, QHBoxLayout, QToolButton, QWidget
 
+from kvscope_app.look.focus import tab_order
 from kvscope_app.look.icons import icon
 from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import Theme
@@ -33,8 +36,13 @@ class DockTitle(QWidget):
         for button in (self._float, self._close):
             button.setIconSize(QSize(scaled(13), scaled(13)))
             button.setAutoRaise(True)
-            button.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # the View menu does the same
+            button.setFocusPolicy(Qt.FocusPolicy.TabFocus)
             row.addWidget(button)
+
+    def follow_in_tab_order(self, widget: QWidget) -> None:
+        """Place the buttons after `widget`."""
+        self.setTabOrder(widget, self._float)
+        self.setTabOrder(self._float, self._close)
 
     def apply_theme(self, theme: Theme) -> None:
         """Draw the icons in the colours of `theme`."""
@@ -55,3 +63,11 @@ class Dock(QDockWidget):
     def apply_theme(self, theme: Theme) -> None:
         """Take the colours of `theme`."""
         self._title.apply_theme(theme)
+
+    def setWidget(self, view: QWidget) -> None:
+        """Put `view` into the dock; Tab reaches the title's buttons after it."""
+        super().setWidget(view)
+        last = view
+        for following in takewhile(view.isAncestorOf, tab_order(view)):
+            last = following
+        self._title.follow_in_tab_order(last)

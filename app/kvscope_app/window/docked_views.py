@@ -10,20 +10,22 @@ from typing import TYPE_CHECKING, Final
 
 import shiboken6
 from PySide6.QtCore import QObject, QSettings, Qt, QTimer, Signal
-from PySide6.QtWidgets import QMainWindow
+from PySide6.QtWidgets import QApplication, QMainWindow
 
+from kvscope_app.look.makers import label_boxes
 from kvscope_app.views.docks import DOCKS, DockSpec
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.window.dock import Dock
 from kvscope_app.window.remembered import note_widths, remember_view
+from kvscope_app.window.tab_stops import focus_next
 
 if TYPE_CHECKING:
+    from kvscope_app.actions.undo_stack import UndoStack
     from kvscope_app.look.theme import Theme
     from kvscope_app.look.theming.theme_keeper import ThemeKeeper
     from kvscope_app.session.session import Session
     from kvscope_app.views.base import View
-    from kvscope_app.window.refresher import Refresher
-    from kvscope_app.window.undo_stack import UndoStack
+    from kvscope_app.views.refresher import Refresher
 
 _FIRST_VIEW_MS: Final = 40
 """After the window is shown: first it paints."""
@@ -72,17 +74,21 @@ class DockedViews(QObject):
     def add_view(self, name: str, view: View) -> None:
         """From now on `view` is one of them, wherever it lies."""
         self.views[name] = view
+        label_boxes(view)
         view.recall(self._settings)
         self._refresher.add_view(view)
         view.done.connect(self._undo.did)
 
     def focus(self, name: str) -> None:
-        """Bring a dock up and give its view the keyboard."""
+        """Bring a dock up and give its view the keyboard, or the next Tab stop while the view shows nothing."""
         dock = self.docks[name]
         dock.show()
         dock.raise_()
         if name in self.views:
             self.views[name].setFocus(Qt.FocusReason.ShortcutFocusReason)
+            focus = QApplication.focusWidget()
+            if focus is not None and not focus.isVisible():  # Qt gives the focus to hidden widgets too
+                focus_next(dock.window(), forward=True)
 
     def apply_theme(self, theme: Theme) -> None:
         """Docks and what is in sight take the colours of `theme`, other views after that was painted."""
@@ -95,7 +101,11 @@ class DockedViews(QObject):
                 self._themes.afterwards(partial(_apply_late, view, theme))
 
     def close(self) -> str:
-        """End all views, and remember what was chosen in them. What a person must read though they are gone."""
+        """Load no more views, end the loaded ones, and remember what was chosen in them.
+
+        Returns what the user must read although the views are gone.
+        """
+        self._unloaded.clear()
         for view in self.views.values():
             self._refresher.remove(view)  # or it would begin again what it ended
             view.remember(self._settings)
@@ -129,6 +139,27 @@ class DockedViews(QObject):
             self._themes.finish()
             self.views[name].came_in_sight()
             self._refresher.touch(self.views[name])
+        elif not seen:
+            self.pass_focus_on()
+
+    def pass_focus_on(self) -> None:
+        """Move the keyboard focus out of a dock that is not in sight: keys would act where nobody sees it.
+
+        In the next turn of the event loop: the caller may be inside restoreState.
+        """
+        QTimer.singleShot(1, self, self._pass_focus_on)
+
+    def _pass_focus_on(self) -> None:
+        focus = QApplication.focusWidget()
+        dock = next((each for each in self.docks.values() if focus is not None and each.isAncestorOf(focus)), None)
+        if focus is None or dock is None or in_sight(dock):
+            return
+        window = self.parent()
+        assert isinstance(window, QMainWindow), "it was given at the start"
+        in_front = [each for each in window.tabifiedDockWidgets(dock) if in_sight(each)]
+        (in_front[0].widget() if in_front else self.views["page_map"]).setFocus(Qt.FocusReason.OtherFocusReason)
+        if focus.hasFocus():  # the other view has no visible part that takes it
+            focus.clearFocus()
 
 
 def _apply_late(view: View, theme: Theme) -> None:

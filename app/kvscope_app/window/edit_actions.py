@@ -9,9 +9,9 @@ from PySide6.QtCore import QObject
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QAbstractItemView, QApplication, QLineEdit, QPlainTextEdit, QTextEdit, QWidget
 
+from kvscope_app.actions.action_registry import ActionSpec
 from kvscope_app.look.number_text import plural
 from kvscope_app.look.table_text import as_tsv, chosen_rows
-from kvscope_app.window.actions import ActionSpec
 from kvscope_app.window.window_body import WindowBody
 
 EDIT: Final = "Edit"

@@ -16,6 +16,7 @@ from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.messages.commands import Failed, Reply
 from kvscope_telemetry.messages.telemetry import Progress
+from kvscope_telemetry.printable import print_line
 from kvscope_telemetry.source import SourceState, Update
 
 _NOTICE_MS: Final = 6000
@@ -152,7 +153,7 @@ class EngineNotices(QObject):
 
     def _refused(self, reason: str) -> None:
         if self._window.banner.text != reason:
-            print(f"kvscope: {reason}", file=sys.stderr, flush=True)
+            print_line(f"kvscope: {reason}", file=sys.stderr)
             self._window.banner.tell(reason, "Retrying automatically.")
             self._window.welcome.show_ended("The engine denied access", reason)
             self._has_ended = True

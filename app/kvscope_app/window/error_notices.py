@@ -25,14 +25,16 @@ from PySide6.QtCore import QMessageLogContext, QObject, Qt, QTimer, QtMsgType, S
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QApplication, QMainWindow
 
+from kvscope_app.actions.action_registry import ACTION_NOTE
 from kvscope_app.command_line import PROGRAM
+from kvscope_app.look.banner import Banner
 from kvscope_app.look.number_text import count, plural
 from kvscope_app.look.passing_strip import FloatingStrips
 from kvscope_app.look.theming.theme_keeper import ThemeKeeper
 from kvscope_app.views.docks import DOCKS
-from kvscope_app.window.banner import Banner
 from kvscope_app.window.sheets.help_sheets import versions_text
 from kvscope_app.window.window_body import WindowBody
+from kvscope_telemetry.printable import print_line, print_text
 
 MAX_ERRORS: Final = 20
 """Different errors that are kept; of more it is counted how often they came."""
@@ -41,6 +43,20 @@ _MAX_QT_MESSAGES: Final = 20
 _AGAIN_MS: Final = 1_000
 """Until it is tried again where no window is open yet."""
 _OTHER_PARTS: Final = {"page_map": "Page map", "chart": "a chart"}
+_FEATURES: Final = {
+    "recording": "Recording",
+    "pictures": "the export of a picture",
+    "playback": "Playback",
+    "compare": "the comparison",
+    "fleet": "the fleet",
+    "recent_recordings": "the list of recordings",
+    "marks": "bookmarks and alarms",
+    "planning": "the memory plan",
+    "load": "the load generator",
+    "debugger": "the step debugger",
+    "own_engine": "the start of the engine",
+}
+"""Packages beside the views, as the strip names them."""
 _QUOTED: Final = re.compile(r"""['"](?:.*['"]|.*$)""")
 """From the first mark to the last: a text that is quoted may have marks of its own, and may not end."""
 _PYTHONS_WORDS: Final = (
@@ -62,7 +78,18 @@ class InternalError:
     part: str
     """Which part of the desktop it was in, as its dock is called; empty where that is not known."""
     trace: str
+    action: str = ""
+    """Text of the action that the user chose; empty if the error was raised elsewhere."""
     count: int = 0
+
+    @property
+    def summary(self) -> str:
+        """Kind, place and, where Python wrote it, message: `TypeError in open (app/files.py:27): …`"""
+        *frames, last = self.trace.splitlines()
+        kind, _, message = last.partition(": ")
+        place = re.match(r"  (.+:\d+) in ([^:]+): ", frames[-1]) if frames else None
+        where = f" in {place[2]} ({place[1]})" if place else ""
+        return f"{kind}{where}: {message}" if message else f"{kind}{where}"
 
 
 class InternalErrors(QObject):
@@ -123,7 +150,7 @@ class InternalErrors(QObject):
         try:
             exception = traceback.TracebackException(kind, error or kind(), trace)
             text = "\n".join(_without_texts(exception))
-            times = self._count(kind.__name__, _part_of(exception), text)
+            times = self._count(kind.__name__, _part_of(exception), text, _action_of(error))
             self._print(kind, error, trace, times)
         except Exception:  # nobody is left to tell
             traceback.print_exc()
@@ -137,6 +164,7 @@ class InternalErrors(QObject):
         ]
         for error in self.errors:
             where = f" in {error.part}" if error.part else ""
+            where += f" during “{error.action}”" if error.action else ""
             parts.append(f"{error.kind}{where}, {plural(error.count, 'time')}\n{error.trace}")
         if self.num_more:
             parts.append(f"and {plural(self.num_more, 'other error')}")
@@ -153,14 +181,14 @@ class InternalErrors(QObject):
         return hook
 
     def _hear_qt(self, kind: QtMsgType, context: QMessageLogContext, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        print_text(text, file=sys.stderr)
         self._qt_messages.append(_masked(text))
         if kind in _SEVERE:
             self._count("Qt", "", _masked(text))
         if callable(self._qt_before):
             self._qt_before(kind, context, text)
 
-    def _count(self, kind: str, part: str, trace: str) -> int:
+    def _count(self, kind: str, part: str, trace: str, action: str = "") -> int:
         """How often it came by now; 0 where too many others did."""
         with self._lock:
             found = self._errors.get(trace)
@@ -169,7 +197,7 @@ class InternalErrors(QObject):
                 times = 0
             else:
                 if found is None:
-                    found = self._errors[trace] = InternalError(kind, part, trace)
+                    found = self._errors[trace] = InternalError(kind, part, trace, action)
                 found.count += 1
                 self.newest, times = found, found.count
             is_due, self._is_due = self._is_due, True
@@ -192,10 +220,9 @@ class InternalErrors(QObject):
             traceback.print_exception(kind, error, trace)
         else:
             often = f" ({count(times)} times)" if times > 1 else ""
-            print(
+            print_line(
                 f"{PROGRAM}: internal error, {kind.__name__}: {error}{often} (run with --debug for a traceback)",
                 file=sys.stderr,
-                flush=True,
             )
 
 
@@ -242,9 +269,11 @@ class ErrorNotices(QObject):
         assert newest is not None, "there is something to tell"
         often = f", {plural(newest.count, 'time')}" if newest.count > 1 else ""
         others = f", and {plural(num_others, 'other error')} earlier" if num_others else ""
-        detail = note or f"{newest.kind}{often}{others}. kvscope goes on; what is shown there may be out of date."
+        subject = newest.part or "What is shown"
+        detail = note or f"{newest.summary}{often}{others}. kvscope keeps running. {subject} may be out of date."
         where = f" in {newest.part}" if newest.part else ""
-        strip.tell(f"Something went wrong{where}", detail, (("Copy report", self.copy_report),))
+        title = f"“{newest.action}” failed{where}" if newest.action else f"Something went wrong{where}"
+        strip.tell(title, detail, (("Copy report", self.copy_report),))
 
     def _strip_in(self, window: QMainWindow) -> Banner:
         strip = Banner(window)
@@ -275,15 +304,23 @@ def _window_in_front() -> QMainWindow | None:
     return next((each for each in windows if isinstance(each, QMainWindow) and each.isVisible()), None)
 
 
+def _action_of(error: BaseException | None) -> str:
+    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(ACTION_NOTE)]
+    return notes[0].removeprefix(ACTION_NOTE) if notes else ""
+
+
 def _part_of(exception: traceback.TracebackException) -> str:
-    """The dock's title, of the newest call that was in a view's room."""
+    """The view or feature of the newest call inside one, as the strip names it; empty if there is none."""
     titles = {spec.folder: spec.title for spec in DOCKS} | _OTHER_PARTS
     for frame in reversed(exception.stack):
         parts = PurePath(frame.filename).parts
-        if "kvscope_app" in parts and "views" in parts:
-            room = parts[parts.index("views") + 1].removesuffix(".py")
-            if room in titles:
-                return titles[room]
+        if "kvscope_app" not in parts:
+            continue
+        package, *below = parts[parts.index("kvscope_app") + 1 :]
+        if package in _FEATURES:
+            return _FEATURES[package]
+        if package == "views" and (view := below[0].removesuffix(".py")) in titles:
+            return titles[view]
     return ""
 
 

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
+import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
-from PySide6.QtCore import QByteArray, QPoint, QRect, QSettings, QSize, Qt
+from PySide6.QtCore import QByteArray, QPoint, QRect, QSettings, Qt
 from PySide6.QtWidgets import QMainWindow
 
+from kvscope_app.look.window_size import DEFAULT_SIZE
+from kvscope_app.look.zoom import scaled
 from kvscope_app.setting_names import (
     LAYOUT_VERSION,
     geometry_name,
     layout_name,
+    lengths_name,
 )
 from kvscope_app.views.docks import DOCKS, DockSpec
 from kvscope_app.window.dock import Dock
 
 _CASCADE: Final = QPoint(32, 32)
 _TOO_NEAR: Final = 24
-_DEFAULT_SIZE: Final = QSize(1560, 960)
 _LEAST_SHARE: Final = 0.75
-"""Of its size, a dock has at least at first."""
+"""Lower bound of a dock's default size, as a share of `DockSpec.size`."""
+_STACKED_FROM_HEIGHT: Final = 780
+"""Height of a window from which timeline and requests are shown one above the other."""
 _LEFT, _RIGHT, _BOTTOM = (
     Qt.DockWidgetArea.LeftDockWidgetArea,
     Qt.DockWidgetArea.RightDockWidgetArea,
@@ -30,14 +38,18 @@ AREAS: Final = {"left": _LEFT, "right": _RIGHT, "bottom": _BOTTOM}
 
 
 def prepare(window: QMainWindow) -> None:
-    """Dock options and corners."""
+    """Set dock options, and which areas take the corners."""
     window.setDockOptions(QMainWindow.DockOption.AllowNestedDocks | QMainWindow.DockOption.AllowTabbedDocks)
-    window.setCorner(Qt.Corner.BottomLeftCorner, _LEFT)
-    window.setCorner(Qt.Corner.BottomRightCorner, _RIGHT)
+    window.setCorner(Qt.Corner.BottomLeftCorner, _LEFT)  # the console is as high as the window
+    window.setCorner(Qt.Corner.BottomRightCorner, _BOTTOM)  # timeline and requests are wide
 
 
 def arrange(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
-    """The default layout, in a window of this size."""
+    """Put the docks where they are by default in a window of this size.
+
+    Charts are right of the page map; below both are the timeline and, under it, the requests. In a low window timeline
+    and requests share one place, in a small one all docks but the left ones are tabs at the right, in a narrow one all.
+    """
     size = window.size()
     for spec in DOCKS:  # hidden while they move: side by side they need more room than there is, and the window grew
         docks[spec.name].hide()
@@ -46,14 +58,19 @@ def arrange(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
         window.addDockWidget(AREAS[spec.area], docks[spec.name])
     is_small = _is_small(window)
     if is_small:
-        for name in ("memory", "requests"):
+        left = [spec.name for spec in DOCKS if spec.area == "left"] if _is_narrow(window) else []
+        for name in (*left, "requests", "timeline"):
             window.tabifyDockWidget(docks["throughput"], docks[name])
+    elif window.height() < _STACKED_FROM_HEIGHT:
+        window.tabifyDockWidget(docks["requests"], docks["timeline"])
+    else:
+        window.splitDockWidget(docks["timeline"], docks["requests"], Qt.Orientation.Vertical)
     for spec in DOCKS:
         if spec.behind:
             window.tabifyDockWidget(docks["throughput" if is_small else spec.behind], docks[spec.name])
     for spec in DOCKS:
         docks[spec.name].setVisible(spec.is_open)
-    for name in ("throughput", "requests") if not is_small else ("throughput",):
+    for name in ("throughput",) if is_small else ("throughput", "timeline", "requests"):
         docks[name].raise_()
     if window.isVisible() and not window.isMaximized() and not window.isFullScreen():
         window.resize(size)
@@ -61,23 +78,29 @@ def arrange(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
 
 
 def share_out(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
-    """The sizes of the first start."""
-    for spec in DOCKS:
-        direction = Qt.Orientation.Vertical if spec.area == "bottom" else Qt.Orientation.Horizontal
-        window.resizeDocks([docks[spec.name]], [_share(spec, window)], direction)
-    sides = [docks["throughput"], docks["memory"]]
-    window.resizeDocks(sides, [window.height() * 6 // 10, window.height() * 4 // 10], Qt.Orientation.Vertical)
+    """Give the docks their default sizes."""
+    for orientation, areas in ((Qt.Orientation.Horizontal, ("left", "right")), (Qt.Orientation.Vertical, ("bottom",))):
+        specs = [spec for spec in DOCKS if spec.area in areas]
+        window.resizeDocks(
+            [docks[spec.name] for spec in specs], [default_length(spec, window) for spec in specs], orientation
+        )
 
 
-def _share(spec: DockSpec, window: QMainWindow) -> int:
-    """Its size in a window of this size: the middle gives way no faster than what is around it."""
+def default_length(spec: DockSpec, window: QMainWindow) -> int:
+    """The dock's default width or height in a window of this size. A smaller window takes room from docks and page map
+    alike."""
     is_below = spec.area == "bottom"
-    share = window.height() / _DEFAULT_SIZE.height() if is_below else window.width() / _DEFAULT_SIZE.width()
+    share = window.height() / DEFAULT_SIZE.height() if is_below else window.width() / DEFAULT_SIZE.width()
     return round(spec.size * min(max(share, _LEAST_SHARE), 1.0))
 
 
 def _is_small(window: QMainWindow) -> bool:
-    return window.width() < 1200 or window.height() < 640
+    return window.width() < scaled(1200) or window.height() < scaled(640)
+
+
+def _is_narrow(window: QMainWindow) -> bool:
+    """Whether docks left and right of the page map need more width than there is."""
+    return window.width() < scaled(700)
 
 
 def save(window: QMainWindow, settings: QSettings, group: str = "window", *, with_docks: bool = True) -> None:
@@ -96,11 +119,37 @@ def restore(window: QMainWindow, settings: QSettings, group: str = "window") -> 
 
 
 def restore_docks(window: QMainWindow, settings: QSettings, group: str = "window") -> bool:
-    """Put the docks as they were; False when nothing fitting is remembered."""
+    """Restore the saved positions of the docks. Returns False if no layout of this version is saved."""
     state = settings.value(layout_name(group))
     if not isinstance(state, QByteArray):
         return False
-    return window.restoreState(state, LAYOUT_VERSION)
+    if window.isVisible():
+        return window.restoreState(state, LAYOUT_VERSION)
+    # If a hidden window is to be maximized and the layout does not fit yet (it was saved on a larger screen), Qt keeps
+    # a copy of the layout for up to 150 ms after the window is shown, to apply it again. The next restoreState frees
+    # the items of that copy, and the next resize uses them: a crash at every start (Qt 6.11). Qt makes no copy for a
+    # window that is not maximized.
+    window_state = window.windowState()
+    window.setWindowState(Qt.WindowState.WindowNoState)
+    restored = window.restoreState(state, LAYOUT_VERSION)
+    window.setWindowState(window_state)
+    return restored
+
+
+def set_aside(settings: QSettings, group: str) -> Path | None:
+    """Remove the saved layout of `group` from the settings. Returns the copy of the settings file that still has it.
+
+    None if there is no file, or if no copy could be written.
+    """
+    settings.sync()
+    path = Path(settings.fileName())
+    copies = (path.with_name(f"{path.name}.before-{number}") for number in itertools.count(1))
+    copy = next(each for each in copies if not each.exists())
+    with suppress(OSError):
+        shutil.copy(path, copy)
+    for name in (geometry_name(group), layout_name(group), lengths_name(group)):
+        settings.remove(name)
+    return copy if copy.exists() else None
 
 
 def has_place(settings: QSettings, group: str) -> bool:
@@ -121,9 +170,3 @@ def place_beside(window: QMainWindow, others: Sequence[QMainWindow], has_own_pla
         if not room.contains(QRect(moved, window.size() / 2)):
             return
         window.move(moved)
-
-
-def default_size(window: QMainWindow) -> None:
-    """A comfortable size that fits the screen."""
-    available = window.screen().availableGeometry().size() * 0.94
-    window.resize(_DEFAULT_SIZE.boundedTo(available))

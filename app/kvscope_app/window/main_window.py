@@ -9,20 +9,24 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QEvent, QSettings, Signal
-from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDragLeaveEvent, QDropEvent, QShowEvent
+from PySide6.QtGui import QCloseEvent, QCursor, QDragEnterEvent, QDragLeaveEvent, QDropEvent, QShowEvent
 
 from kvscope_app.debugger.debug_actions import NUM_STEPS, DebugAnswers
 from kvscope_app.debugger.paused_bar import PausedBar
 from kvscope_app.debugger.selection_menus import add_to_requests
-from kvscope_app.library.offers import DropSign, accept_drag, offer_recordings, open_dropped
+from kvscope_app.look.asking import ask
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.theming.theme_keeper import ThemeKeeper
+from kvscope_app.look.window_size import default_size
 from kvscope_app.marks.alarm_strip import AlarmStrip
 from kvscope_app.marks.mark_actions import offer_undo
 from kvscope_app.own_engine.engine_keeper import EngineKeeper
 from kvscope_app.playback.playback_bar import PlaybackBar
+from kvscope_app.recent_recordings.file_drops import DropSign, accept_drag, open_dropped
+from kvscope_app.recording.recording_actions import recording_menu
 from kvscope_app.recording.text_agreement import follow_agreement
 from kvscope_app.session.session import Session
+from kvscope_app.session_window import NO_OPENERS, Openers
 from kvscope_app.setting_names import window_group
 from kvscope_app.views.docks import DOCKS
 from kvscope_app.views.in_sight import in_sight
@@ -35,8 +39,8 @@ from kvscope_app.window.engine_notices import EngineNotices
 from kvscope_app.window.menu_corner import Corner
 from kvscope_app.window.remembered import remember_map
 from kvscope_app.window.status_bar import StatusBar
-from kvscope_app.window.window_actions import add_actions, build_menus
-from kvscope_app.window.window_body import NO_OPENERS, Openers, WindowBody
+from kvscope_app.window.window_actions import add_actions, build_menus, what_closing_ends
+from kvscope_app.window.window_body import WindowBody
 
 if TYPE_CHECKING:
     from kvscope_telemetry.source import Update
@@ -67,7 +71,7 @@ class MainWindow(WindowBody):
         self.alarm_strip = AlarmStrip(self.alarms, session.timeline.go_to, partial(self.focus_view, "bookmarks"))
         self.strips.add(self.alarm_strip)
         add_actions(self, self.actions_by_name, self.notices)
-        DebugAnswers(self, self.actions_by_name)
+        DebugAnswers(self, self.debugger, self.actions_by_name)
         self.layout_watch = LayoutWatch(self)
         self._zoomed = ZoomedSizes(self, self.docks, themes)
         self._lengths = KeptLengths(self, self.layout_watch)
@@ -76,7 +80,9 @@ class MainWindow(WindowBody):
         offer_undo(self)
         follow_agreement(self)
         if openers.open_recording is not None:
-            offer_recordings(self)
+            for name in ("sample", "recordings"):
+                self.welcome.offer(self.actions_by_name[name])
+            self.setAcceptDrops(True)
         self.drop_sign = DropSign(self)
         self.playback = self._build_playback()
         self.paused_bar = self._build_paused_bar()
@@ -85,6 +91,7 @@ class MainWindow(WindowBody):
         self._corner = self._build_corner()
         self.status_bar = StatusBar(session, self, is_own=keeper is not None)
         self.setStatusBar(self.status_bar)
+        self.status_bar.recording_clicked.connect(lambda: recording_menu(self).popup(QCursor.pos()))
         self.docked.add_view("page_map", self.page_map)
         self._takes_prompts, self._is_console_spared = True, False
         """The engine, as far as is known; whether the window, and not the person, closed the console."""
@@ -127,6 +134,12 @@ class MainWindow(WindowBody):
         open_dropped(self, event.mimeData())
 
     def closeEvent(self, event: QCloseEvent) -> None:
+        # Spontaneous: from the window's frame. Our own actions have asked already, and a signal is not to be asked.
+        question = what_closing_ends(self) if event.spontaneous() else ""
+        if question:
+            event.ignore()
+            ask(self, question, "Close window", self.close)
+            return
         if self._is_console_spared:  # the next engine may take prompts
             self.docks["console"].show()
         layout.save(self, self.settings, self._group, with_docks=self.has_own_docks)
@@ -147,7 +160,7 @@ class MainWindow(WindowBody):
         for signal in (
             *(session.status_changed, timeline.paused_changed, timeline.epoch_changed, session.selection_changed),
             *(timeline.loop.changed, session.bookmarks.changed, self.undo.indexChanged, self.debugger.answered),
-            *(self.page_map.mode_changed, self.link_changed),
+            *(self.page_map.mode_changed, self.link_changed, timeline.visible_range.changed),
         ):
             signal.connect(self.actions_by_name.refresh)
         timeline.updated.connect(self._on_update)
@@ -186,8 +199,9 @@ class MainWindow(WindowBody):
 
     def _build_corner(self) -> Corner:
         actions = self.actions_by_name
-        names = ("play", "palette", "theme_toggle", "shortcuts")
-        live = None if self.session.timeline.is_file else actions["to_end"]
+        is_file = self.session.timeline.is_file
+        names = ("play", *(() if is_file else ("record",)), "palette", "theme_toggle", "shortcuts")
+        live = None if is_file else actions["to_end"]
         corner = Corner(self.session, live, [actions[name] for name in names], self)
         corner.lie_in(self.menuBar())
         return corner
@@ -210,7 +224,7 @@ class MainWindow(WindowBody):
 
     def _restore_layout(self) -> tuple[bool, bool]:
         """Whether a layout of its own was remembered, and a place."""
-        layout.default_size(self)
+        default_size(self)
         self.reset_layout()
         self._lengths.restore(self.settings, self._group)
         return layout.restore(self, self.settings, self._group), layout.has_place(self.settings, self._group)

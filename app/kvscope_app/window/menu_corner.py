@@ -7,7 +7,7 @@ from typing import Final
 
 from PySide6.QtCore import QEvent, QObject, QSize, Qt, QTimer
 from PySide6.QtGui import QAction, QFont, QFontMetrics
-from PySide6.QtWidgets import QHBoxLayout, QMenuBar, QPushButton, QToolButton, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QMenu, QMenuBar, QPushButton, QToolButton, QWidget
 
 from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import DARK, Theme
@@ -55,6 +55,9 @@ class Corner(QWidget):
         self._buttons = [_button(action) for action in buttons]
         for button in self._buttons:
             row.addWidget(button)
+        self._more = _more_button(buttons)
+        self._more.hide()
+        row.addWidget(self._more)
         self._is_narrow = False
         self._state.setFixedWidth(self._state_width())
         self._clock = QTimer(self, interval=_LOOK_MS)
@@ -103,8 +106,11 @@ class Corner(QWidget):
             self._show("", self._theme.muted)
 
     def _fit(self) -> None:
-        """Without the buttons, all of which are in the menus, and with a short state, where menus need the room; where
-        that is too wide still, without the state, which the status bar has."""
+        """Put the buttons into a menu, and shorten the state, where the bar's menus need the space.
+
+        Where that is too wide still, the state goes, which the status bar has; then the menu, whose actions the bar's
+        menus have.
+        """
         if self._bar is None:
             return
         menus = self._bar.sizeHint().width() - self.sizeHint().width()
@@ -114,14 +120,20 @@ class Corner(QWidget):
         wide = self._state_width() + sum(other.sizeHint().width() + _SPACING for other in others) + _AT_END
         is_narrow, before = menus + wide > self._bar.width(), self._state.width()
         live = self._live.sizeHint().width() + _SPACING if self._has_live else 0
-        has_room = menus + live + self._state_width(is_narrow=True) + _AT_END <= self._bar.width()
+        more = self._more.sizeHint().width() + _SPACING
+        has_more = is_narrow and menus + live + more + _AT_END <= self._bar.width()
+        has_room = not is_narrow or (
+            menus + live + more + self._state_width(is_narrow=True) + _AT_END <= self._bar.width()
+        )
+        had_more = not self._more.isHidden()
+        self._more.setVisible(has_more)
         self._state.setFixedWidth(self._state_width(is_narrow) if has_room else 0)
         if is_narrow is not self._is_narrow:
             self._is_narrow = is_narrow
             for button in self._buttons:
                 button.setVisible(not is_narrow)
             self.refresh()
-        elif before == self._state.width():
+        elif before == self._state.width() and had_more is has_more:
             return
         self._bar.setCornerWidget(self, Qt.Corner.TopRightCorner)  # it does not follow a corner that grows
 
@@ -157,6 +169,20 @@ class Corner(QWidget):
 
 def _behind(seconds: float) -> str:
     return f"{seconds:.1f} s behind" if seconds < 100 else f"{seconds // 60:.0f}:{seconds % 60:02.0f} behind"
+
+
+def _more_button(actions: list[QAction]) -> QToolButton:
+    """Return a button with a menu of what finds no space."""
+    button = QToolButton()
+    button.setText("»")
+    button.setToolTip("More")
+    button.setAccessibleName("More")
+    button.setAutoRaise(True)
+    button.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
+    menu = QMenu(button)
+    menu.addActions(actions)
+    button.setMenu(menu)
+    return button
 
 
 def _button(action: QAction) -> QToolButton:

@@ -37,8 +37,6 @@ def remember_view(view: View, choices: SettingsKeeper) -> None:
     """Of a view that was just loaded. It is imported already: asking what it is costs nothing."""
     if view.object_name == "requests":
         _remember_requests(view, choices)
-    elif view.object_name == "throughput":
-        _remember_range(view, choices)
     elif view.object_name == "events":
         _remember_kinds(view, choices)
 
@@ -133,17 +131,6 @@ def _remember_requests(view: View, choices: SettingsKeeper) -> None:
     if view.filter.findText(choices.values.request_filter) >= 0:
         view.filter.setCurrentText(choices.values.request_filter)
     view.filter.textActivated.connect(lambda text: choices.change(request_filter=text))
-
-
-def _remember_range(view: View, choices: SettingsKeeper) -> None:
-    from kvscope_app.views.chart.time_bar import RANGES_S
-    from kvscope_app.views.throughput.throughput_view import ThroughputView
-
-    assert isinstance(view, ThroughputView), "it has the name"
-    seconds = choices.values.chart_range_s
-    if seconds in RANGES_S.values():
-        view.charts.show_last(seconds)
-    view.charts.bar.range_chosen.connect(lambda chosen: choices.change(chart_range_s=chosen))
 
 
 def _remember_kinds(view: View, choices: SettingsKeeper) -> None:

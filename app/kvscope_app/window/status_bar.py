@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from PySide6.QtCore import QRectF, QSize, Qt
-from PySide6.QtGui import QColor, QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtCore import QEvent, QObject, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QColor, QGuiApplication, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QStatusBar, QStyle, QStyleOption, QWidget
 
 from kvscope_app.look.model_name import model_name
@@ -14,6 +14,7 @@ from kvscope_app.look.number_text import count, percent, plural, seconds
 from kvscope_app.look.plain_text import PlainLabel, plain_tip
 from kvscope_app.look.steady_label import SteadyLabel
 from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.look.zoom import scaled
 from kvscope_app.session.session import Session
 from kvscope_app.session.state_text import STATE_COLORS, STATE_WORDS
 from kvscope_telemetry.devices.device_reader import tells_engines_share
@@ -24,11 +25,12 @@ _MAX_STATE: Final = 80
 """Letters of the state and its reason, and more where the other words leave room; the tooltip has all."""
 _CHANGING: Final = ("recording", "device", "rate", "frames", "latency", "display")
 _TIPS: Final = {
-    "recording": "Recorded so far (Time ▸ Stop recording)",
+    "recording": "Click for the file and to stop recording",
     "linked": "Cursor, play, speed, visible range and selection are those of the window in use (Time ▸ Link times)",
     "overview": "Computing the charts: this recording has no summaries",
     "state": "Connection to the engine",
     "role": "Viewer: prompts, control and block text are for operators only",
+    "address": "Address of the engine, for `kvscope --attach`. Click to copy it",
     "model": "Model, data type and device",
     "device": "How busy the GPU is, or how much of the CPUs the engine uses; power and temperature where reported",
     "rate": "Engine steps in the last second",
@@ -37,11 +39,28 @@ _TIPS: Final = {
     "display": "Window updates in the last second",
 }
 _WORTH: Final = (
-    *("state", "role", "recording", "linked", "overview", "frames", "model", "device", "rate", "latency", "display"),
+    *(
+        "state",
+        "role",
+        "recording",
+        "linked",
+        "overview",
+        "frames",
+        "model",
+        "device",
+        "rate",
+        "address",
+        "latency",
+        "display",
+    ),
 )
 """Where there is no room for all, the last of these go first."""
 _UNDER_MESSAGES: Final = ("state", "role", "model")
 """Qt hides these while a message is told."""
+_CLICKABLE: Final = ("recording", "address")
+_MAX_NAME: Final = 24
+"""Letters of a file's name or an address; the tooltip and the clipboard have all."""
+_NOTICE_MS: Final = 6000
 _SPACING: Final = 10
 _EDGES: Final = 40
 """Around the dot, and at the ends."""
@@ -57,7 +76,7 @@ class Dot(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._color = QColor()
-        self.setFixedSize(QSize(10, 10))
+        self.setFixedSize(QSize(scaled(10), scaled(10)))
 
     def set_color(self, color: QColor) -> None:
         """Fill with `color`."""
@@ -77,6 +96,8 @@ class Dot(QWidget):
 class StatusBar(QStatusBar):
     """Follows a session's status, four times a second."""
 
+    recording_clicked = Signal()
+
     def __init__(self, session: Session, parent: QWidget | None = None, *, is_own: bool = False) -> None:
         """`is_own`: the engine is a child of the desktop's, which is there before it can be connected to."""
         super().__init__(parent)
@@ -88,6 +109,9 @@ class StatusBar(QStatusBar):
         self._steps: list[tuple[int, int]] = []  # (our time, step) of the last second
         self._updates: list[int] = []
         self._build()
+        for name in _CLICKABLE:
+            self._labels[name].setCursor(Qt.CursorShape.PointingHandCursor)
+            self._labels[name].installEventFilter(self)
         session.status_changed.connect(self.refresh)
         session.timeline.updated.connect(self._count_update)
         self.messageChanged.connect(self._on_message)
@@ -126,6 +150,14 @@ class StatusBar(QStatusBar):
         painter.drawText(room, Qt.AlignmentFlag.AlignVCenter | Qt.TextFlag.TextSingleLine, shown)
         painter.end()
 
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.MouseButtonRelease and isinstance(watched, QLabel):
+            if watched.objectName() == "recording":
+                self.recording_clicked.emit()
+            elif watched.objectName() == "address":
+                self._copy_address()
+        return False
+
     def refresh(self) -> None:
         """Show how things stand."""
         self._show_words()
@@ -136,6 +168,11 @@ class StatusBar(QStatusBar):
         if self._labels["linked"].text() != words:
             self._set("linked", words)
             self._fit()
+
+    def _copy_address(self) -> None:
+        address = self._session.source.name
+        QGuiApplication.clipboard().setText(address)
+        self.showMessage(f"Copied {address}", _NOTICE_MS)
 
     def _on_message(self, message: str) -> None:
         self.setToolTip(plain_tip(message))
@@ -175,6 +212,9 @@ class StatusBar(QStatusBar):
             self._labels["state"].setToolTip(tip)
         self._set("role", "viewer" if self._session.is_viewer else "")
         self._set("model", _model(mirror.hello))
+        if not self._session.timeline.is_file:
+            self._set("address", _shortened_name(self._session.source.name))
+            self._labels["address"].setToolTip(plain_tip(f"{self._session.source.name}\n{_TIPS['address']}"))
         is_available = status.state in (SourceState.LIVE, SourceState.PLAYBACK)
         self._set("device", self._device() if is_available else "")
         self._set("rate", self._step_rate() if status.state is SourceState.LIVE and mirror.capabilities.steps else "")
@@ -205,9 +245,9 @@ class StatusBar(QStatusBar):
 
     def _show_recording(self) -> None:
         recorder = self._session.recorder
-        text = "" if recorder is None else recorder.text
-        self._set("recording", f"● {text}" if text else "")
-        if text:
+        self._set("recording", "" if recorder is None else f"● {recorder.text}  {_shortened_name(recorder.path.name)}")
+        if recorder is not None:
+            self._labels["recording"].setToolTip(plain_tip(f"Recording to {recorder.path}\n{_TIPS['recording']}"))
             self._labels["recording"].setStyleSheet(f"color: {self._theme.bad}; font-weight: 600;")
 
     def _build(self) -> None:
@@ -221,7 +261,7 @@ class StatusBar(QStatusBar):
         self.addWidget(left)
         self.addWidget(self._labels["role"])
         self.addWidget(self._labels["model"])
-        for name in ("linked", "recording", "overview", "device", "rate", "frames", "latency", "display"):
+        for name in ("address", "linked", "recording", "overview", "device", "rate", "frames", "latency", "display"):
             self.addPermanentWidget(self._labels[name])
 
     def _set_frames_tip(self, tip: str) -> None:
@@ -284,6 +324,12 @@ def _reason(status: SourceStatus, failure: str) -> str:
         return f" {status.reason}"
     reason = status.reason or failure
     return f": {reason}" if reason else ""
+
+
+def _shortened_name(name: str) -> str:
+    """Return `name` with its middle left out if it is long."""
+    half = (_MAX_NAME - 1) // 2
+    return name if len(name) <= _MAX_NAME else f"{name[:half]}…{name[-half:]}"
 
 
 def _label(name: str) -> QLabel:

@@ -19,6 +19,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from kvscope_app.look.banner import Choice
 from kvscope_app.look.fonts import sans
 from kvscope_app.look.icons import pixmap
 from kvscope_app.look.makers import show_choices
@@ -26,7 +27,6 @@ from kvscope_app.look.number_text import count, num_bytes
 from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.zoom import scaled
-from kvscope_app.window.banner import Choice
 from kvscope_telemetry.messages.telemetry import Progress
 
 _TOLD: Final = (
@@ -69,9 +69,9 @@ class Welcome(QWidget):
 
     def apply_theme(self, theme: Theme) -> None:
         """Take the colours of `theme`."""
-        self._mark.setPixmap(pixmap("kvscope", "#000001", 44))
+        self._mark.setPixmap(pixmap("kvscope", "#000001", scaled(44)))
         for sign, (name, _, _) in zip(self._signs, _TOLD, strict=True):
-            sign.setPixmap(pixmap(name, theme.accent, 20))
+            sign.setPixmap(pixmap(name, theme.accent, scaled(20)))
 
     def offer(self, action: QAction) -> None:
         """Something to do meanwhile, as a button."""

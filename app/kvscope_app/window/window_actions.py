@@ -9,11 +9,14 @@ from typing import Final
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QApplication, QDockWidget, QMenu
 
+from kvscope_app.actions.action_registry import Actions, ActionSpec
+from kvscope_app.actions.command_palette import CommandPalette
+from kvscope_app.actions.shortcut_editor import ShortcutEditor
+from kvscope_app.actions.shortcut_sheet import shortcut_sheet
 from kvscope_app.compare.ask import ask_other
 from kvscope_app.debugger.debug_actions import debug_actions
 from kvscope_app.debugger.permission import FOR_OPERATORS
 from kvscope_app.debugger.selection_menus import add_selection_menus, fill_debug_menu
-from kvscope_app.library.offers import library_actions
 from kvscope_app.look.focus import zoom_focused
 from kvscope_app.look.number_text import plural
 from kvscope_app.look.theming.theme_keeper import CHOICES, PALETTES
@@ -21,24 +24,24 @@ from kvscope_app.marks.mark_actions import clear_choice, mark_actions
 from kvscope_app.pictures.picture_actions import picture_actions
 from kvscope_app.planning.plan_sheet import PlanSheet
 from kvscope_app.playback.playback_actions import TIME, EventJumps, event_kind_actions, playback_actions
+from kvscope_app.recent_recordings.open_file import ask_file
+from kvscope_app.recent_recordings.recent_menu import RecentMenu
+from kvscope_app.recent_recordings.recordings_actions import recordings_actions
 from kvscope_app.recording.export_actions import export_actions
 from kvscope_app.recording.recording_actions import recording_actions
 from kvscope_app.views.docks import DOCKS
-from kvscope_app.views.inspector.inspector_actions import inspector_actions
 from kvscope_app.views.page_map.color_actions import color_actions
-from kvscope_app.window.actions import Actions, ActionSpec
 from kvscope_app.window.arranging.kept_layouts import LAYOUTS, KeptLayouts
 from kvscope_app.window.edit_actions import EDIT, edit_actions
 from kvscope_app.window.engine_notices import EngineNotices
-from kvscope_app.window.keys.shortcut_editor import ShortcutEditor
-from kvscope_app.window.open_file import ask_file
+from kvscope_app.window.inspector_actions import inspector_actions
 from kvscope_app.window.sheets.attach_sheet import AttachSheet
-from kvscope_app.window.sheets.command_palette import CommandPalette
-from kvscope_app.window.sheets.help_sheets import about_sheet, shortcut_sheet
+from kvscope_app.window.sheets.help_sheets import about_sheet
 from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.source import SourceState
 
+FILE: Final = "File"
 ENGINE: Final = "Engine"
 VIEW: Final = "View"
 MAP: Final = "Page map"
@@ -65,14 +68,12 @@ _AFTER_A_LINE: Final = frozenset(
             "event_before",
             "slower",
             "link_times",
-            "keep_last",
-            "kept_bounds",
             "bookmark",
             "loop_begin",
             "alarm_rules",
         ),
-        *("reset_cache", "attach", "open", "compare", "close"),
-        *("copy_rows", "save_picture", "larger", "zoom_in", "focus_map", "new_chat", "toggle_console"),
+        *("reset_cache", "plan", "attach", "record", "compare", "export", "close"),
+        *("copy_rows", "copy_picture", "larger", "zoom_in", "focus_map", "new_chat", "toggle_console"),
         *("theme_toggle", "about", "segments"),
     }
 )
@@ -86,13 +87,13 @@ def add_actions(window: WindowBody, actions: Actions, notices: EngineNotices) ->
         *playback_actions(window.session.timeline, jumps),
         *event_kind_actions(jumps, EVENTS),
         _link(window),
-        *recording_actions(window),
     )
     for spec in (
+        *_file(window),
         *time,
-        *mark_actions(window),
+        *mark_actions(window, window.alarms),
         *_engine(window, notices),
-        *debug_actions(window),
+        *debug_actions(window, window.debugger),
         *edit_actions(window),
         *inspector_actions(window, VIEW),
         *_view(window),
@@ -119,12 +120,11 @@ def add_actions(window: WindowBody, actions: Actions, notices: EngineNotices) ->
 def build_menus(window: WindowBody, actions: Actions, layouts: KeptLayouts) -> None:
     """Menus in the order of the groups."""
     bar = window.menuBar()
-    _fill(bar.addMenu("&Engine"), actions, ENGINE)
-    _fill(bar.addMenu("E&dit"), actions, EDIT)
-    fill_debug_menu(bar.addMenu("De&bug"), actions)
-    time = bar.addMenu("&Time")
-    _fill(time, actions, TIME)
-    _fill(time.addMenu(EVENTS), actions, EVENTS)
+    file = bar.addMenu("&File")
+    _fill(file, actions, FILE)
+    if "recordings" in actions:
+        file.insertMenu(actions["recordings"], RecentMenu(window, file))
+    _fill(bar.addMenu("&Edit"), actions, EDIT)
     view = bar.addMenu("&View")
     _fill(view, actions, VIEW)
     for group in (MAP, PANELS):
@@ -132,6 +132,11 @@ def build_menus(window: WindowBody, actions: Actions, layouts: KeptLayouts) -> N
     layouts.fill(view.addMenu(LAYOUTS))
     for group in (THEME, PALETTE):
         _fill(view.addMenu(group), actions, group)
+    time = bar.addMenu("&Time")
+    _fill(time, actions, TIME)
+    _fill(time.addMenu(EVENTS), actions, EVENTS)
+    _fill(bar.addMenu("E&ngine"), actions, ENGINE)
+    fill_debug_menu(bar.addMenu("&Debug"), actions)
     _fill(bar.addMenu("&Help"), actions, HELP)
 
 
@@ -150,7 +155,7 @@ def _link(window: WindowBody) -> ActionSpec:
 
 
 def _engine(window: WindowBody, notices: EngineNotices) -> list[ActionSpec]:
-    session, openers = window.session, window.openers
+    session = window.session
     control = ActionSpec(
         "reset_cache",
         "Reset prefix cache",
@@ -160,23 +165,32 @@ def _engine(window: WindowBody, notices: EngineNotices) -> list[ActionSpec]:
         enabled=lambda: session.may_operate,
         why_not=lambda: FOR_OPERATORS if session.is_viewer else "",
     )
-    attach = [
+    plan = ActionSpec("plan", "Plan memory…", ENGINE, partial(_plan, window))
+    return [*(_own_engine(window, notices) if window.keeper else []), control, plan]
+
+
+def _file(window: WindowBody) -> list[ActionSpec]:
+    openers = window.openers
+    opening = [
+        ActionSpec("open", "Open recording…", FILE, partial(ask_file, window), ("Ctrl+O",), "open"),
+        *recordings_actions(window, FILE),
+    ]
+    attaching = [
+        ActionSpec("attach", "Attach to an engine…", FILE, partial(_ask_endpoint, window), ("Ctrl+Shift+A",), "attach"),
+        ActionSpec("fleet", "Fleet…", FILE, partial(_open_fleet, window)),
+    ]
+    return [
+        *(opening if openers.open_recording else []),
+        *(attaching if openers.attach else []),
+        *recording_actions(window, FILE),
+        ActionSpec("compare", "Compare with…", FILE, partial(ask_other, window), ("Ctrl+Shift+D",), "compare"),
+        *export_actions(window, FILE),
+        *picture_actions(window, FILE, EDIT),
         ActionSpec(
-            "attach", "Attach to an engine…", ENGINE, partial(_ask_endpoint, window), ("Ctrl+Shift+A",), "attach"
+            "close", "Close window", FILE, window.close, ("Ctrl+W",), question=partial(what_closing_ends, window)
         ),
-        ActionSpec("fleet", "Fleet…", ENGINE, partial(_open_fleet, window)),
+        ActionSpec("quit", "Quit", FILE, QApplication.closeAllWindows, ("Ctrl+Q",), question=_what_quitting_ends),
     ]
-    recording = [ActionSpec("open", "Open recording…", ENGINE, partial(ask_file, window), ("Ctrl+O",), "open")]
-    end = [
-        *([*recording, *library_actions(window, ENGINE)] if openers.open_recording else []),
-        ActionSpec("plan", "Plan memory…", ENGINE, partial(_plan, window)),
-        ActionSpec("compare", "Compare with…", ENGINE, partial(ask_other, window), ("Ctrl+Shift+D",), "compare"),
-        *export_actions(window, ENGINE),
-        ActionSpec("close", "Close window", ENGINE, window.close, ("Ctrl+W",)),
-        ActionSpec("quit", "Quit", ENGINE, QApplication.closeAllWindows, ("Ctrl+Q",)),
-    ]
-    own = _own_engine(window, notices) if window.keeper else []
-    return [*own, control, *(attach if openers.attach else []), *end]
 
 
 def _own_engine(window: WindowBody, notices: EngineNotices) -> list[ActionSpec]:
@@ -227,7 +241,6 @@ def _view(window: WindowBody) -> list[ActionSpec]:
         ActionSpec("zoom_out", "Zoom out", VIEW, partial(zoom, -1), ("-",), "zoom-out", tip=tip.format("Zoom out")),
         ActionSpec("fit", "Zoom to fit", VIEW, partial(zoom, 0), ("F",), "fit", tip=tip.format("Show all")),
         ActionSpec("clear", "Clear loop/selection", VIEW, partial(_clear, window), ("Esc",)),
-        *picture_actions(window, VIEW),
     ]
 
 
@@ -391,6 +404,25 @@ def _open_shortcuts(window: WindowBody) -> None:
 def _open_editor(window: WindowBody) -> None:
     accent = window.themes.theme.color("accent")
     ShortcutEditor(window, window.actions_by_name, window.themes.settings, accent).show()
+
+
+def what_closing_ends(window: WindowBody) -> str:
+    """Return the question to ask before `window` closes, empty unless its own engine has unfinished requests."""
+    return _ask_about_unfinished([window])
+
+
+def _what_quitting_ends() -> str:
+    return _ask_about_unfinished([each for each in QApplication.topLevelWidgets() if isinstance(each, WindowBody)])
+
+
+def _ask_about_unfinished(windows: list[WindowBody]) -> str:
+    own = [
+        window.session
+        for window in windows
+        if window.keeper is not None and window.session.status.state is not SourceState.ENDED
+    ]
+    unfinished = sum(int((each.live_mirror.requests.state != RequestState.FINISHED).sum()) for each in own)
+    return f"Stop the engine and its {plural(unfinished, 'unfinished request')}?" if unfinished else ""
 
 
 def _what_a_restart_ends(window: WindowBody) -> str:

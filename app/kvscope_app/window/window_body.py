@@ -5,15 +5,11 @@ Owns the parts in the middle and the docks around them. Knows nobody who acts on
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
-
-from PySide6.QtCore import QSettings, Signal
-from PySide6.QtWidgets import QMainWindow, QStackedWidget, QVBoxLayout, QWidget
+from PySide6.QtCore import QEvent, QSettings, Signal
+from PySide6.QtWidgets import QApplication, QStackedWidget, QVBoxLayout, QWidget
 
 from kvscope_app.debugger.debugger import Debugger
-from kvscope_app.look.makers import empty_state
+from kvscope_app.look.makers import empty_state, label_boxes
 from kvscope_app.look.model_name import model_name
 from kvscope_app.look.passing_strip import FloatingStrips
 from kvscope_app.look.theming.theme_keeper import ThemeKeeper
@@ -21,46 +17,19 @@ from kvscope_app.marks.alarm_watch import AlarmWatch
 from kvscope_app.own_engine.engine_keeper import EngineKeeper
 from kvscope_app.planning.plan_process import PlanProcess
 from kvscope_app.session.session import Session
+from kvscope_app.session_window import Openers, SessionWindow
 from kvscope_app.views.capability_messages import DEVICES_ALONE
-from kvscope_app.views.page_map.page_map_view import PageMapView
+from kvscope_app.views.refresher import Refresher
 from kvscope_app.window import layout
-from kvscope_app.window.actions import Actions
-from kvscope_app.window.banner import Banner
+from kvscope_app.window.dock import Dock
 from kvscope_app.window.docked_views import DockedViews
-from kvscope_app.window.refresher import Refresher
-from kvscope_app.window.undo_stack import UndoStack
+from kvscope_app.window.tab_stops import focus_next
 from kvscope_app.window.welcome import Welcome
 
-if TYPE_CHECKING:
-    from kvscope_app.library.library import Library
-    from kvscope_telemetry.addresses import Address
-    from kvscope_telemetry.recorded import Recorded
 
-
-@dataclass(frozen=True, slots=True)
-class Openers:
-    """What opens other windows, given by who keeps them. What is None is not offered."""
-
-    attach: Callable[[Address], object] | None = None
-    """A window on another engine."""
-    open_recording: Callable[[Recorded], object] | None = None
-    """A window on a recording."""
-    compare: Callable[[Recorded, Recorded, WindowBody], object] | None = None
-    """A window on two timelines side by side; the first is that of the window."""
-    open_fleet: Callable[[], object] | None = None
-    """A table of all engines that are attached or remembered."""
-    library: Library | None = None
-    """The recordings that are listed."""
-
-
-NO_OPENERS: Final = Openers()
-
-
-class WindowBody(QMainWindow):
+class WindowBody(SessionWindow):
     """The page map or the welcome in the middle, strips that float over it, and a dock for each other view."""
 
-    closing = Signal(object)
-    """The window itself, for the last time."""
     linking = Signal(bool)
     """The person links the times of all windows, or no longer."""
     link_changed = Signal()
@@ -74,32 +43,26 @@ class WindowBody(QMainWindow):
         keeper: EngineKeeper | None,
         openers: Openers,
     ) -> None:
-        super().__init__()
-        self.session = session
-        self.themes = themes
-        self.settings = settings
+        super().__init__(session, themes, settings, openers)
         self.keeper = keeper
-        self.openers = openers
         self.has_own_docks = True
         """The docks are where a person wants them; false once they were moved for an address that has no pool."""
+        self._is_squeezed = False
         self.may_link, self.link_words = False, ""
         """Whether there is another window whose time may be linked with this one's, and how it is; empty: it is not."""
         self.setWindowTitle("kvscope")
-        self.undo = UndoStack(self)
-        self.actions_by_name = Actions(self, themes.settings)
         self.debugger = Debugger(session, self)
         self.plans = PlanProcess(self)
         self.closing.connect(self.plans.close)
         self.alarms = AlarmWatch(session, themes.settings, self)
-        self.banner = Banner(self)
         self.welcome = Welcome()
-        self.page_map = PageMapView(session)
         self.refresher = Refresher(session, self)
         self.no_pool_label = empty_state(DEVICES_ALONE)
         self._build_middle()
         layout.prepare(self)
         self.docked = DockedViews(self, session, themes, settings, self.refresher, self.undo)
-        self.docks, self.views = self.docked.docks, self.docked.views
+        self.docks: dict[str, Dock] = self.docked.docks
+        self.views = self.docked.views
 
     def show_map(self) -> None:
         """There is a pool to look at."""
@@ -121,6 +84,7 @@ class WindowBody(QMainWindow):
 
     def add_below(self, bar: QWidget) -> None:
         """Put `bar` under the map."""
+        label_boxes(bar)
         self._column.addWidget(bar)
 
     def reset_layout(self) -> None:
@@ -131,6 +95,20 @@ class WindowBody(QMainWindow):
     def zoom_by(self, steps: int) -> None:
         """The page map, while nothing else that can be zoomed has the keyboard."""
         (self.page_map.fit_all, self.page_map.zoom_in, self.page_map.zoom_out)[steps]()
+
+    def event(self, event: QEvent) -> bool:
+        if event.type() is QEvent.Type.LayoutRequest:
+            self._stay_on_screen()
+        return super().event(event)
+
+    def focusNextPrevChild(self, forward: bool) -> bool:
+        focus = QApplication.focusWidget()
+        if focus is not None and not focus.isVisible():
+            # Qt looks for another widget because the focused one is being hidden, maybe inside restoreState: a dock
+            # that gets the focus now crashes it.
+            self.docked.pass_focus_on()
+            return super().focusNextPrevChild(forward)
+        return focus_next(self, forward=forward)
 
     def focus_view(self, name: str) -> None:
         """Bring a dock up and give it the keyboard."""
@@ -147,6 +125,27 @@ class WindowBody(QMainWindow):
             self.link_words = words
             self.link_changed.emit()
 
+    def _stay_on_screen(self) -> None:
+        """Let the window be smaller than its parts ask for, where they ask for more than the screen has.
+
+        Without a minimum of its own the window grows to what its layout needs: at large zooms and on small screens a
+        part of it would be outside the screen.
+        """
+        room = self.screen().availableGeometry().size() - (self.frameGeometry().size() - self.size())
+        least = self.minimumSizeHint()
+        if least.boundedTo(room) != least:
+            self._is_squeezed = True
+            self.setMinimumSize(least.boundedTo(room))
+            width, height = self.width(), self.height()
+            if not self.isMaximized() and not self.isFullScreen():  # a size that a user chose stays
+                self.resize(
+                    room.width() if room.width() < width <= least.width() else width,
+                    room.height() if room.height() < height <= least.height() else height,
+                )
+        elif self._is_squeezed:
+            self._is_squeezed = False
+            self.setMinimumSize(0, 0)  # the layout sets it again
+
     def _build_middle(self) -> None:
         self._stack = QStackedWidget()
         for middle in (self.welcome, self.page_map, self.no_pool_label):
@@ -158,6 +157,7 @@ class WindowBody(QMainWindow):
         self._column.setSpacing(0)
         self._column.addWidget(self._stack, 1)
         self.strips = FloatingStrips(self._stack, self.page_map.canvas)
+        self.strips.covered.connect(self.page_map.canvas.set_covered_height)
         self.strips.add(self.banner)
         self.setCentralWidget(body)
 

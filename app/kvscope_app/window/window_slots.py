@@ -1,7 +1,8 @@
 """Which of the windows of its kind a window is, among all desktops of a person: each slot has a place of its own.
 
-Owns the locks, one file a slot beside the settings. The system lets them go when a process ends, however it ends: the
-files mean nothing by themselves. Where there can be none, the windows of this desktop are told apart, and no others.
+Owns the locks, one file a slot beside the settings. The system lets them go when a process ends, however it ends. A
+file has content only while the window of its slot is being opened: content without a lock means that a process ended
+before its window was open. Where there can be no locks, the windows of this desktop are told apart, and no others.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 _FOLDER: Final = "open-windows"
+_OPENING: Final = b"opening\n"
 MAX_SLOTS: Final = 64
 """More windows than anybody looks at: later ones are not told from those of other desktops."""
 
@@ -36,8 +38,29 @@ class WindowSlots:
                 return slot
         raise AssertionError("there is always another number")
 
+    def start_opening(self, kind: str, slot: int) -> bool:
+        """Record that the window of `slot` is being opened.
+
+        Returns whether the last process that opened a window in this slot ended before the window was open.
+        """
+        descriptor = self._held[(kind, slot)]
+        if descriptor is None:
+            return False
+        failed_before = os.fstat(descriptor).st_size > 0
+        with suppress(OSError):  # on a full disk a failed start is not noticed
+            os.pwrite(descriptor, _OPENING, 0)
+        return failed_before
+
+    def finish_opening(self, kind: str, slot: int) -> None:
+        """Record that the window of `slot` is open, or was closed in good order."""
+        descriptor = self._held.get((kind, slot))
+        if descriptor is not None:
+            with suppress(OSError):
+                os.ftruncate(descriptor, 0)
+
     def give_back(self, kind: str, slot: int) -> None:
         """Its window closed."""
+        self.finish_opening(kind, slot)
         descriptor = self._held.pop((kind, slot), None)
         if descriptor is not None:
             os.close(descriptor)

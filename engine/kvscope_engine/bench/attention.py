@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_engine.bench.laboratory.labels import HEADER, cells, headline, heat_words, sparse_words
 from kvscope_engine.bench.measure import teller
-from kvscope_engine.bench.table import table
 from kvscope_engine.bench.workloads import sample_text
+from kvscope_engine.text_table import table
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.engine_config import DEVICES, DTYPES, EngineConfig
 from kvscope_telemetry.errors import BadInput
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kvscope_engine.bench.laboratory.captured import DenseContext
     from kvscope_engine.bench.laboratory.measuring import Measurement
     from kvscope_engine.bench.laboratory.sparse_quality import SparseRow
-    from kvscope_engine.model.loading.loader import LoadedModel
+    from kvscope_engine.model.loaded_model import LoadedModel
 
 LENGTHS: Final = (1024, 4096)
 HEAT_STEPS: Final = 48
@@ -101,8 +101,8 @@ def _measure(args: argparse.Namespace, lengths: list[int], tell: Tell) -> dict[s
     from kvscope_engine.bench.laboratory.captured import read, samples
     from kvscope_engine.bench.laboratory.heat_cost import heat_cost
     from kvscope_engine.bench.laboratory.measuring import measured
-    from kvscope_engine.model.loading.device import dtype_name
-    from kvscope_engine.model.loading.loader import load_model
+    from kvscope_engine.model.loader.model_loader import load_model
+    from kvscope_engine.model.platforms.device import dtype_name
 
     config = EngineConfig(model=args.model, device=args.device, dtype=args.dtype)
     loaded = load_model(config, lambda progress: tell(progress.stage))
@@ -160,9 +160,9 @@ def _sparse_quality(loaded: LoadedModel, ids: list[int], num_scored: int, tell: 
     """With its parts joined, as the engine runs it; nothing else is asked of the model afterwards. None: no layer of it
     may choose among its blocks."""
     from kvscope_engine.bench.laboratory.sparse_quality import sparse_quality
-    from kvscope_engine.model.checks.hook_check import check_hook
-    from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
-    from kvscope_engine.model.sparse.layers import may_choose
+    from kvscope_engine.model.runner.sparse_layers import may_choose
+    from kvscope_engine.model.verification.hook_check import check_hook
+    from kvscope_engine.model.verification.ready_to_run import make_ready_to_run
 
     if not any(may_choose(index, call) for index, call in enumerate(check_hook(loaded.module))):
         return None

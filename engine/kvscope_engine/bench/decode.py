@@ -16,8 +16,8 @@ from typing import Any
 
 from kvscope_engine.bench.long_context.rounds import LongBatch, long_rates
 from kvscope_engine.bench.measure import Contender, Rate, median_rate, median_ratio, rates, teller
-from kvscope_engine.bench.table import table
 from kvscope_engine.bench.workloads import Workload, equal, mixed, sample_text, staggered
+from kvscope_engine.text_table import table
 from kvscope_telemetry.engine_config import QUANTIZATIONS
 
 Rounds = dict[str, list[Rate]]
@@ -108,7 +108,7 @@ def _peers(module: Any, wanted: Sequence[str]) -> tuple[list[Contender], dict[st
     from kvscope_engine.bench.contenders import llama_cpp
     from kvscope_engine.bench.contenders.transformers_continuous import TransformersContinuous
     from kvscope_engine.bench.contenders.transformers_generate import TransformersGenerate
-    from kvscope_engine.model.fetching.default_model import default_gguf
+    from kvscope_engine.model.loader.download.default_model import default_gguf
 
     peers: list[Contender] = [TransformersGenerate(module)] if "transformers" in wanted else []
     left_out: dict[str, str] = {}

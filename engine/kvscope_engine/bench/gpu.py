@@ -19,7 +19,7 @@ from typing import Any
 from kvscope_engine.bench.measure import teller
 from kvscope_engine.bench.shapes import SHAPES
 from kvscope_engine.bench.workloads import SAMPLINGS
-from kvscope_engine.cli.parser import parse_size
+from kvscope_engine.command_parser import parse_size
 from kvscope_telemetry.devices.data_sheets import DATA_SHEET_GB_PER_S
 from kvscope_telemetry.errors import BadInput
 

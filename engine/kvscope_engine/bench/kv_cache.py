@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kvscope_engine.bench.table import table
 from kvscope_engine.bench.workloads import sample_text
+from kvscope_engine.text_table import table
 from kvscope_telemetry.engine_config import DEVICES, DTYPES, EngineConfig
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from kvscope_engine.model.loading.loader import LoadedModel
+    from kvscope_engine.model.loaded_model import LoadedModel
 
 KV_FORMATS = ("auto", "int8", "fp8")
 NUM_PROMPTS = 20
@@ -81,8 +81,8 @@ def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
 
 def _perplexities(config: EngineConfig, max_tokens: int | None, tell: Tell) -> dict[str, Any]:
     from kvscope_engine.bench.perplexity import perplexity
-    from kvscope_engine.model.loading.device import dtype_name
-    from kvscope_engine.model.loading.loader import load_model
+    from kvscope_engine.model.loader.model_loader import load_model
+    from kvscope_engine.model.platforms.device import dtype_name
 
     loaded = load_model(config, lambda progress: tell(f"{progress.stage}"))
     ids = text_ids(loaded, max_tokens)
@@ -111,8 +111,8 @@ def text_ids(loaded: LoadedModel, max_tokens: int | None) -> list[int]:
 
 def _bytes_per_token(loaded: LoadedModel, name: str) -> int:
     """Of all layers, keys and values, scales included."""
-    from kvscope_engine.model.checks.hook_check import check_hook
-    from kvscope_engine.model.running.kv_storage import block_bytes, storage_dtype
+    from kvscope_engine.model.kv_cache.kv_storage import block_bytes, storage_dtype
+    from kvscope_engine.model.verification.hook_check import check_hook
 
     return block_bytes([call.shape for call in check_hook(loaded.module)], 1, storage_dtype(name, loaded.dtype))
 

@@ -1,15 +1,18 @@
-"""Measuring contenders side by side: interleaved rounds, medians, wall and CPU seconds."""
+"""Measure contenders side by side: interleaved rounds, medians, wall and CPU seconds."""
 
 from __future__ import annotations
 
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 from kvscope_engine.bench.workloads import Workload
+
+Sample = TypeVar("Sample")
 
 
 class Contender(Protocol):
@@ -29,6 +32,20 @@ class Rate:
     per_second: float
 
 
+def in_turns(
+    samplers: Mapping[str, Callable[[], Sample]],
+    rounds: int,
+    tell: Callable[[str], None] = lambda line: None,
+) -> dict[str, list[Sample]]:
+    """Return each contender's sample of each round; one contender after the other within a round."""
+    found: dict[str, list[Sample]] = {name: [] for name in samplers}
+    for number in range(rounds):
+        for name, sample in samplers.items():
+            tell(f"round {number + 1} of {rounds}, {name}")
+            found[name].append(sample())
+    return found
+
+
 def rates(
     contenders: Sequence[Contender],
     workload: Workload,
@@ -36,15 +53,13 @@ def rates(
     tell: Callable[[str], None],
 ) -> dict[str, list[Rate]]:
     """Each contender's rate in each round; one after the other within a round, after a warm-up each."""
-    found: dict[str, list[Rate]] = {contender.name: [] for contender in contenders}
     for contender in contenders:
         tell(f"{workload.name}: {contender.name} warms up")
         contender.run(shortened(workload))
-    for round_ in range(repeats):
-        for contender in contenders:
-            tell(f"{workload.name}: round {round_ + 1} of {repeats}, {contender.name}")
-            found[contender.name].append(_timed(contender, workload))
-    return found
+    samplers = {
+        each.name: partial(timed, partial(each.run, workload), workload.num_output_tokens) for each in contenders
+    }
+    return in_turns(samplers, repeats, telling_of(workload.name, tell))
 
 
 def median_rate(rounds: Sequence[Rate]) -> Rate:
@@ -84,7 +99,3 @@ def teller(is_quiet: bool) -> Callable[[str], None]:
 def telling_of(name: str, tell: Callable[[str], None]) -> Callable[[str], None]:
     """Tells the same of one of several."""
     return lambda line: tell(f"{name}: {line}")
-
-
-def _timed(contender: Contender, workload: Workload) -> Rate:
-    return timed(lambda: contender.run(workload), workload.num_output_tokens)

@@ -17,11 +17,11 @@ import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from kvscope_engine.bench.table import table
+from kvscope_engine.text_table import table
 from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:
-    from kvscope_engine.model.running.kv_storage import KVStorage
+    from kvscope_engine.model.kv_cache.kv_storage import KVStorage
 
 MIB: Final = 1 << 20
 SLAB_MIB: Final = (100, 1100, 9 * 1024, 33 * 1024)
@@ -62,7 +62,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _slab(num_bytes: int) -> dict[str, Any]:
-    from kvscope_engine.model.tiers.host_slab import exact_bytes, measured_torch_pinned_bytes, torch_pinned_bytes
+    from kvscope_engine.model.device_memory.host_slab import (
+        exact_bytes,
+        measured_torch_pinned_bytes,
+        torch_pinned_bytes,
+    )
 
     measured = measured_torch_pinned_bytes(num_bytes) if num_bytes <= MAX_MEASURED_MIB * MIB else None
     return {
@@ -74,8 +78,8 @@ def _slab(num_bytes: int) -> dict[str, Any]:
 
 
 def _moves(args: argparse.Namespace) -> dict[str, Any]:
-    from kvscope_engine.model.tiers.build import make_tier_mover
-    from kvscope_engine.model.tiers.disk_records import record_bytes
+    from kvscope_engine.model.kv_cache.kv_offload.disk_records import record_bytes
+    from kvscope_engine.model.kv_cache.kv_offload.tier_builder import make_tier_mover
     from kvscope_telemetry.engine_config import EngineConfig
 
     storage = _storage(args)
@@ -104,8 +108,8 @@ def _moves(args: argparse.Namespace) -> dict[str, Any]:
 def _storage(args: argparse.Namespace) -> KVStorage:
     import torch
 
-    from kvscope_engine.model.loading.device import choose_device
-    from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape, block_bytes
+    from kvscope_engine.model.kv_cache.kv_storage import KVStorage, LayerShape, block_bytes
+    from kvscope_engine.model.platforms.device import choose_device
 
     layers = [LayerShape(NUM_KV_HEADS, HEAD_DIM)] * NUM_LAYERS
     num_blocks = max(1, args.mib * MIB // block_bytes(layers, BLOCK_SIZE, torch.bfloat16))

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from kvscope_engine.model.loading.loader import LoadedModel
-from kvscope_engine.model.running.attention import PagedContext, PrefillBatch
-from kvscope_engine.model.running.forward import Forward
-from kvscope_engine.model.running.kv_storage import KVStorage
-from kvscope_engine.model.running.storage_for_model import storage_for_model
+from kvscope_engine.model.kv_cache.kv_storage import KVStorage
+from kvscope_engine.model.layers.attention.paged_attention import PagedContext, PrefillBatch
+from kvscope_engine.model.layers.forward import Forward
+from kvscope_engine.model.loaded_model import LoadedModel
+from kvscope_engine.model.runner.kv_cache_spec import storage_for_model
 from kvscope_kernels import ops_for
 
 CHUNK_TOKENS = 256

@@ -18,6 +18,7 @@ from kvscope_telemetry.messages.commands import (
     Usage,
 )
 from kvscope_telemetry.messages.telemetry import Progress
+from kvscope_telemetry.printable import print_line, printable
 
 TITLE_CHARACTERS = 60
 
@@ -112,7 +113,7 @@ class StreamPrinter:
     def show(self, answers: Sequence[PrintedAnswer]) -> None:
         """Print the text that is new."""
         text = answers[0].text
-        print(text[self._num_shown :], end="", flush=True)
+        print(_for_terminal(text[self._num_shown :]), end="", flush=True)
         self._num_shown = len(text)
 
     def close(self, answers: Sequence[PrintedAnswer]) -> None:
@@ -126,7 +127,7 @@ class TextPrinter:
     """Several completions: a bar on a terminal while they run, then each under its prompt."""
 
     def __init__(self, num_completions: int) -> None:
-        from kvscope_engine.model.fetching.progress import TerminalProgress
+        from kvscope_engine.model.loader.download.progress import TerminalProgress
 
         self._bar = TerminalProgress()
         self._num_completions = num_completions
@@ -143,7 +144,12 @@ class TextPrinter:
             if answer.error:
                 _tell_error(answer)
             else:
-                print(f"[{answer.index + 1}] {_title(answer)}\n{answer.text.strip()}\n", flush=True)
+                print(f"[{answer.index + 1}] {_title(answer)}\n{_for_terminal(answer.text.strip())}\n", flush=True)
+
+
+def _for_terminal(text: str) -> str:
+    """Return a model's text without terminal sequences; unchanged where a program or a file reads it."""
+    return printable(text, keep="\n\t") if sys.stdout.isatty() else text
 
 
 def _title(answer: PrintedAnswer) -> str:
@@ -155,4 +161,4 @@ def _title(answer: PrintedAnswer) -> str:
 
 def _tell_error(answer: PrintedAnswer) -> None:
     if answer.error:
-        print(f"kvscope-engine: prompt {answer.index + 1}: {answer.error}", file=sys.stderr)
+        print_line(f"kvscope-engine: prompt {answer.index + 1}: {answer.error}", file=sys.stderr)

@@ -12,24 +12,10 @@ import importlib.util
 from types import ModuleType
 from typing import Any, Final
 
-from kvscope_engine.cli.parser import CommandParser
+from kvscope_engine.command_parser import CommandParser
 from kvscope_telemetry.errors import BadInput
 
-BENCHMARKS: Final = (
-    "decode",
-    "kernels",
-    "telemetry",
-    "memory",
-    "kv-cache",
-    "weights",
-    "scheduler",
-    "costs",
-    "reuse",
-    "neighbour",
-    "families",
-    "attention",
-    "gpu",
-)
+BENCHMARKS: Final = ("decode", "gpu", "kernels", "memory", "kv-cache", "attention")
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:

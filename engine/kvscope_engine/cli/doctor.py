@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from kvscope_engine.cli.machine_checks import Check, check_machine
+from kvscope_telemetry.printable import print_text
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -29,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(msgspec.json.encode({"can_run": can_run, "checks": checks}).decode())
     else:
-        print("\n".join(_line(check) for check in checks))
+        print_text("\n".join(_line(check) for check in checks))
         print(f"\nThe engine {'can' if can_run else 'cannot'} run here.")
     return 0 if can_run else 1
 

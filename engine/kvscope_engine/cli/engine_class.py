@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from kvscope_engine.cli.interrupts import leaving_on_interrupt
+from kvscope_telemetry.termination import leaving_while_importing
 
 if TYPE_CHECKING:
     from kvscope_engine.engine import Engine
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def engine_class() -> type[Engine]:
     """`Engine`, imported with the garbage collector at rest."""
-    with quick_imports(), leaving_on_interrupt():
+    with quick_imports(), leaving_while_importing("kvscope-engine"):
         from kvscope_engine.engine import Engine
     return Engine
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kvscope_engine.cli.interrupts import leaving_on_interrupt
+from kvscope_telemetry.termination import leaving_while_importing
 
 
 def main() -> int:
     """The command line of this process."""
-    with leaving_on_interrupt():
+    with leaving_while_importing("kvscope-engine"):
         from kvscope_engine.cli.main import main as run
     return run()

@@ -19,16 +19,15 @@ from kvscope_engine.cli.arguments.sampling_options import add_sampling_options, 
 from kvscope_engine.cli.engine_class import engine_class
 from kvscope_engine.cli.notes import print_notes
 from kvscope_engine.cli.other_ranks import followed
-from kvscope_engine.cli.parser import whole_number
-from kvscope_engine.model.fetching.progress import IMPORT, TerminalProgress
+from kvscope_engine.command_parser import whole_number
+from kvscope_engine.model.loader.download.progress import IMPORT, TerminalProgress
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.telemetry import Progress
+from kvscope_telemetry.termination import INTERRUPTED, handling_signals
 
 if TYPE_CHECKING:
     from kvscope_engine.engine import Engine
-
-INTERRUPTED = 130
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -143,8 +142,5 @@ def _noted_interrupt() -> Iterator[list[int]]:
             raise KeyboardInterrupt
         interrupted.append(number)
 
-    before = signal.signal(signal.SIGINT, note)
-    try:
+    with handling_signals(note, (signal.SIGINT,)):
         yield interrupted
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
@@ -27,22 +28,6 @@ MIN_MEMORY_BYTES: Final = 1 * GIB
 MIN_DISK_BYTES: Final = 1 * GIB
 INSTALL: Final = "pip install 'kvscope[engine]'"
 ENGINE_PACKAGES: Final = ("transformers", "tokenizers", "safetensors", "accelerate", "gguf", "tqdm")
-QT_LIBRARIES: Final = {
-    "libEGL.so.1": "libegl1",
-    "libGL.so.1": "libgl1",
-    "libxkbcommon-x11.so.0": "libxkbcommon-x11-0",
-    "libdbus-1.so.3": "libdbus-1-3",
-    "libfontconfig.so.1": "libfontconfig1",
-    "libxcb-cursor.so.0": "libxcb-cursor0",
-    "libxcb-icccm.so.4": "libxcb-icccm4",
-    "libxcb-keysyms.so.1": "libxcb-keysyms1",
-    "libxcb-shape.so.0": "libxcb-shape0",
-    "libxcb-xinerama.so.0": "libxcb-xinerama0",
-    "libxcb-image.so.0": "libxcb-image0",
-    "libxcb-render-util.so.0": "libxcb-render-util0",
-    "libxcb-xkb.so.1": "libxcb-xkb1",
-}
-"""What Qt's wheels do not bring, and the Debian package of each."""
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +103,7 @@ def _torch() -> Check:
 
 def _gpu_trouble() -> str:
     """Why the GPU that is there cannot be used; empty: it can, or there is none."""
-    from kvscope_engine.model.loading.device import too_old, unused_gpu
+    from kvscope_engine.model.platforms.device import too_old, unused_gpu
 
     torch = importlib.import_module("torch")
     return too_old() if torch.cuda.is_available() else unused_gpu()
@@ -131,7 +116,7 @@ def _triton() -> Check:
 
 
 def _attention() -> Check:
-    from kvscope_kernels.libraries.choice import installed
+    from kvscope_kernels.third_party_attention.library_choice import installed
 
     found = "; ".join(f"{name}: {what}" for name, what in installed().items())
     return Check(name="attention", ok=True, detail=f"kvscope's own kernels; for prompts on a GPU also {found}")
@@ -160,7 +145,7 @@ def _gpu() -> Check:
 
 def _gpu_memory() -> Check:
     """Of every GPU, and of the instances of MIG that CUDA_VISIBLE_DEVICES names, with those who hold it."""
-    from kvscope_engine.model.memory.paging import REMEDY, is_wsl
+    from kvscope_engine.model.device_memory.paging import REMEDY, is_wsl
 
     named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     gpus = [gpu for gpu in Gpus(used=[name for name in named if name.startswith("MIG-")]).sample() if not gpu.fault]
@@ -171,8 +156,8 @@ def _gpu_memory() -> Check:
 
 
 def _use_of(gpu: Gpu) -> str:
-    from kvscope_engine.model.memory.gpu_holders import holders_of, holders_words, is_drawing
-    from kvscope_engine.model.memory.memory_plan import DESKTOP_BYTES
+    from kvscope_engine.model.device_memory.gpu_holders import holders_of, holders_words, is_drawing
+    from kvscope_engine.model.device_memory.memory_plan import DESKTOP_BYTES
 
     free, total = gpu.memory_free_bytes, gpu.memory_total_bytes
     told = f"{free / GIB:.1f} of {_gib(total)} free" if free is not None and total is not None else "not told"
@@ -182,7 +167,7 @@ def _use_of(gpu: Gpu) -> str:
 
 
 def _cache_folder() -> Check:
-    from kvscope_engine.model.fetching.cache_folder import cache_folder
+    from kvscope_engine.cache_folder import cache_folder
 
     mend = "set KVSCOPE_CACHE to a writable folder with free space"
     try:
@@ -196,17 +181,17 @@ def _cache_folder() -> Check:
 
 
 def _default_model() -> Check:
-    from kvscope_engine.model.fetching.cache_folder import cache_folder
-    from kvscope_engine.model.fetching.default_model import DEFAULT_GGUF
+    from kvscope_engine.cache_folder import cache_folder
+    from kvscope_engine.model.loader.download.default_model import DEFAULT_GGUF
 
     place: Path = cache_folder() / "default" / DEFAULT_GGUF
     there = place.is_file()
-    detail = str(place) if there else "not downloaded yet: the first start downloads it (93 MB)"
+    detail = str(place) if there else "not downloaded yet: the first start downloads it (98 MB)"
     return Check(name="default model", ok=there, detail=detail, mend="kvscope-engine generate --prompt Hello")
 
 
 def _weights() -> Check:
-    from kvscope_engine.model.roofline.default_weights import NO_COMPILER, default_weights
+    from kvscope_engine.roofline.default_weights import NO_COMPILER, default_weights
 
     detail, ok = default_weights()
     mend = "sudo apt-get install gcc" if detail == NO_COMPILER else ""
@@ -231,13 +216,14 @@ def _qt() -> Check:
 
 
 def _qt_libraries() -> Check:
-    missing = [library for library in QT_LIBRARIES if not _can_load(library)]
-    packages = " ".join(QT_LIBRARIES[library] for library in missing)
+    listed = resources.files("kvscope_resources").joinpath("qt_libraries.txt").read_text().splitlines()
+    packages = dict(line.split() for line in listed)
+    missing = [library for library in packages if not _can_load(library)]
     return Check(
         name="Qt libraries",
         ok=not missing,
-        detail=f"missing {', '.join(missing)}" if missing else f"all {len(QT_LIBRARIES)} found",
-        mend=f"sudo apt-get install {packages}",
+        detail=f"missing {', '.join(missing)}" if missing else f"all {len(packages)} found",
+        mend=f"sudo apt-get install {' '.join(dict.fromkeys(packages[library] for library in missing))}",
     )
 
 

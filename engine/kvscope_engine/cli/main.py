@@ -1,13 +1,13 @@
 """`kvscope-engine`: finds the command, prints its errors, chooses the exit code. Imports no torch.
 
-Exit codes: 0 done, 1 a failure at run time, 2 bad usage or input, 130 interrupted by Ctrl-C.
+Exit codes: 0 done, 1 a failure at run time, 2 bad usage or input, 130 interrupted by Ctrl-C,
+143 and 129 ended by SIGTERM and SIGHUP.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import io
 import os
 import sys
 import traceback
@@ -15,9 +15,13 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Final
 
-from kvscope_engine.cli.parser import CommandParser
+from kvscope_engine.command_parser import CommandParser
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.home_folder import ensure_home
+from kvscope_telemetry.printable import print_line
+from kvscope_telemetry.standard_streams import ready_streams
+from kvscope_telemetry.termination import INTERRUPTED, exiting_on_signals
 
 PROGRAM: Final = "kvscope-engine"
 STARTED_AS: Final = "KVSCOPE_STARTED_AS"
@@ -41,28 +45,26 @@ COMMANDS: Final = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is returned. Without `argv` it is the process's own, and ends it."""
-    _write_anything()
-    code = _guarded(list(sys.argv[1:] if argv is None else argv))
+    try:
+        with exiting_on_signals(), ready_streams():
+            code = _guarded(list(sys.argv[1:] if argv is None else argv))
+    except SystemExit as left:
+        if argv is None and isinstance(left.code, int):
+            _leave(left.code)
+        raise
     if argv is None:
         _leave(code)
     return code
 
 
-def _write_anything() -> None:
-    """A terminal that cannot show a character gets its code: no answer ends in an error for that."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors="backslashreplace")
-
-
 def _guarded(arguments: list[str]) -> int:
     try:
+        ensure_home()
         return _run(arguments)
     except KeyboardInterrupt:
-        return _failed(arguments, "interrupted", 130)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains at exit
-        return 1
+        return _failed(arguments, "interrupted", INTERRUPTED)
+    except BrokenPipeError:  # `ready_streams` handles it
+        raise
     except KvscopeError as error:
         return _failed(arguments, str(error), error.exit_code)
     except Exception as error:
@@ -110,7 +112,7 @@ def _program() -> str:
 def _failed(arguments: list[str], message: str, code: int) -> int:
     if "--debug" in arguments:
         traceback.print_exc()
-    print(f"{_program()}: {' '.join(message.split())}", file=sys.stderr)
+    print_line(f"{_program()}: {' '.join(message.split())}", file=sys.stderr)
     return code
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from kvscope_telemetry.printable import print_line
+
 
 def print_notes(notes: Sequence[str]) -> None:
     """A line each."""
@@ -14,4 +16,4 @@ def print_notes(notes: Sequence[str]) -> None:
 
 def print_note(note: str) -> None:
     """One line, at once."""
-    print(f"kvscope-engine: {note}", file=sys.stderr, flush=True)
+    print_line(f"kvscope-engine: {note}", file=sys.stderr)

@@ -6,7 +6,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from kvscope_engine.model.ranks.processes import torchrun_rank
+from kvscope_engine.model.executor.rank_processes import torchrun_rank
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
 
@@ -29,7 +29,7 @@ def followed(config: EngineConfig) -> int | None:
         )
     if rank == 0:
         return None
-    from kvscope_engine.model.ranks.follower import follow_torchrun
+    from kvscope_engine.model.executor.follower import follow_torchrun
 
     return follow_torchrun(rank, count)
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from kvscope_engine.cli.engine_class import quick_imports
-from kvscope_engine.cli.parser import CommandParser, number, parse_size, whole_number
+from kvscope_engine.command_parser import CommandParser, number, parse_size, whole_number
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.memory_plan import KV_CACHE_DTYPES, WEIGHT_BYTES, PlanAnswer
 from kvscope_telemetry.messages.what_if import Complaint
+from kvscope_telemetry.printable import print_text
 
 if TYPE_CHECKING:
     from kvscope_engine.planning.inference import InferenceQuestion
@@ -45,7 +46,9 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="default", metavar="M", help="a model, as for serve, or a config.json")
-    parser.add_argument("--gpu-memory", type=parse_size, metavar="SIZE", help="memory of one GPU, such as 24GiB")
+    parser.add_argument(
+        "--gpu-memory", type=parse_size, metavar="SIZE", help="memory of one GPU with its unit, as 24GiB"
+    )
     _add_serving(parser.add_argument_group("serving"))
     _add_training(parser.add_argument_group("training"))
 
@@ -60,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from kvscope_engine.planning.report_text import text
 
-    print(text(answer))
+    print_text(text(answer))
     return 0
 
 
@@ -87,7 +90,7 @@ def _say(answer: PlanAnswer | Complaint) -> None:
 def _answers(args: argparse.Namespace) -> Iterator[PlanAnswer]:
     """Where the memory goes in serving, then all of it."""
     if args.gpu_memory is None:
-        raise BadInput("--gpu-memory is missing: the memory of one GPU, such as 24GiB")
+        raise BadInput("--gpu-memory is missing: the memory of one GPU with its unit, as 24GiB")
     lengths = _lengths(args.lengths)
     with quick_imports():
         question, training = _serving_question(args), _training_question(args)

@@ -9,13 +9,15 @@ from typing import Any
 from kvscope_engine.cli.arguments.options import add_engine_options, given_options
 from kvscope_engine.cli.engine_class import engine_class
 from kvscope_engine.cli.notes import print_notes
-from kvscope_engine.model.fetching.progress import IMPORT, TerminalProgress
+from kvscope_engine.model.loader.download.progress import IMPORT, TerminalProgress
 from kvscope_engine.replay import Comparison, Replayer, config_of_run, read_run
 from kvscope_engine.server.service import one_line
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import Progress
 from kvscope_telemetry.options import options_of
+from kvscope_telemetry.printable import print_line
+from kvscope_telemetry.recordings.sample import named_recording
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -38,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         found = _replayed(args)
         for line in found.lines:
-            print(line, flush=True)
+            print_line(line)
     except BadInput:
         raise
     except Exception as error:
@@ -47,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _replayed(args: argparse.Namespace) -> Comparison:
-    recorded = read_run(args.file)
+    recorded = read_run(named_recording(args.file))
     config = config_of_run(recorded.hello, given_options(args))
     bar, replayer = TerminalProgress(), Replayer(recorded)
     bar(Progress(stage=IMPORT))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from kvscope_engine.cli.notes import print_note
 from kvscope_engine.server.device_publisher import DevicePublisher
 from kvscope_telemetry.keys.key_ring import KeyRing, default_keys_folder
 from kvscope_telemetry.sockets.bind_address import default_endpoint
+from kvscope_telemetry.termination import handling_signals
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -64,9 +64,5 @@ def default_sample_endpoint() -> str:
 @contextmanager
 def _ended_by_signals() -> Iterator[threading.Event]:
     over = threading.Event()
-    before = {number: signal.signal(number, lambda *_: over.set()) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with handling_signals(lambda *_: over.set()):
         yield over
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -15,21 +15,22 @@ from kvscope_engine.cli.arguments.sample_interval import add_interval
 from kvscope_engine.cli.engine_class import engine_class
 from kvscope_engine.cli.notes import print_note, print_notes
 from kvscope_engine.cli.other_ranks import ends_with_ranks, followed
-from kvscope_engine.cli.parser import whole_number
 from kvscope_engine.cli.stopping import STOP_S, stopped_by_signals
+from kvscope_engine.command_parser import whole_number
 from kvscope_engine.http.child import HttpChild, connectable
 from kvscope_engine.http.http_command import add_api_options, api_key
-from kvscope_engine.model.fetching.progress import IMPORT, TerminalProgress
+from kvscope_engine.model.loader.download.progress import IMPORT, TerminalProgress
 from kvscope_engine.server.parent_watch import watch_parent
 from kvscope_engine.server.served_engine import BuildEngine, MessagesDropped, OnProgress, Publish, ServedEngine
 from kvscope_engine.server.service import EngineService
 from kvscope_telemetry.devices.device_watch import SAMPLE_S
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.keys.connections import NO_KEY
 from kvscope_telemetry.keys.key_ring import LOCAL_KEY, KeyRing, default_keys_folder
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.messages.telemetry import Hello, Progress
+from kvscope_telemetry.printable import print_line
 from kvscope_telemetry.sockets.bind_address import default_endpoint
+from kvscope_telemetry.sockets.connections import NO_KEY
 
 if TYPE_CHECKING:
     from kvscope_engine.engine import Engine
@@ -89,7 +90,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
         type=_stop_seconds,
         default=STOP_S,
         metavar="SECONDS",
-        help=f"hard limit in seconds from SIGTERM or Ctrl-C to the end of the process (default: {STOP_S:g})",
+        help=f"hard limit in seconds from SIGTERM, SIGHUP or Ctrl-C to the end of the process (default: {STOP_S:g})",
     )
     parser.add_argument(
         "--exit-with-parent",
@@ -183,7 +184,7 @@ def serve(
         cache = hello.cache
         blocks = f"{cache.num_blocks} blocks of {cache.block_size} tokens"
         where, took_s = service.telemetry_endpoint, time.monotonic() - started_s
-        print(f"ready: {hello.model.name} on {where}, {blocks}, after {took_s:.1f} s", flush=True)
+        print_line(f"ready: {hello.model.name} on {where}, {blocks}, after {took_s:.1f} s")
 
     ring = KeyRing(keys, warn=print_note) if endpoint.startswith("tcp") and keyless is None else None
     with stopped_by_signals(stop_s) as stopping, _recorder(record, texts=record_text) as recorder:

@@ -30,6 +30,7 @@ from kvscope_engine.cli.arguments.simulate_options import (
     recording_paths,
 )
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.printable import print_text
 from kvscope_telemetry.recordings.sample import path_of
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     reports = [report(simulation) for simulation in simulations]
     if not any(one.num_finished for one in reports):
         raise BadInput(f"no request of {workload.name!r} can be served: {reports[0].first_refusal}")
-    print(_json(setups[0], reports, notes) if args.json else text(workload, setups[0].limits, reports, notes))
+    print_text(_json(setups[0], reports, notes) if args.json else text(workload, setups[0].limits, reports, notes))
     return 0
 
 
@@ -100,7 +101,7 @@ class _Run:
 
 def _run_all(runs: Sequence[_Run], model: str) -> None:
     """One after the other, with a bar each on a terminal."""
-    from kvscope_engine.model.fetching.progress import Meter, TerminalProgress
+    from kvscope_engine.model.loader.download.progress import Meter, TerminalProgress
 
     bar = TerminalProgress()
     try:

@@ -18,7 +18,7 @@ def main(descriptor: int, limit_s: float) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     engine = os.getppid()
-    while not {signal.SIGTERM, signal.SIGINT} & set(data := os.read(descriptor, 64)):
+    while not {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} & set(data := os.read(descriptor, 64)):
         if not data:
             return
     deadline_s = time.monotonic() + limit_s

@@ -1,4 +1,4 @@
-"""How a service is ended by SIGTERM and SIGINT: in an orderly way where that is possible, and in any case in time.
+"""Ends a service on a signal (`termination.END_SIGNALS`): in order where that is possible, and in any case in time.
 
 A stop has three stages. At once: the service is told, and a load in progress is interrupted. After most of the limit:
 a thread puts away what was recorded and leaves. At the limit: a process of its own (`stop_guard`) kills this one,
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 from kvscope_engine.cli import stop_guard
 from kvscope_engine.cli.notes import print_notes
 from kvscope_engine.server.service import EngineService, Interrupted
+from kvscope_telemetry.termination import handling_signals
 
 if TYPE_CHECKING:
     from kvscope_telemetry.recordings.engine_recorder import EngineRecorder
@@ -59,7 +60,8 @@ class Stopping:
             self._is_asked = True
             last_resort = threading.Timer(self._limit_s * LEAVING_SHARE, self._leave)
             last_resort.daemon = True
-            last_resort.start()
+            with contextlib.suppress(RuntimeError):  # no memory for a thread: `stop_guard` ends it a little later
+                last_resort.start()
         if self._service is not None:
             self._service.stop()
         if self._service is None or self._service.is_loading:
@@ -77,18 +79,16 @@ class Stopping:
 
 @contextmanager
 def stopped_by_signals(limit_s: float) -> Iterator[Stopping]:
-    """SIGTERM and SIGINT end what runs inside within `limit_s`: at once while it loads, else after the step."""
+    """Let a signal end the block within `limit_s`: at once while the model loads, otherwise after the current step."""
     stopping = Stopping(limit_s)
     _adopt_orphans()
-    before = {number: signal.signal(number, stopping.ask) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        with contextlib.suppress(Interrupted), _guarded(limit_s):
-            yield stopping
-    finally:
-        if stopping.was_loading:
-            stop_guard.kill_children()  # one that was being started as the signal came is in nobody's list
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with handling_signals(stopping.ask):
+        try:
+            with contextlib.suppress(Interrupted), _guarded(limit_s):
+                yield stopping
+        finally:
+            if stopping.was_loading:
+                stop_guard.kill_children()  # one that was being started as the signal came is in nobody's list
 
 
 def _adopt_orphans() -> None:
@@ -98,18 +98,20 @@ def _adopt_orphans() -> None:
 
 @contextmanager
 def _guarded(limit_s: float) -> Iterator[None]:
-    """Someone else watches the clock once a signal has come."""
+    """Run a process that kills this one if it does not end within `limit_s` of a signal."""
     theirs, ours = os.pipe()
     os.set_blocking(ours, False)
     words = [sys.executable, "-I", "-S", stop_guard.__file__, str(theirs), str(limit_s)]
     try:
         guard = subprocess.Popen(words, pass_fds=[theirs], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        before = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
+            os.close(ours)
+            guard.wait()
     finally:
+        # Open until here: were the guard killed and this the only reader, Python would print a BrokenPipeError for
+        # each signal.
         os.close(theirs)
-    before = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(before)
-        os.close(ours)
-        guard.wait()

@@ -96,6 +96,12 @@ class Api:
         return status.hello
 
     @property
+    def max_model_len(self) -> int:
+        """Most tokens of a prompt and its output: the model's limit, or what the whole block pool holds if less."""
+        hello = self.hello
+        return min(filter(None, (hello.model.max_model_len, hello.cache.max_request_tokens)), default=0)
+
+    @property
     def model_name(self) -> str:
         """What clients call the model."""
         return self.settings.served_name or self.hello.model.name

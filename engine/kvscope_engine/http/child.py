@@ -1,15 +1,18 @@
-"""The API as a child of an engine's process: bound before the model loads, started with the sockets, ended with them.
+"""The OpenAI API as a child of an engine's process: bound before the model loads, started and ended with the sockets.
 
-Owns the child's life. The engine goes on when the child ends, and says that it did. Imports no server.
+Owns the child's life and the listening socket. A child that dies is restarted on the same socket, where new connections
+wait meanwhile; one that does not stay up ends the engine, as a server without an API is of no use. Imports no server.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,23 +20,40 @@ from typing import Final
 
 from kvscope_engine.http.http_command import API_KEY_VARIABLE
 from kvscope_engine.http.listening import is_loopback, listen, url
-from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.errors import BadInput, KvscopeError
 
 GRACE_S: Final = 5.0
 """From SIGTERM until it is killed: the engine has ended its requests before."""
+MAX_RESTARTS: Final = 5
+"""Consecutive ones; the pause before each is twice as long as the one before."""
+FIRST_PAUSE_S: Final = 0.5
+STEADY_S: Final = 60.0
+"""A child that ran for so long has its restarts again."""
+_BAD_INPUT: Final = BadInput.exit_code
+"""Exit status of a child that refuses its options: it would do so again."""
 
 
 class HttpChild:
     """Bound at `address` from here on. Raises BadInput and KvscopeError for one that cannot be."""
 
-    def __init__(self, address: str, *, api_key: str, options: Sequence[str], tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        api_key: str,
+        options: Sequence[str],
+        tell: Callable[[str], None],
+        stop_engine: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGTERM),
+    ) -> None:
         self._listener = listen(address)
         self.url = url(self._listener)
         """Without a path."""
         self._api_key = api_key
         self._options = options
-        self._tell = tell
-        self._is_ending = False
+        self._tell, self._stop_engine = tell, stop_engine
+        self._is_ending = threading.Event()
+        self._lock = threading.Lock()  # a child is started or ended, not both
+        self._failure = ""
         if not api_key and not is_loopback(self._listener):
             self._listener.close()
             raise BadInput(f"--http {address} is not accepted without an API key: beyond loopback --api-key is needed")
@@ -44,18 +64,25 @@ class HttpChild:
 
     @contextmanager
     def running(self, endpoint: str, key: Path) -> Iterator[None]:
-        """While the engine serves on `endpoint`; `key` lets an operator in there."""
+        """Serve the API while inside; the engine is at `endpoint`, and `key` lets an operator in there.
+
+        Raises KvscopeError at the end if the API did not stay up.
+        """
         with self._listener:
-            child = self._start(endpoint, key)
-        print(f"OpenAI API on {self.url}/v1", flush=True)
-        watch = threading.Thread(target=self._watch, args=(child,), name="kvscope-http-watch", daemon=True)
-        watch.start()
-        try:
-            yield
-        finally:
-            self._is_ending = True
-            _end(child)
-            watch.join()
+            self._child = self._start(endpoint, key)
+            print(f"OpenAI API on {self.url}/v1", flush=True)
+            watch = threading.Thread(target=self._watch, args=(endpoint, key), name="kvscope-http-watch", daemon=True)
+            watch.start()
+            try:
+                yield
+            finally:
+                self._is_ending.set()
+                self._listener.close()
+                with self._lock:
+                    _end(self._child)
+                watch.join()
+        if self._failure:
+            raise KvscopeError(self._failure)
 
     def _start(self, endpoint: str, key: Path) -> subprocess.Popen[bytes]:
         descriptor = self._listener.fileno()
@@ -66,11 +93,27 @@ class HttpChild:
             environment[API_KEY_VARIABLE] = self._api_key
         return subprocess.Popen(words, pass_fds=[descriptor], env=environment, stdin=subprocess.DEVNULL)
 
-    def _watch(self, child: subprocess.Popen[bytes]) -> None:
-        code = child.wait()
-        if not self._is_ending:
-            how = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
-            self._tell(f"the OpenAI API on {self.url} {how}: the engine goes on without it")
+    def _watch(self, endpoint: str, key: Path) -> None:
+        num_restarts = 0
+        while True:
+            started_s = time.monotonic()
+            code = self._child.wait()
+            if self._is_ending.is_set():
+                return
+            num_restarts = 1 if time.monotonic() - started_s >= STEADY_S else num_restarts + 1
+            how = f"the OpenAI API on {self.url} " + (f"was killed by signal {-code}" if code < 0 else f"ended: {code}")
+            if code == _BAD_INPUT or num_restarts > MAX_RESTARTS:
+                self._failure = f"{how}; it was restarted {num_restarts - 1} times"
+                self._stop_engine()
+                return
+            pause_s = FIRST_PAUSE_S * 2 ** (num_restarts - 1)
+            self._tell(f"{how}; restarting it in {pause_s:g} s")
+            if self._is_ending.wait(pause_s):
+                return
+            with self._lock:
+                if self._is_ending.is_set():
+                    return
+                self._child = self._start(endpoint, key)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

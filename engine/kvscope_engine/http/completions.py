@@ -43,7 +43,7 @@ from kvscope_engine.http.shapes.errors import ApiError, failed, refused
 from kvscope_engine.http.shapes.logprobs import chat_logprobs, completion_logprobs, joined
 from kvscope_engine.http.shapes.mapping import StreamUsage, chat_sampling, completion_sampling, submission, wants_usage
 from kvscope_engine.http.tools.use import ToolUse, check_tool_choice, tool_use
-from kvscope_engine.model.text.tokenizer import Tokenizer
+from kvscope_engine.tokenization.tokenizer import Tokenizer
 from kvscope_telemetry.errors import BadInput, EngineDead
 from kvscope_telemetry.messages.commands import Accepted, Finished, Refused, Submit, Tokens
 from kvscope_telemetry.messages.sampling_params import SamplingParams
@@ -234,7 +234,8 @@ class _ChatAnswer:
         self._created = int(time.time())
         self._model = adapter or api.model_name
         self._tokenizer = tokenizer
-        self._readers = [use.reader() for _ in range(sampling.n)]
+        prompt_ids = prompt.fields.get("prompt_token_ids", ())
+        self._readers = [use.reader(tokenizer, prompt_ids) for _ in range(sampling.n)]
         self._texts = [use.marked_text(tokenizer) for _ in range(sampling.n)]
         self._num_choices = sampling.n
         whose = {"client": client, "batch": self._id, "adapter": adapter}

@@ -19,7 +19,6 @@ from typing import Final, TypeAlias
 from msgspec.structs import replace
 
 from kvscope_telemetry.errors import EngineDead, ProtocolError
-from kvscope_telemetry.keys.connections import key_for
 from kvscope_telemetry.messages.commands import (
     Abort,
     Accepted,
@@ -39,6 +38,7 @@ from kvscope_telemetry.messages.commands import (
 )
 from kvscope_telemetry.messages.wire import decode_reply, encode
 from kvscope_telemetry.sockets.client_sockets import NO_ENGINE, AwaitedRequests, ClientSockets, Outgoing
+from kvscope_telemetry.sockets.connections import key_for
 
 Said: TypeAlias = Accepted | Refused | Tokens | Finished
 

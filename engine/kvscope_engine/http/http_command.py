@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kvscope_engine.cli.parser import parse_size, whole_number
+from kvscope_engine.command_parser import parse_size, whole_number
 from kvscope_engine.http.listening import listen, url
 from kvscope_engine.http.tools.formats import BY_NAME
 from kvscope_telemetry.errors import BadInput
@@ -29,7 +29,7 @@ ABOUT: Final = (
     " requests get a 503."
     " `kvscope-engine serve --http HOST:PORT` starts the same beside its engine."
     " Tool calls are read in the format that the model's chat template speaks of (--tool-call-parser for another), and"
-    " forced where tool_choice says so. SIGTERM lets requests under way finish."
+    " forced where tool_choice says so. SIGTERM and SIGHUP let running requests finish."
 )
 
 

@@ -16,7 +16,7 @@ from kvscope_engine.http.protocol import unless_gone
 from kvscope_engine.http.shapes.answers import Detokenized, Health, Model, ModelList, Tokenized, Version
 from kvscope_engine.http.shapes.bodies import DetokenizeBody, TokenizeBody
 from kvscope_engine.http.shapes.errors import ApiError
-from kvscope_engine.model.text.tokenizer import Tokenizer
+from kvscope_engine.tokenization.tokenizer import Tokenizer
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.messages.commands import LoadedAdapter, Status
 from kvscope_telemetry.sockets.client_sockets import NO_ENGINE
@@ -101,7 +101,7 @@ async def tokenize(request: Request) -> Response:
     texts: list[str] | None = None
     if body.return_token_strs:
         texts = await api.text.run(asker, 8 * len(ids), lambda: list(map(tokenizer.token_text, ids)))
-    return json_response(Tokenized(count=len(ids), max_model_len=max_len, tokens=ids, token_strs=texts))
+    return json_response(Tokenized(count=len(ids), max_model_len=api.max_model_len, tokens=ids, token_strs=texts))
 
 
 async def detokenize(request: Request) -> Response:
@@ -138,7 +138,7 @@ def _ids(tokenizer: Tokenizer, body: TokenizeBody, max_len: int) -> list[int]:
 
 def _model(api: Api) -> Model:
     info = api.hello.model
-    return Model(id=api.model_name, created=api.started_s, root=info.name, max_model_len=info.max_model_len or None)
+    return Model(id=api.model_name, created=api.started_s, root=info.name, max_model_len=api.max_model_len or None)
 
 
 def _adapter(api: Api, adapter: LoadedAdapter) -> Model:

@@ -12,7 +12,7 @@ from kvscope_engine.http.shapes.bodies import ChatBody, Message, Tool
 from kvscope_engine.http.shapes.conversation import conversation_text, message_text
 from kvscope_engine.http.shapes.errors import ApiError, refused
 from kvscope_engine.http.text import SMALL_BYTES, Asker
-from kvscope_engine.model.text.tokenizer import Tokenizer
+from kvscope_engine.tokenization.tokenizer import Tokenizer
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import ChatMessage
 
@@ -28,7 +28,7 @@ async def text_prompts(
     api: Api, asker: Asker, tokenizer: Tokenizer | None, given: Sequence[str | list[int]]
 ) -> list[Prompt]:
     """Of completions. Raises ApiError."""
-    max_len = api.hello.model.max_model_len
+    max_len = api.max_model_len
     for prompt in given:
         if isinstance(prompt, list) and 0 < max_len <= len(prompt):
             raise refused(f"the prompt has {len(prompt)} tokens: at most {max_len - 1} are accepted")
@@ -47,7 +47,7 @@ async def chat_prompt(api: Api, asker: Asker, tokenizer: Tokenizer | None, body:
     tools = body.tools if body.tools and body.tool_choice != "none" else ()
     if tokenizer is None:
         return _as_messages(api, body, tools)
-    max_len = api.hello.model.max_model_len
+    max_len = api.max_model_len
     effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
     extra = effort | (body.chat_template_kwargs or {})
     work = partial(chat_ids, tokenizer, body.messages, tools, extra, max_len=max_len)

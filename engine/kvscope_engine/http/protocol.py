@@ -32,6 +32,11 @@ HEAD_END: Final = re.compile(rb"\n\r?\n")
 VERSION: Final = re.compile(rb" HTTP/([0-9]+(?:\.[0-9]+)?)$")
 MAX_HEAD_BYTES: Final = 32 << 10
 """Of a request's first line and headers."""
+SLICE_BYTES: Final = 4 << 10
+"""Most bytes of one connection that are parsed before other connections get their turn."""
+FREE_CHUNKS: Final = 2048
+"""Chunks of a body that may have any size; beyond them, chunks must average `MIN_CHUNK_BYTES`."""
+MIN_CHUNK_BYTES: Final = 256
 CONNECTION: Final = "kvscope.connection"
 """Of a request's scope: the `Connection` that it came on."""
 DONE: Final = b"data: [DONE]\n\n"
@@ -50,9 +55,11 @@ class Connection(H11Protocol):
     max_connections = 1 << 20
     _head_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
+    _next_slice: asyncio.Handle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.conn = _StrictConnection(h11.SERVER, self.config.h11_max_incomplete_event_size or MAX_HEAD_BYTES)
+        self._unparsed = bytearray()
         super().connection_made(transport)
         if len(self.connections) > self.max_connections:
             self._answer(503, f"{self.max_connections} connections are open already: no more are accepted")
@@ -61,9 +68,35 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timers()
+        if self._next_slice is not None:
+            self._next_slice.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        """Parse `data` in slices with a turn of the event loop between them.
+
+        h11 takes about 20 µs for a chunk, so that 256 kB of one-byte chunks would hold all clients for a second.
+        """
+        self._unparsed += data
+        if self._next_slice is None:
+            self._parse_slice()
+        else:
+            self.transport.pause_reading()  # flow control resumed it meanwhile
+
+    def _parse_slice(self) -> None:
+        self._next_slice = None
+        data = bytes(self._unparsed[:SLICE_BYTES])
+        del self._unparsed[:SLICE_BYTES]
+        self._parse(data)
+        if self.transport.is_closing():
+            return
+        if self._unparsed:
+            self.transport.pause_reading()
+            self._next_slice = self.loop.call_soon(self._parse_slice)
+        elif not self.flow.read_paused:
+            self.transport.resume_reading()
+
+    def _parse(self, data: bytes) -> None:
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
             self._stop_head_timer()
@@ -139,18 +172,30 @@ class Connection(H11Protocol):
 
 
 class _StrictConnection(h11.Connection):
-    """Looks at each head as it came, before it is read."""
+    """Checks each head before h11 parses it, and that a body does not consist of tiny chunks."""
 
     refusal: tuple[int, str] | None = None
-    """Status and words for what was refused."""
+    """HTTP status and message for what was refused."""
+    _num_chunks = _num_chunk_bytes = 0
 
     def next_event(self) -> Any:
         if self.their_state is h11.IDLE:
             end = HEAD_END.search(data := self.trailing_data[0])
             self.refusal = head_refusal(data[: end.end()]) if end is not None else None
-            if self.refusal is not None:
-                raise h11.RemoteProtocolError(self.refusal[1], error_status_hint=self.refusal[0])
-        return super().next_event()
+            self._num_chunks = self._num_chunk_bytes = 0
+            self._raise_refusal()
+        event = super().next_event()
+        if isinstance(event, h11.Data):
+            self._num_chunks += event.chunk_end
+            self._num_chunk_bytes += len(event.data)
+            if self._num_chunks > FREE_CHUNKS + self._num_chunk_bytes // MIN_CHUNK_BYTES:
+                self.refusal = 400, f"a body of {self._num_chunks} chunks is not accepted: send larger chunks"
+                self._raise_refusal()
+        return event
+
+    def _raise_refusal(self) -> None:
+        if self.refusal is not None:
+            raise h11.RemoteProtocolError(self.refusal[1], error_status_hint=self.refusal[0])
 
 
 def head_refusal(head: bytes) -> tuple[int, str] | None:

@@ -1,18 +1,17 @@
 """The process: a listening socket, uvicorn on it, and an orderly end.
 
-SIGTERM and SIGINT let requests under way finish for a while and take no more; a second one ends at once.
+SIGTERM, SIGINT and SIGHUP let running requests finish for a while and refuse new ones; a second Ctrl-C ends at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import resource
-import signal
 import socket
 import sys
 import traceback
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
 import uvicorn
@@ -35,6 +34,7 @@ from kvscope_engine.http.shapes.errors import ApiError, error_response
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.metrics.page import PATH, MetricsPage
 from kvscope_telemetry.sockets.file_limit import raise_file_limit
+from kvscope_telemetry.termination import handling_signals
 
 BACKLOG: Final = 4096
 OWN_FILES: Final = 256
@@ -86,21 +86,12 @@ def max_connections(limits: HttpLimits) -> int:
 
 
 class _Server(uvicorn.Server):
-    """Ends with no signal of its own: what ended it is known to whoever sent it."""
+    """Does not raise the signal again that ended it, unlike uvicorn."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        for number in numbers:
-            with suppress(ValueError, RuntimeError):  # not in the main thread: a test's
-                loop.add_signal_handler(number, self.handle_exit, number, None)
-        try:
+        with handling_signals(self.handle_exit):
             yield
-        finally:
-            for number in numbers:
-                with suppress(ValueError, RuntimeError):
-                    loop.remove_signal_handler(number)
 
 
 def metrics_route(page: MetricsPage) -> Route:

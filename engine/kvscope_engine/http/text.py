@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from kvscope_engine.http.shapes.errors import refused
-from kvscope_engine.model.fetching.default_model import DEFAULT_GGUF_SHA256
-from kvscope_engine.model.fetching.names import parse_model_name
-from kvscope_engine.model.gguf.entries import content_sha256, entry_of
-from kvscope_engine.model.text.tokenizer import Tokenizer
-from kvscope_engine.model.text.tokenizer_files import load_tokenizer
+from kvscope_engine.model.loader.download.default_model import DEFAULT_GGUF_SHA256
+from kvscope_engine.model.loader.download.model_names import parse_model_name
+from kvscope_engine.model.loader.gguf.gguf_entries import content_sha256, entry_of
 from kvscope_engine.server.turns import Turns
+from kvscope_engine.tokenization.tokenizer import Tokenizer
+from kvscope_engine.tokenization.tokenizer_files import load_tokenizer
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.telemetry import ModelInfo
 

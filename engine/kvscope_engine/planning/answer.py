@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from kvscope_engine.model.memory.memory_plan import gib
+from kvscope_engine.model.device_memory.memory_plan import gib
 from kvscope_engine.planning.inference import SCALED, InferencePlan, InferenceQuestion, StagePlan, plan_inference
 from kvscope_engine.planning.live_memory import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS
 from kvscope_engine.planning.skeleton import Skeleton

@@ -1,8 +1,8 @@
 """What serving a model takes of each GPU, and how many tokens and requests that leaves room for.
 
-The sum is the engine's own (`model/memory/memory_plan.py`), with the same reserves; what it measures at a start is
-reckoned here. Weights: parameters times their bytes. KV: two vectors a head, layer and token, and a float32 scale
-each where they have 8 bits; blocks by KV group, as the engine has them, of which windows hold few. Activations:
+The sum is the engine's own (`model/device_memory/memory_plan.py`), with the same reserves; what it measures at a
+start is reckoned here. Weights: parameters times their bytes. KV: two vectors a head, layer and token, and a float32
+scale each where they have 8 bits; blocks by KV group, as the engine has them, of which windows hold few. Activations:
 transformers' forward of the largest step, run without data.
 """
 
@@ -15,10 +15,21 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kvscope_engine.model.checks.hook_check import LayerCall, seen_calls
-from kvscope_engine.model.loading.hf_config import position_limit
-from kvscope_engine.model.memory.memory_plan import MemoryPlan, StepReserves, with_room_for_blocks
-from kvscope_engine.model.memory.step_memory import (
+from kvscope_engine.model.device_memory.memory_plan import MemoryPlan, StepReserves, with_room_for_blocks
+from kvscope_engine.model.hf_config import position_limit
+from kvscope_engine.model.kv_cache.kv_offload.tier_builder import STAGING_BYTES
+from kvscope_engine.model.kv_cache.kv_storage import QUANTIZED_DTYPES, block_bytes, storage_dtype
+from kvscope_engine.model.kv_cache.layer_groups import LayerGroup, group_layers
+from kvscope_engine.model.kv_cache.state_storage import (
+    LayerState,
+    state_bytes,
+)
+from kvscope_engine.model.layers.attention.no_attention import NoAttention
+from kvscope_engine.model.layers.attention.paged_attention import register_attention
+from kvscope_engine.model.layers.forward import Forward
+from kvscope_engine.model.layers.own_forward import own_forward, states_of
+from kvscope_engine.model.runner.kv_cache_spec import expanded_layers, rules_of
+from kvscope_engine.model.runner.step_memory import (
     FLOAT32_BYTES,
     GPU_BATCHED_TOKENS,
     GRAPH_BYTES,
@@ -32,18 +43,7 @@ from kvscope_engine.model.memory.step_memory import (
     split_partials_bytes,
     step_buffer_bytes,
 )
-from kvscope_engine.model.running.attention import register_attention
-from kvscope_engine.model.running.forward import Forward
-from kvscope_engine.model.running.kv_storage import QUANTIZED_DTYPES, block_bytes, storage_dtype
-from kvscope_engine.model.running.layer_groups import LayerGroup, group_layers
-from kvscope_engine.model.running.own_forward import own_forward, states_of
-from kvscope_engine.model.running.profile_run import NoAttention
-from kvscope_engine.model.running.state_storage import (
-    LayerState,
-    state_bytes,
-)
-from kvscope_engine.model.running.storage_for_model import expanded_layers, rules_of
-from kvscope_engine.model.tiers.build import STAGING_BYTES
+from kvscope_engine.model.verification.hook_check import LayerCall, seen_calls
 from kvscope_engine.planning.live_memory import LiveMemory
 from kvscope_engine.planning.shards import Stage, check_divisible, stages
 from kvscope_engine.planning.skeleton import Skeleton, build
@@ -55,7 +55,7 @@ from kvscope_telemetry.messages.memory_plan import WEIGHT_BYTES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvscope_engine.model.running.kv_storage import LayerShape
+    from kvscope_engine.model.kv_cache.kv_storage import LayerShape
 
 CONTEXT_BYTES: Final = 800 << 20
 """Of the driver, CUDA's context and what libraries keep: 0.8 GiB as measured on H100 and H200."""

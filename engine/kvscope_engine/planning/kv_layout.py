@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from kvscope_engine.model.running.kv_storage import block_bytes, storage_dtype
-from kvscope_engine.model.running.layer_groups import LayerGroup, group_layers
-from kvscope_engine.model.running.storage_for_model import expanded_layers, rules_of
+from kvscope_engine.model.kv_cache.kv_storage import block_bytes, storage_dtype
+from kvscope_engine.model.kv_cache.layer_groups import LayerGroup, group_layers
+from kvscope_engine.model.runner.kv_cache_spec import expanded_layers, rules_of
 from kvscope_engine.planning.inference import forward_shape
 from kvscope_engine.planning.skeleton import read_skeleton
 from kvscope_engine.policy.kv_groups import GroupRule

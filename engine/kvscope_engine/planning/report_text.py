@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvscope_engine.bench.table import table
-from kvscope_engine.model.memory.memory_plan import gib
+from kvscope_engine.model.device_memory.memory_plan import gib
+from kvscope_engine.text_table import table
 from kvscope_telemetry.messages.memory_plan import (
     Change,
     InferenceAnswer,
@@ -93,7 +93,7 @@ def _changes(changes: Sequence[Change], title: str) -> list[str]:
 def _parts(title: str, parts: Sequence[PlanPart], gpu_bytes: int) -> str:
     whole = whole_of(parts, gpu_bytes)
     rows = [(part.name, gib(part.num_bytes), f"{100 * part.num_bytes / whole:.0f} %", part.how) for part in parts]
-    return table((title, "size", f"of {gib(whole)}", "how it is reckoned"), rows, words=(0, 3))
+    return table((title, "size", f"of {gib(whole)}", "how it is computed"), rows, words=(0, 3))
 
 
 def _number(count: int) -> str:

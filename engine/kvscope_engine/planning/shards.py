@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvscope_engine.model.running.kv_storage import LayerShape
+from kvscope_engine.model.kv_cache.kv_storage import LayerShape
 from kvscope_engine.planning.skeleton import Parameters, Skeleton
 from kvscope_telemetry.errors import BadInput
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from kvscope_engine.model.fetching.hub import hub_file
-from kvscope_engine.model.fetching.names import parse_model_name
-from kvscope_engine.model.loading.hf_config import read_config
-from kvscope_engine.model.loading.support import blueprint
-from kvscope_engine.model.loading.text_part import make_model, text_config
-from kvscope_engine.model.quantized.recipe import take_recipe
+from kvscope_engine.model.hf_config import read_config
+from kvscope_engine.model.loader.download.hub import hub_file
+from kvscope_engine.model.loader.download.model_names import parse_model_name
+from kvscope_engine.model.loader.supported_models import blueprint
+from kvscope_engine.model.loader.text_part import make_model, text_config
+from kvscope_engine.model.quantization.quantization_recipe import take_recipe
 from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:
@@ -141,12 +141,12 @@ def _there(path: Path, model: str) -> Path:
 
 def _gguf_config(path: Path | None) -> PretrainedConfig:
     """Of a GGUF file by its head alone; of the default model's where None."""
-    from kvscope_engine.model.fetching.default_model import default_gguf
-    from kvscope_engine.model.fetching.progress import TerminalProgress
-    from kvscope_engine.model.gguf.cache import entry_folder
-    from kvscope_engine.model.gguf.config import config_of
-    from kvscope_engine.model.gguf.entries import content_sha256, is_intact
-    from kvscope_engine.model.gguf.header import check_gguf
+    from kvscope_engine.model.loader.download.default_model import default_gguf
+    from kvscope_engine.model.loader.download.progress import TerminalProgress
+    from kvscope_engine.model.loader.gguf.gguf_cache import entry_folder
+    from kvscope_engine.model.loader.gguf.gguf_config import config_of
+    from kvscope_engine.model.loader.gguf.gguf_entries import content_sha256, is_intact
+    from kvscope_engine.model.loader.gguf.gguf_header import check_gguf
 
     file = path or default_gguf(TerminalProgress())
     for dtype in (torch.bfloat16, torch.float32, torch.float16):

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
+
+NO_UPDATING: Final = (
+    "adapters are loaded and unloaded only at an engine that was started with --allow-runtime-lora-updating"
+)
 
 
 class Adapter(msgspec.Struct, frozen=True, gc=False):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from kvscope_engine.policy.kv_groups import GroupRule
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.plural import counted
 
 
 def num_blocks_for(num_tokens: int, block_size: int) -> int:
@@ -46,7 +47,7 @@ class BlockNeeds:
         if not request.num_prompt_tokens:
             raise BadInput("the prompt is empty: at least 1 token is needed")
         length = _length(request)
-        parts = f"{request.num_prompt_tokens} prompt tokens and {request.max_tokens} new ones"
+        parts = described_length(request)
         if length > max_model_len:
             raise BadInput(f"{parts} make {length} tokens: at most {max_model_len} are accepted (max_model_len)")
         needed = self.at_most(length)
@@ -54,10 +55,13 @@ class BlockNeeds:
             size, num_groups = self._block_size, len(self._groups)
             groups = f" in {num_groups} KV groups" if num_groups > 1 else ""
             room = self.longest(num_blocks, num_blocks * size)
-            raise BadInput(
-                f"{parts} need {needed} blocks of {size} tokens{groups}: the whole pool has {num_blocks}"
-                f" ({room} tokens)"
-            )
+            blocks = f"{counted(needed, 'block')} of {counted(size, 'token')}{groups}"
+            raise BadInput(f"{parts} need {blocks}: the whole pool has {num_blocks} ({counted(room, 'token')})")
+
+
+def described_length(request: Request) -> str:
+    """Return the prompt tokens and the new tokens of `request`, for a refusal."""
+    return f"{counted(request.num_prompt_tokens, 'prompt token')} and {counted(request.max_tokens, 'new one')}"
 
 
 def _length(request: Request) -> int:

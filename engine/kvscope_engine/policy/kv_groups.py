@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from kvscope_telemetry import pins
+
 NULL_BLOCK: Final = 0
 """In a block table: what was here was let go of. A pool with windows gives this block to nobody."""
 
@@ -35,10 +37,7 @@ class GroupRule:
 
     def most_held(self, num_tokens: int, max_chunk: int, block_size: int) -> int:
         """Blocks that a request of `num_tokens` tokens holds at most at a time, computed `max_chunk` at a time."""
-        whole = -(-num_tokens // block_size)
-        if not self.window:
-            return whole
-        return min(whole, -(-(self.window - 1 + max_chunk) // block_size) + 1)
+        return pins.most_held(num_tokens, window=self.window, max_chunk=max_chunk, block_size=block_size)
 
 
 ONE_GROUP: Final = (GroupRule(),)

@@ -116,6 +116,11 @@ class Request:
         return self.saved_tables or self.block_tables
 
     @property
+    def tables(self) -> tuple[list[int], ...]:
+        """Rows of the ledger that it holds, one table per KV group, then that of its recurrent state."""
+        return (*self.kv_tables, *self.state_tables)
+
+    @property
     def held_blocks(self) -> list[int]:
         """Of all groups, in the order of the text: what is read last comes last."""
         tables = self.block_tables
@@ -134,6 +139,11 @@ class Request:
         return [
             row for table, let_go in zip(self.saved_tables, self.num_let_go, strict=False) for row in table[let_go:]
         ]
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return len(self.output_token_ids)
 
     @property
     def num_tokens(self) -> int:

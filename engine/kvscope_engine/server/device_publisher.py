@@ -21,7 +21,6 @@ from kvscope_telemetry.devices.device_watch import SAMPLE_S, Sampler
 from kvscope_telemetry.devices.host import HostReader
 from kvscope_telemetry.devices.sampler import DevicesSampler
 from kvscope_telemetry.keys.key_ring import KeyRing
-from kvscope_telemetry.ledger import Ledger
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.commands import Command, GetSnapshot, GetStatus, Status, refuse
 from kvscope_telemetry.messages.devices import Devices
@@ -33,10 +32,10 @@ from kvscope_telemetry.messages.telemetry import (
     Heartbeat,
     Hello,
     ModelInfo,
-    Snapshot,
 )
 from kvscope_telemetry.sockets.host_id import host_id
 from kvscope_telemetry.sockets.server_sockets import ServerSockets
+from kvscope_telemetry.state.cache_state import CacheState
 
 DEVICES_ALONE: Final = Capabilities(
     engine="devices",
@@ -119,15 +118,11 @@ class DevicePublisher:
     def _answer(self, client: bytes, command: Command) -> None:
         self._ready.wait()
         if isinstance(command, GetSnapshot):
-            self._sockets.reply(client, self._snapshot(command.tag))
+            self._sockets.reply(client, CacheState(self.hello).snapshot(command.tag))
         elif isinstance(command, GetStatus):
             self._sockets.reply(client, self._status(client, command.tag))
         else:
             self._sockets.reply(client, refuse(command, NO_ENGINE))
-
-    def _snapshot(self, tag: int) -> Snapshot:
-        rows = Ledger(self.hello.cache.num_rows).pack_all()
-        return Snapshot(hello=self.hello, seq=0, step=0, time_ns=time.monotonic_ns(), blocks=rows, tag=tag)
 
     def _status(self, client: bytes, tag: int) -> Status:
         caller = self._sockets.caller(client)

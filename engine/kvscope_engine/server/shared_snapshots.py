@@ -44,7 +44,7 @@ class SharedSnapshots:
     def ask(self, client: bytes, tag: int) -> None:
         """Answer `client`, with `tag`, now or at a tick soon."""
         if self._is_fresh or self._may_pack:
-            self._reply(client, msgspec.structs.replace(self._fresh(), tag=tag))
+            self._send(client, self._fresh(), tag)
             return
         tags = self._waiting.setdefault(client, [])
         if len(tags) < self._max_waiting:
@@ -59,7 +59,7 @@ class SharedSnapshots:
             snapshot, waiting, self._waiting = self._fresh(), self._waiting, {}
             for client, tags in waiting.items():
                 for tag in tags:
-                    self._reply(client, msgspec.structs.replace(snapshot, tag=tag))
+                    self._send(client, snapshot, tag)
 
     def forget(self, client: bytes) -> None:
         """A client that is gone waits for nothing."""
@@ -71,6 +71,13 @@ class SharedSnapshots:
         for client, tags in waiting.items():
             for tag in tags:
                 self._reply(client, Failed(reason=reason, tag=tag))
+
+    def _send(self, client: bytes, snapshot: Snapshot, tag: int) -> None:
+        """Send `snapshot` with the current time: the state holds until the next frame.
+
+        An idle engine may have packed it minutes ago, and a recording begins at the time of its first snapshot.
+        """
+        self._reply(client, msgspec.structs.replace(snapshot, tag=tag, time_ns=time.monotonic_ns()))
 
     @property
     def _is_fresh(self) -> bool:

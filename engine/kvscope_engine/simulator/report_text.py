@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvscope_engine.bench.table import table
 from kvscope_engine.simulator.limits import SimulatedLimits
 from kvscope_engine.simulator.report import Percentiles, Report
 from kvscope_engine.simulator.tier_use import TierUse
 from kvscope_engine.simulator.workloads.workload import Workload
+from kvscope_engine.text_table import table
 
 NOT_KNOWN = "–"
 MIB = 1 << 20

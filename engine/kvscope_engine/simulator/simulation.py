@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from kvscope_engine.policy.allocation.allocators import make_allocation, make_pool
+from kvscope_engine.policy.fit import described_length
 from kvscope_engine.policy.kv_groups import ONE_GROUP
 from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.request import Request
@@ -296,7 +297,7 @@ class Simulation:
         request = next(iter(self.scheduler.requests.values()))
         return KvscopeError(
             f"allocator {self.allocator!r} can never place request {request.number}"
-            f" ({request.num_prompt_tokens} prompt tokens and {request.max_tokens} new ones)"
+            f" ({described_length(request)})"
             f" in a pool of {self._num_blocks} blocks of {self.pool.block_size}: give it more blocks"
             " (--num-gpu-blocks-override) or a smaller --max-model-len"
         )

@@ -1,4 +1,4 @@
-"""A recording of a simulation: what the engine's own frame builder says of its scheduler and pool, at simulated time.
+"""A recording of a simulation: what the engine's own step recorder says of its scheduler and pool, at simulated time.
 
 Owns the hello that describes an engine that does not exist, and the file. The desktop plays it like any other.
 """
@@ -12,11 +12,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from kvscope_engine.frame_builder import FrameBuilder
 from kvscope_engine.policy.allocation.mapped_pool import page_slots_of
 from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.state_pool import most_told
 from kvscope_engine.simulator.simulation import Setup, Simulation
+from kvscope_engine.step_recorder import StepRecorder
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import (
@@ -44,7 +44,7 @@ class SimulationRecording:
         self._hello = _hello(setup, simulation, model)
         self._memory = _memory(setup, self._hello)
         self._writer = RecordingWriter(path)
-        self._frame_builder = FrameBuilder(self._hello.epoch, simulation.pool, simulation.scheduler, self._publish)
+        self._step_recorder = StepRecorder(self._hello.epoch, simulation.pool, simulation.scheduler, self._publish)
         simulation.watch(self)
 
     def __enter__(self) -> Self:
@@ -52,7 +52,7 @@ class SimulationRecording:
         hello = self._hello
         self._writer.write(hello, wait=True)
         self._writer.write(self._memory, wait=True)
-        self._writer.write(self._frame_builder.snapshot(hello, 0, self._simulation.now_ns), wait=True)
+        self._writer.write(self._step_recorder.snapshot(hello, 0, self._simulation.now_ns), wait=True)
         return self
 
     def __exit__(
@@ -64,11 +64,11 @@ class SimulationRecording:
         """One frame."""
         simulation = self._simulation
         timings = Timings(schedule_ns=waited_ns, run_ns=result.forward_ns, forward_ns=result.forward_ns)
-        self._frame_builder.record(plan, result, timings, simulation.step_count, simulation.now_ns)
+        self._step_recorder.record(plan, result, timings, simulation.step_count, simulation.now_ns)
 
     def end(self) -> None:
         """What changed after the last step, and that it is over."""
-        self._frame_builder.record_idle(self._simulation.step_count, self._simulation.now_ns)
+        self._step_recorder.record_idle(self._simulation.step_count, self._simulation.now_ns)
         self._writer.write(Goodbye(epoch=self._hello.epoch), wait=True)
 
     def _publish(self, frame: Frame) -> None:
@@ -106,7 +106,7 @@ def _hello(setup: Setup, simulation: Simulation, model: str) -> Hello:
             num_host_states=simulation.pool.num_host_states,
             num_reserved_blocks=simulation.pool.num_blocks - simulation.pool.num_usable,
         ),
-        capabilities=Capabilities(groups=len(groups) > 1),
+        capabilities=Capabilities(groups=len(groups) > 1, eviction_order=True),
         device=DeviceInfo(
             kind="simulated",
             name=f"{cost.memory_bandwidth / 1e9:.0f} GB/s, {cost.flops_per_second / 1e12:.1f} TFLOP/s",

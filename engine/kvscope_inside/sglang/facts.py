@@ -6,7 +6,6 @@ Owns the words that are made of its configuration. Reads objects of SGLang and c
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +14,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kvscope_inside.endpoints import api_of
+from kvscope_inside.host_facts import device_info, dtype_name, model_info
 from kvscope_inside.latents import expanded_times
 from kvscope_inside.sglang.pools import Pools, pools_of
 from kvscope_telemetry.messages.capabilities import Capabilities
-from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Hello, KVGroup, ModelInfo
+from kvscope_telemetry.messages.telemetry import CacheInfo, Hello, KVGroup, ModelInfo
 from kvscope_telemetry.messages.validity import MAX_BLOCK_SIZE
 from kvscope_telemetry.sockets.host_id import host_id
 
@@ -80,7 +80,7 @@ def hello_of(scheduler: Any, epoch: int, *, num_ranks: int = 1, knows_free: bool
             num_blocks=pools.num_blocks,
             block_size=pools.page_size,
             block_bytes=_page_bytes(pools) // max(1, pools.num_blocks - 1),
-            dtype=_dtype(getattr(pools.full, "dtype", "")),
+            dtype=dtype_name(getattr(pools.full, "dtype", "")),
             prefix_caching=not getattr(scheduler.tree_cache, "disable", False),
             max_num_seqs=int(scheduler.max_running_requests),
             max_num_batched_tokens=int(getattr(scheduler, "chunked_prefill_size", 0) or scheduler.max_prefill_tokens),
@@ -91,7 +91,7 @@ def hello_of(scheduler: Any, epoch: int, *, num_ranks: int = 1, knows_free: bool
             groups=groups,
             pool_tokens=pools.num_pages * pools.page_size if len(groups) > 1 else 0,
         ),
-        device=_device(str(scheduler.device)),
+        device=device_info(str(scheduler.device)),
         engine_version=f"SGLang {_version()}",
         pid=os.getpid(),
         host=host_id(),
@@ -191,33 +191,15 @@ def _pages_group(kind: str, allocator: Any, num_pages: int, page_size: int) -> K
 
 def _model(scheduler: Any) -> ModelInfo:
     config, args = scheduler.model_config, scheduler.server_args
-    text = getattr(config, "hf_text_config", None)
-    heads = int(getattr(text, "num_attention_heads", 0) or 0)
     name, path = str(args.served_model_name or args.model_path), str(args.model_path)
-    return ModelInfo(
+    return model_info(
+        config.hf_config,
+        getattr(config, "hf_text_config", None),
         name=Path(path).name if name in ("default", path) else name,
-        architecture=str(next(iter(getattr(config.hf_config, "architectures", None) or ()), "")),
-        dtype=_dtype(config.dtype),
-        num_layers=int(getattr(text, "num_hidden_layers", 0) or 0),
-        num_query_heads=heads,
-        num_kv_heads=int(getattr(text, "num_key_value_heads", 0) or heads),
+        dtype=dtype_name(config.dtype),
         head_dim=int(getattr(config, "head_dim", 0) or 0),
-        vocab_size=int(getattr(config, "vocab_size", 0) or 0),
         max_model_len=int(config.context_len),
         quantization=str(getattr(config, "quantization", None) or ""),
-    )
-
-
-def _dtype(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _device(kind: str) -> DeviceInfo:
-    is_cpu = kind.startswith("cpu")
-    return DeviceInfo(
-        kind=kind.partition(":")[0],
-        name=platform.processor() or platform.machine() if is_cpu else "",
-        num_threads=os.cpu_count() or 0,
     )
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from kvscope_inside.engine_log import engine_log
 from kvscope_inside.sglang.facts import kv_bytes
-from kvscope_inside.sglang.plugin import log
 from kvscope_inside.sglang.pools import pools_of
 from kvscope_inside.weights import bytes_by_part
 from kvscope_telemetry.messages.telemetry import Hello, MemoryBreakdown, ModuleBytes
@@ -35,7 +35,7 @@ class SchedulerMemory:
             self._weights = sum(self._parts.values())
             self._graphs = _graph_bytes(runner)
         except Exception as error:
-            log().warning("kvscope: where the memory went is unknown: %s", error)
+            engine_log("sglang").warning("kvscope: where the memory went is unknown: %s", error)
 
     def told(self) -> MemoryBreakdown | None:
         """As of now, from any thread; None: nothing is known."""

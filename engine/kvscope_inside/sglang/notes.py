@@ -2,7 +2,7 @@
 step, and a bounded number of times a second which pages are where (`pages`).
 
 Owns the hooks, what is read of SGLang's objects, and which rows of its table are to be read again. It reads no device
-and waits for nothing; all else is made of the notes by another thread (`replay`).
+and waits for nothing; all else is made of the notes by another thread (`sglang_translator`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from kvscope_inside.sglang.asking import Asking, Evicted
 from kvscope_inside.sglang.host_tier import Moved, host_tier_of, note_host_tier
 from kvscope_inside.sglang.pages import Copy, Reader, Span
 from kvscope_inside.sglang.pools import full_allocator, pools_of
+from kvscope_telemetry.messages.telemetry import Timings
 
 COPIES_PER_S: Final = 20
 """How often pages are looked at, at most, while steps run."""
@@ -77,7 +78,7 @@ class Note(NamedTuple):
     time_ns: int
     happened: list[Happened]
     ran: Ran | None
-    """The batch whose results came; None: no step, something happened between two."""
+    """The batch whose results came; None: no step."""
     computed: list[int]
     """Of each that ran."""
     num_outputs: list[int]
@@ -86,10 +87,8 @@ class Note(NamedTuple):
     ended: list[tuple[Any, Any]]
     """Those that ended in the step, and why."""
     pages: Pages | None
-    run_ns: int
-    commit_ns: int
-    note_ns: int
-    """What the note before cost."""
+    timings: Timings | None
+    """Durations of the step and of recording the note before this one; None between two steps."""
 
 
 class _Holder:
@@ -315,11 +314,13 @@ class StepNotes:
                 else [],
                 [(request, request.finished_reason) for request in requests if request.finished_reason is not None],
                 pages,
-                self._commits_ns - ran.launched_ns if ran is not None else 0,
-                now_ns - self._commits_ns if ran is not None else 0,
-                self._note_ns,
+                None if ran is None else self._timings(ran, now_ns),
             )
         )
         if ran is not None:
             self.step_started_ns = self._launched[0].launched_ns if self._launched else 0
         self._note_ns = time.monotonic_ns() - now_ns
+
+    def _timings(self, ran: Ran, now_ns: int) -> Timings:
+        run_ns = self._commits_ns - ran.launched_ns
+        return Timings(ran.schedule_ns, run_ns, 0, now_ns - self._commits_ns, self._note_ns)

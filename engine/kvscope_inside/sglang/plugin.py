@@ -4,12 +4,12 @@ and only where `KVSCOPE_INSIDE` is set. Everything else of kvscope is imported t
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import Any, Final
 
 from kvscope_inside.announcement import announce
 from kvscope_inside.endpoints import ENDPOINT, RECORD
+from kvscope_inside.engine_log import engine_log
 
 SCHEDULER: Final = "sglang.srt.managers.scheduler.Scheduler.__init__"
 
@@ -31,9 +31,6 @@ def made(_: None, scheduler: Any, *args: Any, **kwargs: Any) -> None:
         watch(scheduler, os.environ[ENDPOINT], os.environ.get(RECORD))
         announce(os.environ[ENDPOINT])
     except Exception as error:
-        log().error("kvscope: cannot watch this engine: %s", error, exc_info=bool(os.environ.get("KVSCOPE_DEBUG")))
-
-
-def log() -> logging.Logger:
-    """Beside SGLang's own log, where its users look."""
-    return logging.getLogger("sglang.kvscope")
+        engine_log("sglang").error(
+            "kvscope: cannot watch this engine: %s", error, exc_info=bool(os.environ.get("KVSCOPE_DEBUG"))
+        )

@@ -11,9 +11,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from kvscope_inside.cached_texts import BlockNotes
+
 MAX_KNOWN: Final = 10_000
 """Beginnings of texts that are remembered, the newest."""
-Notes = tuple[tuple[str, str], ...]
 NameOf = Callable[[str], str | None]
 """Of an adapter, by the id that SGLang gave it."""
 
@@ -32,7 +33,7 @@ class TextKey(NamedTuple):
             return 0
         return int.from_bytes(hashlib.blake2b(repr(tuple(self)).encode(), digest_size=8).digest(), "little")
 
-    def notes(self) -> Notes:
+    def notes(self) -> BlockNotes:
         """Of each block of the text."""
         words = zip(("LoRA", "Cache salt", "Extra key"), self, strict=True)
         return tuple((name, value) for name, value in words if value)

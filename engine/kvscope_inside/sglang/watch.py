@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from kvscope_inside.detokenizer import Detokenizer
 from kvscope_inside.endpoints import endpoint_of_rank, file_of_rank, free_file, keys_for
+from kvscope_inside.engine_log import engine_log
 from kvscope_inside.metrics_process import MetricsProcess
 from kvscope_inside.publisher import Publisher
 from kvscope_inside.sglang.actions import SglangActions
@@ -19,9 +20,8 @@ from kvscope_inside.sglang.facts import adapter_names, drafts_per_step, hello_of
 from kvscope_inside.sglang.memory import SchedulerMemory
 from kvscope_inside.sglang.notes import Note, StepNotes
 from kvscope_inside.sglang.pages import reader_of
-from kvscope_inside.sglang.plugin import log
 from kvscope_inside.sglang.pools import knows_free, pools_of
-from kvscope_inside.sglang.replay import Replay
+from kvscope_inside.sglang.sglang_translator import SglangTranslator
 from kvscope_inside.teller import Teller
 from kvscope_telemetry.messages.telemetry import Frame
 from kvscope_telemetry.state.cache_state import CacheState
@@ -47,7 +47,7 @@ class Watch:
     def __init__(
         self, scheduler: Any, address: str, record: Path | None = None, *, num_ranks: int = 1, data_parallel: int = 0
     ) -> None:
-        self._teller = Teller("SGLang", log())
+        self._teller = Teller("SGLang", engine_log("sglang"))
         hooks = self._teller.hooks
         pools, args = pools_of(scheduler), scheduler.server_args
         state = CacheState(
@@ -55,7 +55,7 @@ class Watch:
         )
         table = scheduler.req_to_token_pool.req_to_token
         reader = reader_of(table, pools)
-        self._replay = Replay(
+        self._translator = SglangTranslator(
             state,
             pools=pools,
             by_priority=str(getattr(args, "retraction_policy", "")) == "priority",
@@ -71,15 +71,15 @@ class Watch:
             publisher = Publisher(
                 address,
                 state,
-                keys=keys_for(address, log().warning),
+                keys=keys_for(address, engine_log("sglang").warning),
                 record=record,
                 actions=actions,
-                contents=self._replay.contents,
+                contents=self._translator.contents,
                 texts=detokenizer.texts,
                 memory=SchedulerMemory(scheduler, state.hello).told,
-                tell=log().warning,
+                tell=engine_log("sglang").warning,
             )
-        metrics = MetricsProcess(address, data_parallel, log().warning)
+        metrics = MetricsProcess(address, data_parallel, engine_log("sglang").warning)
         ends = [metrics.close, detokenizer.close]
         self._teller.start(publisher, address, self._notes, self._tell, can_tell=_has_arrived, ends=ends)
 
@@ -89,7 +89,7 @@ class Watch:
 
     def _tell(self, note: Note) -> Frame:
         began_ns = time.monotonic_ns()
-        frame = self._replay.apply(note)
+        frame = self._translator.apply(note)
         if note.pages is not None:
             ended_ns = time.monotonic_ns()
             self._notes.no_copy_before_ns = ended_ns + REST * (ended_ns - began_ns)

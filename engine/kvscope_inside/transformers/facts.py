@@ -7,7 +7,6 @@ Owns the words that are made of its configuration. Reads objects of transformers
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Self
 
+from msgspec.structs import replace
+
+from kvscope_inside.host_facts import device_info, dtype_name, model_info
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import (
     CacheInfo,
@@ -81,7 +83,7 @@ def hello_of(manager: Any, processor: Any, epoch: int) -> Hello:
             num_blocks=rows.num_sectors * rows.per_sector,
             block_size=min(int(allocators[0].tokens_per_page), MAX_BLOCK_SIZE),
             block_bytes=int(cache.bytes_per_sector) // rows.per_sector,
-            dtype=_dtype(cache.dtype),
+            dtype=dtype_name(cache.dtype),
             prefix_caching=bool(cache.use_prefix_sharing),
             max_num_seqs=int(config.max_requests_per_batch or 0),
             max_num_batched_tokens=int(cache.max_batch_tokens),
@@ -130,15 +132,13 @@ def _model(model: Any) -> ModelInfo:
     text = model.config.get_text_config()
     heads = int(getattr(text, "num_attention_heads", 0) or 0)
     architecture = type(model).__name__
-    return ModelInfo(
+    return model_info(
+        model.config,
+        text,
         name=_name(str(getattr(model.config, "_name_or_path", "") or ""), architecture),
         architecture=architecture,
-        dtype=_dtype(model.dtype),
-        num_layers=int(getattr(text, "num_hidden_layers", 0) or 0),
-        num_query_heads=heads,
-        num_kv_heads=int(getattr(text, "num_key_value_heads", 0) or heads),
+        dtype=dtype_name(model.dtype),
         head_dim=int(getattr(text, "head_dim", 0) or (text.hidden_size // heads if heads else 0)),
-        vocab_size=int(getattr(text, "vocab_size", 0) or 0),
         num_parameters=sum(each.numel() for each in model.parameters()),
         max_model_len=int(getattr(text, "max_position_embeddings", 0) or 0),
     )
@@ -149,18 +149,10 @@ def _name(name: str, architecture: str) -> str:
     return Path(name).name if Path(name).is_absolute() else name or architecture
 
 
-def _dtype(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _device(device: Any) -> DeviceInfo:
     torch = import_module("torch")
     kind = str(torch.device(device).type)
     if kind == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return DeviceInfo(kind=kind, name=str(properties.name), total_bytes=int(properties.total_memory))
-    return DeviceInfo(
-        kind=kind,
-        name=platform.processor() or platform.machine() if kind == "cpu" else "",
-        num_threads=int(torch.get_num_threads()),
-    )
+    return replace(device_info(kind), num_threads=int(torch.get_num_threads()))

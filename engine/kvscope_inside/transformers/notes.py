@@ -2,7 +2,8 @@
 happened, and at the end of each step how the blocks stand that were touched.
 
 Owns the hooks and what is read of transformers' objects. It copies a block table only where transformers itself walks
-through one, reads no device and waits for nothing; all else is made of the notes by another thread (`replay`).
+through one, reads no device and waits for nothing; all else is made of the notes by another thread
+(`transformers_translator`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from kvscope_inside.hooks import Hooks
+from kvscope_telemetry.messages.telemetry import Timings
 
 Happened = tuple[Any, ...]
 """A word, and what it is about: ("added", state), ("gave", group, …), …"""
@@ -42,7 +44,7 @@ class Note(NamedTuple):
     """When the step did, or what happened between two steps."""
     happened: list[Happened]
     batch: list[Ran] | None
-    """None: no step, something happened between two."""
+    """None: no step."""
     active: list[Any]
     """transformers' RequestState of each that runs."""
     computed: list[int]
@@ -51,11 +53,8 @@ class Note(NamedTuple):
     num_waiting: int
     touched: list[Touched]
     """Of each group."""
-    schedule_ns: int
-    run_ns: int
-    commit_ns: int
-    note_ns: int
-    """What the note before cost."""
+    timings: Timings | None
+    """Durations of the step and of recording the note before this one; None between two steps."""
 
 
 class StepNotes:
@@ -243,15 +242,16 @@ class StepNotes:
                 [len(state.generated_tokens) for state in active],
                 len(self._scheduler.waiting_requests),
                 [_rows(allocator.ledger, blocks) for allocator, blocks in zip(self._allocators, touched, strict=True)],
-                self._scheduled_ns - self._began_ns if batch is not None else 0,
-                max(0, self._commits_ns - self._scheduled_ns) if batch is not None else 0,
-                now_ns - self._commits_ns if batch is not None else 0,
-                self._note_ns,
+                None if batch is None else self._timings(now_ns),
             )
         )
         if batch is not None:
             self.step_started_ns = 0
         self._note_ns = time.monotonic_ns() - now_ns
+
+    def _timings(self, now_ns: int) -> Timings:
+        run_ns = max(0, self._commits_ns - self._scheduled_ns)
+        return Timings(self._scheduled_ns - self._began_ns, run_ns, 0, now_ns - self._commits_ns, self._note_ns)
 
 
 class _GroupNotes:

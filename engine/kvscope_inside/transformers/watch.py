@@ -11,7 +11,6 @@ as an engine of its own, from its making on, or from where it stands when somebo
 from __future__ import annotations
 
 import inspect
-import logging
 import os
 import secrets
 from importlib import import_module
@@ -20,12 +19,13 @@ from typing import Any, Final, Self
 
 from kvscope_inside.detokenizer import Detokenizer
 from kvscope_inside.endpoints import ENDPOINT, free_file, keys_for
+from kvscope_inside.engine_log import engine_log
 from kvscope_inside.hooks import Hooks
 from kvscope_inside.publisher import Publisher
 from kvscope_inside.teller import Teller, end_after
 from kvscope_inside.transformers.facts import Rows, hello_of, memory_of
 from kvscope_inside.transformers.notes import StepNotes
-from kvscope_inside.transformers.replay import Replay
+from kvscope_inside.transformers.transformers_translator import TransformersTranslator
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.sockets.bind_address import default_endpoint, parse_bind_address
 from kvscope_telemetry.state.cache_state import CacheState
@@ -45,11 +45,6 @@ def watch(manager: Any, endpoint: str = "", record: str | os.PathLike[str] | Non
     if not all(hasattr(manager, name) for name in _NEEDED):
         raise BadInput(f"{type(manager).__name__} is not watched: a ContinuousBatchingManager of transformers 5.23 is")
     return Watch(manager, address, Path(record) if record else None)
-
-
-def log() -> logging.Logger:
-    """transformers' log, where its users look."""
-    return logging.getLogger("transformers.kvscope")
 
 
 class Watch:
@@ -121,7 +116,7 @@ class Watch:
         if self._is_closed:
             return
         self._is_closed = True
-        end_after(error, name, log(), "generation", self.close)
+        end_after(error, name, engine_log("transformers"), "generation", self.close)
 
 
 class _CacheWatch:
@@ -129,12 +124,12 @@ class _CacheWatch:
 
     def __init__(self, manager: Any, processor: Any, endpoint: str, record: Path | None, fail: Any) -> None:
         self._processor = processor
-        self._teller = Teller("transformers", log(), on_failure=fail)
+        self._teller = Teller("transformers", engine_log("transformers"), on_failure=fail)
         hooks = self._teller.hooks
         hello = hello_of(manager, processor, secrets.randbits(48))
         state = CacheState(hello)
         module = import_module("transformers.generation.continuous_batching.cache_allocators.cache_allocator")
-        replay = Replay(state, Rows.of(processor.cache), module.compute_block_hash)
+        translator = TransformersTranslator(state, Rows.of(processor.cache), module.compute_block_hash)
         name = str(getattr(manager.model.config, "_name_or_path", "") or "")
         detokenizer = Detokenizer(name)
         with self._teller.beginning():
@@ -142,14 +137,14 @@ class _CacheWatch:
             publisher = Publisher(
                 endpoint,
                 state,
-                keys=keys_for(endpoint, log().warning),
+                keys=keys_for(endpoint, engine_log("transformers").warning),
                 record=record,
-                contents=replay.contents,
+                contents=translator.contents,
                 texts=detokenizer.texts if name else None,
                 memory=lambda: memory_of(manager.model, processor, hello.epoch),
-                tell=log().warning,
+                tell=engine_log("transformers").warning,
             )
-        self._teller.start(publisher, endpoint, notes, replay.apply, ends=[detokenizer.close])
+        self._teller.start(publisher, endpoint, notes, translator.apply, ends=[detokenizer.close])
 
     def is_of(self, processor: Any) -> bool:
         """Whether it is this one's."""

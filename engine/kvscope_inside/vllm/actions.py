@@ -18,7 +18,7 @@ from kvscope_telemetry.messages.commands import Abort, Control, Done, Evict, Pre
 
 if TYPE_CHECKING:
     from kvscope_inside.vllm.notes import StepNotes
-    from kvscope_inside.vllm.replay import Replay
+    from kvscope_inside.vllm.vllm_translator import VllmTranslator
 
 Action = Abort | Control | Preempt | Evict
 LONGEST_LEASE_S: Final = 30.0
@@ -43,12 +43,12 @@ class VllmActions:
         self._steps_left = 0
         self._step_answer: Answer | None = None
         self._notes: StepNotes
-        self._replay: Replay
+        self._translator: VllmTranslator
         self._put(hooks)
 
-    def bind(self, notes: StepNotes, replay: Replay) -> None:
+    def bind(self, notes: StepNotes, translator: VllmTranslator) -> None:
         """Of the scheduler that things are done to."""
-        self._notes, self._replay = notes, replay
+        self._notes, self._translator = notes, translator
 
     # On other threads.
 
@@ -150,7 +150,8 @@ class VllmActions:
         return Done(request_id=command.request_id)
 
     def _preempt(self, command: Preempt, by: str) -> Any:
-        scheduler, request_id = self._notes.scheduler, self._replay.request_id(command.number)
+        scheduler, known = self._notes.scheduler, self._translator.request_by_number(command.number)
+        request_id = known.host.request_id if known is not None else None
         request = next((each for each in scheduler.running if each.request_id == request_id), None)
         if request is None:
             return refuse(command, f"request #{command.number} does not run")

@@ -1,39 +1,17 @@
-"""What a block of vLLM's holds: its hash as the ledger has it, and the text that the hash is of.
+"""Hashes of vLLM's blocks as the ledger has them, and what they depend on beside tokens: adapter, salt, media.
 
 Reads of vLLM's requests only what never changes again, or only grows.
 """
 
 from __future__ import annotations
 
-from array import array
-from dataclasses import dataclass
 from typing import Any, Final
+
+from kvscope_inside.cached_texts import BlockNotes
 
 _U8: Final = (1 << 64) - 1
 _GROUP_MIX: Final = 0x9E3779B97F4A7C15
 """Keeps apart the hashes that several KV groups have for one text."""
-Notes = tuple[tuple[str, str], ...]
-"""Of a block beside its tokens: names and values."""
-
-
-@dataclass(slots=True)
-class BlockText:
-    """What a cached block holds."""
-
-    number: int
-    """Of the request that it was written for."""
-    start: int
-    """Where in that one's text it begins."""
-    token_ids: array[int]
-    key: tuple[str, str]
-    """The adapter and the salt that its hash is of as well."""
-    notes: Notes
-
-
-def text_of(request: Any, number: int, start: int, count: int) -> BlockText:
-    """Of `count` tokens of a request from `start` on."""
-    tokens = array("i", request.all_token_ids[start : start + count])
-    return BlockText(number, start, tokens, key_of(request), notes_of(request, start, count))
 
 
 def key_of(request: Any) -> tuple[str, str]:
@@ -42,7 +20,7 @@ def key_of(request: Any) -> tuple[str, str]:
     return "" if adapter is None else str(adapter.lora_name), str(getattr(request, "cache_salt", None) or "")
 
 
-def notes_of(request: Any, start: int, count: int) -> Notes:
+def notes_of(request: Any, start: int, count: int) -> BlockNotes:
     """Of `count` tokens of its text from `start` on: adapter, salt, and the images and sounds that they stand for."""
     adapter, salt = key_of(request)
     notes = [(name, words) for name, words in (("LoRA", adapter), ("Cache salt", salt)) if words]

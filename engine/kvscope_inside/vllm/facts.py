@@ -6,18 +6,17 @@ Owns the words that are made of its configuration. Reads objects of vLLM and cha
 from __future__ import annotations
 
 import os
-import platform
 import time
 from pathlib import Path
 from typing import Any, Final
 
 from kvscope_inside.endpoints import api_of
+from kvscope_inside.host_facts import device_info, dtype_name, model_info
 from kvscope_inside.latents import expanded_times
 from kvscope_inside.vllm.offloading import offloading_of, second_pool
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import (
     CacheInfo,
-    DeviceInfo,
     Hello,
     KVGroup,
     ModelInfo,
@@ -68,7 +67,7 @@ def hello_of(scheduler: Any, epoch: int) -> Hello:
             num_reserved_blocks=1,  # the null block
             hit_tokens=_hit_tokens(scheduler),
         ),
-        device=_device(config),
+        device=device_info(str(config.device_config.device_type)),
         engine_version=f"vLLM {_version()}",
         pid=os.getpid(),
         host=host_id(),
@@ -119,17 +118,12 @@ def _group(group: Any, times: float) -> KVGroup:
 
 
 def _model(config: Any) -> ModelInfo:
-    model, text = config.model_config, config.model_config.hf_text_config
-    heads = int(getattr(text, "num_attention_heads", 0) or 0)
-    return ModelInfo(
+    model = config.model_config
+    return model_info(
+        model.hf_config,
+        model.hf_text_config,
         name=_name(model),
-        architecture=str(next(iter(getattr(model.hf_config, "architectures", None) or ()), "")),
-        dtype=_dtype(model.dtype),
-        num_layers=int(getattr(text, "num_hidden_layers", 0) or 0),
-        num_query_heads=heads,
-        num_kv_heads=int(getattr(text, "num_key_value_heads", 0) or heads),
-        head_dim=int(getattr(text, "head_dim", 0) or 0),
-        vocab_size=int(getattr(text, "vocab_size", 0) or 0),
+        dtype=dtype_name(model.dtype),
         max_model_len=int(model.max_model_len),
         quantization=str(model.quantization or ""),
     )
@@ -144,20 +138,7 @@ def _name(model: Any) -> str:
 
 def _cache_dtype(config: Any) -> str:
     said = str(config.cache_config.cache_dtype)
-    return _dtype(config.model_config.dtype) if said == "auto" else said
-
-
-def _dtype(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _device(config: Any) -> DeviceInfo:
-    kind = str(config.device_config.device_type)
-    return DeviceInfo(
-        kind=kind,
-        name=platform.processor() or platform.machine() if kind == "cpu" else "",
-        num_threads=os.cpu_count() or 0,
-    )
+    return dtype_name(config.model_config.dtype) if said == "auto" else said
 
 
 def _version() -> str:

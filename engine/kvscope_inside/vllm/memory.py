@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from kvscope_inside.vllm.plugin import log
+from kvscope_inside.engine_log import engine_log
 from kvscope_inside.weights import bytes_by_part
 from kvscope_telemetry.messages.telemetry import Hello, MemoryBreakdown, ModuleBytes, RankMemory
 
@@ -86,7 +86,7 @@ class EngineMemory:
         try:
             self._workers = engine.model_executor.collective_rpc(worker_memory, timeout=ANSWER_S)
         except Exception as error:
-            log().warning("kvscope: the workers do not tell where their memory went: %s", error)
+            engine_log("vllm").warning("kvscope: the workers do not tell where their memory went: %s", error)
 
     @property
     def pid(self) -> int:

@@ -2,7 +2,7 @@
 and at the end of each step how the blocks stand that were touched.
 
 Owns the hooks and what is read of vLLM's objects. It never copies a whole table or pool, reads no device and waits for
-nothing; all else is made of the notes by another thread (`replay`).
+nothing; all else is made of the notes by another thread (`vllm_translator`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 from kvscope_inside.hooks import Hooks
 from kvscope_inside.vllm.offloading import note_offloading, offloading_of, second_pool
 from kvscope_inside.vllm.second_pool import note_second_pool
+from kvscope_telemetry.messages.telemetry import Timings
 
 MAX_NOT_READY: Final = 256
 """Requests of which is noted at each step what they wait for beside room."""
@@ -31,7 +32,7 @@ class Note(NamedTuple):
     time_ns: int
     happened: list[Happened]
     step: Any
-    """The SchedulerOutput that was executed; None: no step, something happened between two."""
+    """The SchedulerOutput that was executed; None: no step."""
     running: list[Any]
     computed: list[int]
     """Of each that runs, tokens whose KV is in blocks, or soon will be (async scheduling)."""
@@ -50,11 +51,8 @@ class Note(NamedTuple):
     hashes: list[bytes | None]
     state_tables: dict[tuple[str, int], list[int]]
     """Block tables that are not append-only (recurrent states), whole: by request id and group."""
-    schedule_ns: int
-    run_ns: int
-    commit_ns: int
-    note_ns: int
-    """What the note before cost."""
+    timings: Timings | None
+    """Durations of the step and of recording the note before this one; None between two steps."""
 
 
 class StepNotes:
@@ -292,15 +290,16 @@ class StepNotes:
                 [block.ref_cnt for block in touched],
                 self._hash_of(touched),
                 self._tables_of_states(running) if self._state_groups else {},
-                self._schedule_ns,
-                self._commits_ns - self._scheduled_ns if step is not None else 0,
-                now_ns - self._commits_ns if step is not None else 0,
-                self._note_ns,
+                None if step is None else self._timings(now_ns),
             )
         )
         if step is not None:
             self.step_started_ns = 0
         self._note_ns = time.monotonic_ns() - now_ns
+
+    def _timings(self, now_ns: int) -> Timings:
+        run_ns = self._commits_ns - self._scheduled_ns
+        return Timings(self._schedule_ns, run_ns, 0, now_ns - self._commits_ns, self._note_ns)
 
     def _next_in_queue(self) -> Any:
         queue = self.scheduler.waiting

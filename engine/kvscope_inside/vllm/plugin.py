@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
 import sys
 from typing import Any, Final
 
 from kvscope_inside.announcement import announce
 from kvscope_inside.endpoints import ENDPOINT, RECORD, note_api
+from kvscope_inside.engine_log import engine_log
 
 _HOOKED: Final = "_kvscope_is_hooked"
 
@@ -37,7 +37,7 @@ def load() -> None:
 
             watch(self, os.environ[ENDPOINT], os.environ.get(RECORD))
         except Exception as error:
-            log().error("kvscope: cannot watch this engine: %s", error)
+            engine_log("vllm").error("kvscope: cannot watch this engine: %s", error)
 
     Scheduler.__init__ = made
 
@@ -56,8 +56,3 @@ def _note_api_in_time() -> None:
         return original(*args, **kwargs)
 
     kind.create_engine_config = create_engine_config
-
-
-def log() -> logging.Logger:
-    """vLLM's log, where its users look."""
-    return logging.getLogger("vllm.kvscope")

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvscope_inside.cached_texts import CachedTexts
 from kvscope_inside.hooks import Hooks
-from kvscope_inside.vllm.block_texts import BlockText, hash_of_row
+from kvscope_inside.vllm.block_texts import hash_of_row
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
 from kvscope_telemetry.messages.validity import MAX_BLOCKS
 from kvscope_telemetry.state.cache_state import CacheState
@@ -57,7 +58,7 @@ def note_second_pool(hooks: Hooks, pool: Any, touched: list[Any], free: Callable
 class SecondPoolRows:
     """Behind those of the first. `texts`: by block of either."""
 
-    def __init__(self, state: CacheState, texts: dict[int, BlockText], max_texts: int) -> None:
+    def __init__(self, state: CacheState, texts: CachedTexts, max_texts: int) -> None:
         self._state, self._texts, self._max_texts = state, texts, max_texts
         self._first = state.hello.cache.num_blocks
         state.set_blocks([self._first], state=BlockState.UNMAPPED)  # its null block
@@ -87,7 +88,7 @@ class SecondPoolRows:
 
     def _forget(self, rows: Any) -> None:
         for row in rows.tolist():
-            self._texts.pop(row, None)
+            self._texts.discard(row)
         self._state.set_blocks(rows, filled=0, parent=0, owner=NO_OWNER, group=0, prefix_hits=0)
 
     def _copy(self, rows: Any, hashes: Any) -> None:
@@ -101,5 +102,6 @@ class SecondPoolRows:
                 self._state.set_blocks([row], filled=self._state.hello.cache.block_size)
                 continue
             self._state.set_blocks([row], **{name: getattr(ledger, name)[source] for name in _COPIED})
-            if source in self._texts and len(self._texts) < self._max_texts:
-                self._texts[row] = self._texts[source]
+            text = self._texts.get(source)
+            if text is not None and len(self._texts) < self._max_texts:
+                self._texts.set(row, text)

@@ -12,6 +12,7 @@ from typing import Any
 
 from kvscope_inside.detokenizer import Detokenizer
 from kvscope_inside.endpoints import endpoint_of_rank, file_of_rank, free_file, keys_for
+from kvscope_inside.engine_log import engine_log
 from kvscope_inside.metrics_process import MetricsProcess
 from kvscope_inside.publisher import Publisher
 from kvscope_inside.teller import Teller
@@ -20,8 +21,7 @@ from kvscope_inside.vllm.facts import hello_of, kv_bytes, max_adapters, rank_of
 from kvscope_inside.vllm.memory import EngineMemory
 from kvscope_inside.vllm.notes import StepNotes
 from kvscope_inside.vllm.offloading import offloading_of, untold
-from kvscope_inside.vllm.plugin import log
-from kvscope_inside.vllm.replay import Replay
+from kvscope_inside.vllm.vllm_translator import VllmTranslator
 from kvscope_telemetry.messages.telemetry import Event
 from kvscope_telemetry.state.cache_state import CacheState
 
@@ -29,11 +29,11 @@ from kvscope_telemetry.state.cache_state import CacheState
 def watch(scheduler: Any, endpoint: str, record: str | None = None) -> Teller:
     """From now on all that a scheduler does is told on `endpoint`, or the next of its data-parallel ranks', until the
     end of the process, or the first exception of ours. Raises what `Publisher` raises; then nothing is watched."""
-    teller = Teller("vLLM", log())
+    teller = Teller("vLLM", engine_log("vllm"))
     hooks, hello = teller.hooks, hello_of(scheduler, secrets.randbits(48))
     state, memory = CacheState(hello), EngineMemory(hello, kv_bytes(scheduler))
     pool, offloading = scheduler.kv_cache_manager.block_pool, offloading_of(scheduler)
-    replay = Replay(
+    translator = VllmTranslator(
         state,
         hash_block_size=int(getattr(pool, "hash_block_size", 0) or hello.cache.block_size),
         by_priority=str(getattr(scheduler.policy, "value", scheduler.policy)) == "priority",
@@ -47,24 +47,24 @@ def watch(scheduler: Any, endpoint: str, record: str | None = None) -> Teller:
     with teller.beginning():
         actions = VllmActions(hooks, memory.ask)
         notes = StepNotes(scheduler, hooks, actions.before_step)
-        actions.bind(notes, replay)
+        actions.bind(notes, translator)
         hooks.before(scheduler, "shutdown", teller.close)
         publisher = Publisher(
             address,
             state,
-            keys=keys_for(address, log().warning),
+            keys=keys_for(address, engine_log("vllm").warning),
             record=free_file(file_of_rank(Path(record), rank)) if record else None,
             actions=actions,
-            contents=replay.contents,
+            contents=translator.contents,
             texts=detokenizer.texts,
             memory=memory.told,
             memory_pid=lambda: memory.pid,
-            tell=log().warning,
+            tell=engine_log("vllm").warning,
         )
     if line := untold(scheduler):
         state.add_event(Event(kind="note", time_ns=time.monotonic_ns(), cause=line))
-        log().info("kvscope: %s", line)
-    metrics = MetricsProcess(address, rank, log().warning)
+        engine_log("vllm").info("kvscope: %s", line)
+    metrics = MetricsProcess(address, rank, engine_log("vllm").warning)
     ends = [metrics.close, detokenizer.close]
-    teller.start(publisher, address, notes, replay.apply, look=actions.look, ends=ends)
+    teller.start(publisher, address, notes, translator.apply, look=actions.look, ends=ends)
     return teller

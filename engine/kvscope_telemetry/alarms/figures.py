@@ -27,7 +27,7 @@ from kvscope_telemetry.summaries.figures import (
     pool_of,
     usage_of,
 )
-from kvscope_telemetry.summaries.session_overview import SessionOverview
+from kvscope_telemetry.summaries.session_overview import OVERVIEW_COLUMNS, SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 from kvscope_telemetry.summaries.unknown import unknown_fields
 
@@ -65,8 +65,8 @@ class SecondFigure:
 
 
 def forecast_at(overview: SessionOverview, time_ns: int) -> float | None:
-    """Seconds until free blocks run out, as forecast at `time_ns`; None without a forecast."""
-    last = overview.place_at(time_ns) + 1
+    """Seconds until free blocks run out, as forecast from the seconds that are over at `time_ns`; None without one."""
+    last = overview.place_at(time_ns + 1 - SECOND_NS) + 1
     if not last or time_ns - int(overview.time_ns[last - 1]) > 5_000_000_000:
         return None
     first = max(0, last - WINDOW_S)
@@ -150,8 +150,10 @@ def _of_figures(group: str) -> Iterator[SecondFigure]:
             names, read = figure.share.names(), partial(_share, figure.share)
             yield SecondFigure(figure.key, figure.name, "share", group, names, read)
         elif figure.places.alarms == group:
-            name, column, read = f"{figure.column}_per_s", (figure.column,), partial(_column, figure.column, 1.0)
-            yield SecondFigure(name, f"{figure.name} per second", "/s", group, column, read)
+            name = f"{figure.column}_per_s"
+            column = name if name in OVERVIEW_COLUMNS else figure.column
+            read = partial(_column, column, 1.0)
+            yield SecondFigure(name, f"{figure.name} per second", "/s", group, (figure.column,), read)
 
 
 def _latency(short: str, latency: Latency, percent: int) -> SecondFigure:

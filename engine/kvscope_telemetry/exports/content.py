@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvscope_telemetry.exports.phase_spans import RequestHistory, read_request_histories
-from kvscope_telemetry.exports.span import Exported, Span, timed_messages
+from kvscope_telemetry.exports.span import Span, timed_messages
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.recordings.read_budget import ProgressCallback
+from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 
@@ -17,7 +18,7 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 class Content:
     """The range `span` of a recording; `watch` follows the progress of reading it."""
 
-    recording: Exported
+    recording: Recording
     overview: SessionOverview
     span: Span
     marks: Sequence[Bookmark] = ()

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
-import numpy as np
 
-from kvscope_telemetry.exports.span import Exported, Span
+from kvscope_telemetry.exports.span import Span
 from kvscope_telemetry.messages.model_names import short_name
-from kvscope_telemetry.summaries.figures import FIGURES, measured, rows_in, usage_of
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.summaries.figures import FIGURES, measured, peak_usage_time_ns, rows_in
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 _BESIDE: Final = ("num_steps", "num_lost_frames")
@@ -53,9 +53,9 @@ class Digest(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int | None
     """None: the engine does not tell its steps."""
     peak_usage: float | None
-    """Share of the pool that requests held, at the end of the second when it was the most."""
+    """Largest share of the pool that requests held at any time."""
     peak_usage_s: float | None
-    """When that was, in seconds of the recording."""
+    """Time at which that was first reached, in seconds of the recording."""
     mean_usage: float | None
     peak_waiting: int
     num_lost_frames: int
@@ -75,12 +75,11 @@ class Digest(msgspec.Struct, frozen=True, kw_only=True):
     """All that `summaries.figures` defines, by key; those above are among them."""
 
 
-def digest(recording: Exported, overview: SessionOverview, span: Span) -> Digest:
+def digest(recording: Recording, overview: SessionOverview, span: Span) -> Digest:
     """The figures of `span`; `overview` is that of `recording`."""
     hello, rows = recording.info.hello, rows_in(overview, span)
     found = measured(overview, span)
-    usage = usage_of(overview)[rows]
-    peak = int(np.nanargmax(usage)) if np.isfinite(usage).any() else None
+    peak_ns = peak_usage_time_ns(overview, rows)
     return Digest(
         model=short_name(hello.model.name),
         device=" ".join(filter(None, (hello.device.kind, hello.device.name))),
@@ -92,7 +91,7 @@ def digest(recording: Exported, overview: SessionOverview, span: Span) -> Digest
         length_s=span.length_s,
         num_steps=_whole(found["num_steps"]),
         peak_usage=found["usage_peak"],
-        peak_usage_s=None if peak is None else max(0.0, span.seconds(int(overview.time_ns[rows][peak]))),
+        peak_usage_s=None if peak_ns is None else max(0.0, span.seconds(min(peak_ns, span.until_ns))),
         mean_usage=found["usage_mean"],
         peak_waiting=_whole(found["waiting_peak"]) or 0,
         num_lost_frames=_whole(found["num_lost_frames"]) or 0,
@@ -113,7 +112,7 @@ def _whole(value: float | None) -> int | None:
     return None if value is None else int(value)
 
 
-def _pool(recording: Exported) -> PoolFacts:
+def _pool(recording: Recording) -> PoolFacts:
     cache = recording.info.hello.cache
     return PoolFacts(
         num_blocks=cache.num_blocks,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.exports.content import Content
@@ -17,11 +17,12 @@ from kvscope_telemetry.exports.marks import marks_in
 from kvscope_telemetry.exports.new_file import new_file
 from kvscope_telemetry.exports.perfetto.trace import write_perfetto
 from kvscope_telemetry.exports.report.report import write_report
-from kvscope_telemetry.exports.span import Exported, span_of
+from kvscope_telemetry.exports.span import span_of
 from kvscope_telemetry.exports.tables.arrow_files import require_pyarrow
 from kvscope_telemetry.goals import Goals
-from kvscope_telemetry.recordings.overview import Overviewed, read_overview
+from kvscope_telemetry.recordings.overview import read_overview
 from kvscope_telemetry.recordings.read_budget import ProgressCallback
+from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.summaries.bookmark import Bookmark
 
 _BY_NAME: Final = {form.name: form for form in FORMATS}
@@ -45,9 +46,11 @@ class Wanted:
 
     @classmethod
     def of(cls, path: Path, kind: str | None = None, form: str | None = None) -> Wanted:
-        """By the name of the file: `metrics.csv`, `last-requests.parquet`. `form`, the name of a format, is for names
-        that end in something else; then a table is of metrics unless name or `kind` say otherwise."""
-        suffix = path.suffix if form is None else _BY_NAME[form].suffixes[0]
+        """Read format and table from the name of the file: `requests.csv`, `last-events.parquet`.
+
+        `form`, the name of a format, is for names with another extension. A table whose name names none is of metrics.
+        """
+        suffix = path.suffix.lower() if form is None else _BY_NAME[form].suffixes[0]
         if suffix not in SUFFIXES:
             raise BadInput(f"{str(path)!r} is not accepted: its name ends in one of {', '.join(SUFFIXES)}")
         if suffix not in TABLE_FORMATS:
@@ -55,15 +58,15 @@ class Wanted:
                 raise BadInput(f"a kind ({kind}) goes with tables ({', '.join(TABLE_FORMATS)}), not with {suffix}")
             return cls(path, "", suffix)
         named = [word for word in KINDS if word in path.stem]
-        if kind is None and len(named) != 1 and form is None:
-            raise BadInput(f"{str(path)!r} has no known extension: choose one of {', '.join(KINDS)} with --to")
+        if kind is None and len(named) > 1:
+            raise BadInput(f"{str(path)!r} names several tables: choose one of {', '.join(named)} with --kind")
         if SUFFIXES[suffix].needs_pyarrow:
             require_pyarrow(suffix)
-        return cls(path, kind or (named[0] if len(named) == 1 else "metrics"), suffix)
+        return cls(path, kind or (named[0] if named else "metrics"), suffix)
 
 
 def export(
-    recording: Exported,
+    recording: Recording,
     wanted: Wanted,
     from_s: float | None = None,
     until_s: float | None = None,
@@ -79,7 +82,7 @@ def export(
     span = span_of(recording, from_s, until_s)
     marks = marks_in(recording, span, bookmarks)
     with new_file(wanted.path) as file:
-        overview = read_overview(cast(Overviewed, recording), watch)
+        overview = read_overview(recording, watch)
         content = Content(recording, overview, span, marks, watch)
         if wanted.kind:
             table = next(kind for kind in TABLES if kind.name == wanted.kind).table(content)

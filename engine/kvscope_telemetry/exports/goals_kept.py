@@ -9,8 +9,9 @@ import numpy as np
 
 from kvscope_telemetry.delays import Delays
 from kvscope_telemetry.exports.phase_spans import RequestHistory
-from kvscope_telemetry.exports.span import Exported, Span
+from kvscope_telemetry.exports.span import Span
 from kvscope_telemetry.goals import GOAL_NAMES, Goals, Judged, judge, missed_words, took_s
+from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 
@@ -58,7 +59,7 @@ class GoalsKept:
 def goals_kept(
     histories: Sequence[RequestHistory],
     overview: SessionOverview,
-    recording: Exported,
+    recording: Recording,
     span: Span,
     goals: Goals,
     count: int,
@@ -91,5 +92,5 @@ def _ratio(took: dict[str, float], goals: Goals) -> float:
 
 
 def _missed(history: RequestHistory, took: dict[str, float], delays: Delays, goals: Goals) -> MissedRequest:
-    chain = delays.chain(history.info.number, history.moments, history.num_output_tokens)
+    chain = delays.chain(history.info.number, history.moments, history.num_output_tokens, history.waits_for)
     return MissedRequest(history, took, tuple(missed_words(took, goals)), chain)

@@ -64,7 +64,9 @@ FORMATS: Final = (
     Format("csv", (".csv",), "CSV", module="csv_file", function="write_csv"),
     Format("parquet", (".parquet",), "Parquet", module="arrow_files", function="write_parquet", needs_pyarrow=True),
     Format("arrow", (".arrow",), "Arrow", module="arrow_files", function="write_arrow", needs_pyarrow=True),
-    Format("html", (".html",), "HTML report", "One file to share: figures, charts, the most delayed requests and why"),
+    Format(
+        "html", (".html",), "HTML report", "One file with figures, charts, and why the most delayed requests were late"
+    ),
     Format(
         "perfetto",
         (".perfetto-trace", ".pftrace"),

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvscope_telemetry.exports.span import Exported, Span
+from kvscope_telemetry.exports.span import Span
+from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.summaries.bookmark import Bookmark, in_order, settled
 
 
-def marks_in(recording: Exported, span: Span, more: Iterable[Bookmark] = ()) -> list[Bookmark]:
+def marks_in(recording: Recording, span: Span, more: Iterable[Bookmark] = ()) -> list[Bookmark]:
     """Return the recording's bookmarks and `more`, which are kept elsewhere: those of a finished file are beside it."""
     standing = in_order(settled([*recording.bookmarks(), *more]).values())
     return [mark for mark in standing if mark.time_ns <= span.until_ns and end_of(mark) >= span.from_ns]

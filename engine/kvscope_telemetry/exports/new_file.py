@@ -1,10 +1,12 @@
-"""Writes a file that appears only when it is complete: it is written as `name.part`, and nothing is ever
-overwritten.
+"""Writes an export. A file appears only when it is complete: it is written as `name.part`, and nothing is overwritten.
+Standard output and named pipes are written directly.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,14 +15,31 @@ from typing import BinaryIO, Final
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 PART_SUFFIX: Final = ".part"
+_STDOUT: Final = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
+
+
+def is_stream(path: Path) -> bool:
+    """Whether `path` is standard output (`-` or `/dev/stdout`) or a named pipe."""
+    if str(path) in _STDOUT:
+        return True
+    try:
+        return stat.S_ISFIFO(path.stat().st_mode)
+    except OSError:
+        return False
 
 
 @contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """To write `path` into. Raises BadInput for a path that will not do, KvscopeError for a disk that is full; then
-    nothing is left of it."""
+    """Open `path` for writing: a new file, which is removed if the caller fails, or a stream (`is_stream`).
+
+    Raises BadInput for a path that cannot be written or exists, KvscopeError for a disk that is full, and
+    BrokenPipeError where the reader of a stream is gone.
+    """
+    if is_stream(path):
+        yield from _stream(path)
+        return
     part = path.with_name(path.name + PART_SUFFIX)
-    if path.exists():
+    if os.path.lexists(path):  # a name that is too long is not there, and cannot be opened
         raise BadInput(f"{str(path)!r} already exists: choose another name, or move it")
     try:
         file = part.open("xb")
@@ -37,3 +56,13 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
     finally:
         with contextlib.suppress(OSError):
             part.unlink()
+
+
+def _stream(path: Path) -> Iterator[BinaryIO]:
+    try:
+        is_stdout = str(path) in _STDOUT  # by its number: sys.stdout is None where the shell closed it
+        descriptor = os.dup(1) if is_stdout else os.open(path, os.O_WRONLY)
+    except OSError as error:
+        raise BadInput(f"{str(path)!r} cannot be written: {error.strerror}") from None
+    with open(descriptor, "wb") as file:
+        yield file

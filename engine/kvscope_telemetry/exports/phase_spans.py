@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Final
 
 import numpy as np
 
@@ -24,32 +22,16 @@ from kvscope_telemetry.messages.telemetry import (
     Snapshot,
     TelemetryMessage,
 )
+from kvscope_telemetry.request_phase import ENDS, PREEMPTED_PHASES, RequestPhase, phase_after
 from kvscope_telemetry.running_time import RunningTime
 from kvscope_telemetry.summaries.event_index import EventIndex
-from kvscope_telemetry.summaries.request_phases import starts_decoding
-
-
-class PhaseKind(StrEnum):
-    """What a request did."""
-
-    QUEUED = "queued"
-    PREFILL = "prefill"
-    """Its prompt, or what it lost, was computed."""
-    DECODE = "decode"
-    PREEMPTED = "preempted"
-    SWAPPED = "swapped"
-    """Preempted, its blocks in a lower tier."""
-
-
-_ASIDE: Final = (PhaseKind.PREEMPTED, PhaseKind.SWAPPED)
-_ENDS: Final = ("finished", "aborted", "refused")
 
 
 @dataclass(slots=True)
 class PhaseSpan:
     """A phase of a request, on the recording's clock."""
 
-    kind: PhaseKind
+    kind: RequestPhase
     start_ns: int
     end_ns: int | None = None
     cause: str = ""
@@ -73,6 +55,8 @@ class RequestHistory:
     num_preemptions: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    waits_for: int = 0
+    """The last `WaitsFor` that the engine reported while the request waited to start."""
     first_token_ns: int | None = None
     end_ns: int | None = None
     end: str = ""
@@ -92,7 +76,7 @@ class RequestHistory:
 
     def aside_ns(self, until_ns: int) -> int:
         """How long it stood aside in all, as of `until_ns`."""
-        return sum(self.length_ns(phase, until_ns) for phase in self.phases if phase.kind in _ASIDE)
+        return sum(self.length_ns(phase, until_ns) for phase in self.phases if phase.kind in PREEMPTED_PHASES)
 
     def length_ns(self, phase: PhaseSpan, until_ns: int) -> int:
         """Running time of one of its phases, as of `until_ns` when that goes on."""
@@ -102,16 +86,20 @@ class RequestHistory:
         """How long the engine stood still in it."""
         return self.moments.running.stopped_ns(*self._on_engine(phase, until_ns))
 
+    def stopped_text(self, phases: Iterable[PhaseSpan], until_ns: int) -> str:
+        """How the engine was stopped in these phases: `paused`, `suspended`, `paused or suspended`, or empty."""
+        return self.moments.running.stopped_text(*(self._on_engine(phase, until_ns) for phase in phases))
+
     def stopped_in_all_ns(self, until_ns: int) -> int:
         """How long the engine stood still while this request was there."""
-        return self.stopped_ns(PhaseSpan(PhaseKind.QUEUED, self.arrival_ns, self.end_ns), until_ns)
+        return self.stopped_ns(PhaseSpan(RequestPhase.QUEUED, self.arrival_ns, self.end_ns), until_ns)
 
     def _on_engine(self, phase: PhaseSpan, until_ns: int) -> tuple[int, int]:
         """Begin and end of a phase by the engine's clock."""
         offset_ns = self.arrival_ns - self.moments.arrival_ns
         return phase.start_ns - offset_ns, (until_ns if phase.end_ns is None else phase.end_ns) - offset_ns
 
-    def begin(self, kind: PhaseKind, time_ns: int, cause: str = "", other: int = 0) -> None:
+    def begin(self, kind: RequestPhase, time_ns: int, cause: str = "", other: int = 0) -> None:
         """Begin a phase, and end the one before."""
         if self.phases:
             last = self.phases[-1]
@@ -127,7 +115,7 @@ class RequestHistory:
             self.phases[-1].end_ns = self.end_ns
 
     @property
-    def phase(self) -> PhaseKind | None:
+    def phase(self) -> RequestPhase | None:
         """The phase in progress."""
         return self.phases[-1].kind if self.phases and not self.is_ended else None
 
@@ -154,7 +142,7 @@ class RequestHistoryReader:
         elif isinstance(message, Frame) and message.epoch == self._epoch:
             self._offset_ns = log_time_ns - message.time_ns
             for info in message.new_requests:
-                self._announce(info).begin(PhaseKind.QUEUED, info.arrival_ns + self._offset_ns)
+                self._announce(info).begin(RequestPhase.QUEUED, info.arrival_ns + self._offset_ns)
             for event in message.events:
                 self._running.note(event)
                 self._note_event(event, event.time_ns + self._offset_ns)
@@ -183,9 +171,9 @@ class RequestHistoryReader:
             return
         places = self._before.find(last_ns=log_time_ns, request=(history.epoch, info.number)).tolist()
         earlier = [self._before[place] for place in places]
-        earlier = [timed for timed in earlier if timed.event.number == info.number and timed.event.kind not in _ENDS]
+        earlier = [timed for timed in earlier if timed.event.number == info.number and timed.event.kind not in ENDS]
         if earlier and earlier[0].event.kind == "admitted":
-            history.begin(PhaseKind.QUEUED, history.arrival_ns)
+            history.begin(RequestPhase.QUEUED, history.arrival_ns)
         for timed in earlier:
             self._note_event(timed.event, timed.time_ns)
 
@@ -203,15 +191,12 @@ class RequestHistoryReader:
             return
         if event.kind == "admitted":
             history.moments.started_ns = event.time_ns
-        if event.kind in _ENDS:
+        if event.kind in ENDS:
             history.moments.ended_ns = event.time_ns
             history.finish(event.kind, time_ns, cause_text(event))
-        elif event.kind == "preempted":
-            swapped = event.data is not None and event.data.is_swapped
-            kind = PhaseKind.SWAPPED if swapped else PhaseKind.PREEMPTED
-            history.begin(kind, time_ns, cause_text(event), event.other)
-        elif event.kind in ("admitted", "resumed"):
-            history.begin(_begun_as(event), time_ns, cause_text(event))
+        elif (phase := phase_after(event)) is not None:
+            other = event.other if phase in PREEMPTED_PHASES else 0
+            history.begin(phase, time_ns, cause_text(event), other)
 
     def _note_rows(self, rows: RequestRows, time_ns: int, *, is_snapshot: bool = False) -> None:
         numbers, outputs = np.frombuffer(rows.number, "<u4").tolist(), _column(rows.num_output_tokens, "<u4")
@@ -222,15 +207,18 @@ class RequestHistoryReader:
         zeros = [0] * len(numbers)  # a column in which all are 0 is left out
         drafts = _column(rows.num_draft_tokens, "<u4") or zeros
         accepted = _column(rows.num_accepted_tokens, "<u4") or zeros
-        if not len(drafts) == len(accepted) == len(numbers):
-            drafts, accepted = zeros, zeros
+        waits_for = _column(rows.waits_for, "<u4") or zeros
+        if not len(drafts) == len(accepted) == len(waits_for) == len(numbers):
+            drafts, accepted, waits_for = zeros, zeros, zeros
         for place, number in enumerate(numbers):
             history = self._open.get(number)
             if history is None:
                 continue
             history.num_draft_tokens, history.num_accepted_tokens = drafts[place], accepted[place]
             state, output = states[place], outputs[place]
-            if state == history.state and history.num_output_tokens and history.phase is PhaseKind.DECODE:
+            if waits_for[place] and state == RequestState.WAITING:
+                history.waits_for = waits_for[place]
+            if state == history.state and history.num_output_tokens and history.phase is RequestPhase.DECODE:
                 history.num_output_tokens = output
                 continue
             has_token = output > history.num_output_tokens
@@ -252,15 +240,15 @@ class RequestHistoryReader:
             history.moments.ended_ns = time_ns - self._offset_ns
             history.finish("ended", time_ns)
         elif state == RequestState.WAITING and phase is None:
-            history.begin(PhaseKind.QUEUED, history.arrival_ns)
-        elif state == RequestState.PREEMPTED and phase not in _ASIDE:
-            history.begin(PhaseKind.PREEMPTED, time_ns)
-        elif state == RequestState.RUNNING and phase not in (PhaseKind.PREFILL, PhaseKind.DECODE):
-            if phase is PhaseKind.QUEUED:
+            history.begin(RequestPhase.QUEUED, history.arrival_ns)
+        elif state == RequestState.PREEMPTED and phase not in PREEMPTED_PHASES:
+            history.begin(RequestPhase.PREEMPTED, time_ns)
+        elif state == RequestState.RUNNING and phase not in (RequestPhase.PREFILL, RequestPhase.DECODE):
+            if phase is RequestPhase.QUEUED:
                 history.moments.started_ns = time_ns - self._offset_ns
-            history.begin(PhaseKind.DECODE if history.num_output_tokens else PhaseKind.PREFILL, time_ns)
-        elif state == RequestState.RUNNING and phase is PhaseKind.PREFILL and has_token:
-            history.begin(PhaseKind.DECODE, time_ns)
+            history.begin(RequestPhase.DECODE if history.num_output_tokens else RequestPhase.PREFILL, time_ns)
+        elif state == RequestState.RUNNING and phase is RequestPhase.PREFILL and has_token:
+            history.begin(RequestPhase.DECODE, time_ns)
 
 
 def read_request_histories(
@@ -280,11 +268,6 @@ def within(histories: Iterable[RequestHistory], from_ns: int, until_ns: int) -> 
         for history in histories
         if history.arrival_ns <= until_ns and (history.end_ns is None or history.end_ns >= from_ns)
     ]
-
-
-def _begun_as(event: Event) -> PhaseKind:
-    """What a request that begins, or returns, does first."""
-    return PhaseKind.DECODE if starts_decoding(event) else PhaseKind.PREFILL
 
 
 def _column(data: bytes, dtype: str) -> list[int]:

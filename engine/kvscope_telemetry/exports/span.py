@@ -10,14 +10,10 @@ from dataclasses import dataclass
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
-from kvscope_telemetry.recorded import Recorded
 from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
+from kvscope_telemetry.recordings.reader import Recording
 
 _LOOK_EVERY = 256
-
-
-Exported = Recorded
-"""A recording, or a ring recording of several files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +45,7 @@ class Span:
         return (time_ns - self.start_ns) / 1e9
 
 
-def span_of(recording: Exported, from_s: float | None = None, until_s: float | None = None) -> Span:
+def span_of(recording: Recording, from_s: float | None = None, until_s: float | None = None) -> Span:
     """The range from `from_s` until `until_s`; None is from the start and to the end. Raises BadInput where the
     recording has nothing there."""
     length_s = (recording.end_ns - recording.start_ns) / 1e9
@@ -63,7 +59,7 @@ def span_of(recording: Exported, from_s: float | None = None, until_s: float | N
 
 
 def timed_messages(
-    recording: Exported, span: Span, watch: ProgressCallback | None = None
+    recording: Recording, span: Span, watch: ProgressCallback | None = None
 ) -> Iterable[tuple[int, TelemetryMessage]]:
     """What was recorded from the newest snapshot before the range on, until its end, by the recording's clock.
 

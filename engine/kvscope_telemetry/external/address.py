@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, field, replace
 from typing import Final
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
@@ -16,7 +17,7 @@ MAX_RANKS: Final = 64
 """That one address may stand for."""
 MAX_KEY_LETTERS: Final = 8192
 EVERYWHERE: Final = ("*", "0.0.0.0", "[::]", "::")
-_OPTIONS: Final = ("kv_events", "replay", "topic", "rank", "tls", "ca", "model", "tokenizer")
+_OPTIONS: Final = ("kv_events", "replay", "topic", "rank", "tls", "ca", "api_key_over_http", "model", "tokenizer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +42,29 @@ class ExternalAddress:
     """Which model's metrics, empty: whichever is there."""
     tokenizer: str = ""
     """A tokenizer.json, its folder, or a model's name; empty: by the name of the model."""
+    api_key_over_http: bool = False
+    """Whether the API key may be sent to another machine without TLS."""
+    is_announced: bool = False
+    """Whether a watched engine named this address: it never gets an API key, as an engine could name any server."""
     api_key: str = field(default="", repr=False)
-    """Sent to the server and nowhere else: neither shown nor recorded."""
+    """API key for this scheme, host and port. Never displayed or recorded; sent only as `authorization` says."""
 
     @classmethod
-    def parse(cls, text: str, *, kv_events: str = "", replay: str = "", api_key: str = "") -> ExternalAddress:
-        """Of vllm://HOST:PORT, with options such as ?kv_events=tcp://HOST:5557&replay=tcp://HOST:5558&rank=0&tls=1.
+    def parse(
+        cls,
+        text: str,
+        *,
+        kv_events: str = "",
+        replay: str = "",
+        api_key: str = "",
+        tls: bool = False,
+        ca: str = "",
+        api_key_over_http: bool = False,
+    ) -> ExternalAddress:
+        """Parse vllm://HOST:PORT, with options such as ?kv_events=tcp://HOST:5557&replay=tcp://HOST:5558&rank=0&tls=1.
 
-        What is given beside the text wins. Raises BadInput for what is not accepted.
+        Keyword arguments override the options in the text. Raises BadInput for what is not accepted, which includes an
+        API key that would be sent to another machine without TLS unless `api_key_over_http` allows it.
         """
         engine, parts, port = _split(text)
         options = _options(text, parts.query)
@@ -57,17 +73,19 @@ class ExternalAddress:
             host=parts.hostname or "",
             port=port,
             path=parts.path.rstrip("/"),
-            tls=_is_yes("tls", options.get("tls", "")) or "ca" in options,
-            ca=options.get("ca", ""),
+            tls=tls or bool(ca) or _is_yes("tls", options.get("tls", "")) or "ca" in options,
+            ca=ca or options.get("ca", ""),
             kv_events=kv_events or options.get("kv_events", ""),
             replay=replay or options.get("replay", ""),
             topic=options.get("topic", ""),
             rank=_rank(options.get("rank", "0")),
             model=options.get("model", ""),
             tokenizer=options.get("tokenizer", ""),
+            api_key_over_http=api_key_over_http or _is_yes("api_key_over_http", options.get("api_key_over_http", "")),
             api_key=_checked_key(api_key),
         )
         address._check_endpoints()
+        address._check_key_is_protected()
         return address
 
     def __str__(self) -> str:
@@ -78,6 +96,7 @@ class ExternalAddress:
             "rank": str(self.rank) if self.rank else "",
             "tls": "1" if self.tls and not self.ca else "",
             "ca": self.ca,
+            "api_key_over_http": "1" if self.api_key_over_http else "",
             "model": self.model,
             "tokenizer": self.tokenizer,
         }
@@ -98,6 +117,45 @@ class ExternalAddress:
     def authority(self) -> str:
         """Host and port."""
         return f"{self.bracketed_host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether the host is this machine by definition: localhost, 127.0.0.0/8 or ::1."""
+        try:
+            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def authorization(self) -> dict[str, str]:
+        """HTTP headers that carry the API key to this server; empty where there is none or it may not be sent.
+
+        Every request to a watched server takes its key from here and nowhere else.
+        """
+        if not self.api_key or self.is_announced or not self._protects_key:
+            return {}
+        return {"Authorization": f"Bearer {self.api_key}"}
+
+    @property
+    def refusal(self) -> str:
+        """Meaning of a 401 or 403 from this server and the remedy, as the end of a sentence."""
+        if self.is_announced:
+            return (
+                "needs an API key, which is not sent to an address that an engine reports: attach to "
+                f"{self.engine.scheme}://{self.authority} with --api-key-file to send prompts"
+            )
+        return "does not accept the API key" if self.api_key else "needs an API key: use --api-key-file"
+
+    @property
+    def _protects_key(self) -> bool:
+        return self.tls or self.is_loopback or self.api_key_over_http
+
+    def _check_key_is_protected(self) -> None:
+        if self.api_key and not self._protects_key:
+            raise BadInput(
+                f"the API key is not sent to {self.authority} unencrypted: use --tls, or allow it with "
+                "--api-key-over-http (in an address: ?api_key_over_http=1)"
+            )
 
     def url(self, path: str) -> str:
         """Of something that the server answers, for a person to read."""

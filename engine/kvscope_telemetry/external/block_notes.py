@@ -11,6 +11,7 @@ from typing import Any, Final
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.kv_events.batches import BlockStored
 from kvscope_telemetry.kv_events.decoding import read_extra_keys
+from kvscope_telemetry.printable import printable
 
 MAX_NOTES: Final = 8
 MAX_LETTERS: Final = 80
@@ -60,5 +61,4 @@ def _of_keys(keys: tuple[Any, ...], run: BlockStored) -> Notes:
 
 
 def _short(value: object) -> str:
-    words = str(value)[:MAX_LETTERS]
-    return "".join([letter if letter.isprintable() else "?" for letter in words])
+    return printable(str(value)[:MAX_LETTERS])

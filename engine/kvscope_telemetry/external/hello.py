@@ -26,6 +26,7 @@ def hello_of(
     block_size: int,
     reading: EngineReading,
     facts: ServerFacts,
+    are_counters_known: bool = True,
 ) -> Hello:
     """As of now. Times are of this machine: those of the engine are not told."""
     num_blocks = slots.num_rows[Tier.HBM]
@@ -53,5 +54,10 @@ def hello_of(
         device=DeviceInfo(kind=UNKNOWN_DEVICE),
         engine_version=version,
         host=host_id(),
-        capabilities=replace(engine.capabilities, aborts=reading.aborted is not None, groups=len(groups) > 1),
+        capabilities=replace(
+            engine.capabilities,
+            aborts=reading.aborted is not None,
+            groups=len(groups) > 1,
+            counters=are_counters_known,
+        ),
     )

@@ -74,8 +74,8 @@ class HttpClient:
         try:
             with question.ask(path, body, accept="text/plain, application/json") as answer:
                 if answer.status_code != OK:
-                    has_key = bool(self.address.api_key)
-                    raise NoAnswer(why_refused(url, answer.status_code, has_key=has_key), answer.status_code)
+                    why = why_refused(url, answer.status_code, self.address.refusal)
+                    raise NoAnswer(why, answer.status_code)
                 return content_type(answer), self._read(url, answer)
         finally:
             deadline.cancel()
@@ -95,14 +95,14 @@ class HttpClient:
         import httpx
 
         headers = {"User-Agent": _USER_AGENT, "Accept-Encoding": "identity"}  # an answer's size is what came
-        if self.address.api_key:
-            headers["Authorization"] = f"Bearer {self.address.api_key}"
         return httpx.Client(
-            headers=headers,
+            headers=headers | self.address.authorization,
             verify=self._tls or False,  # without TLS nothing is asked by it: redirects are not followed
             timeout=self.timeout_s,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+            follow_redirects=False,  # the API key is for this server alone
             mounts=dict.fromkeys(_THIS_MACHINE),
+            trust_env=not self.address.is_loopback,  # a proxy would take 127.0.0.2 for itself, and see the API key
         )
 
     def _read(self, url: str, answer: httpx.Response) -> bytes:
@@ -213,11 +213,10 @@ def content_type(answer: httpx.Response) -> str:
     return str(answer.headers.get("Content-Type", "text/plain")).partition(";")[0].strip().lower()
 
 
-def why_refused(url: str, status: int, *, has_key: bool) -> str:
-    """By HTTP's status, which is none of a success."""
+def why_refused(url: str, status: int, refusal: str) -> str:
+    """Describe an HTTP status other than success in one sentence. `refusal` is `ExternalAddress.refusal`."""
     if status in REFUSALS:
-        asked = "does not accept the API key" if has_key else "needs an API key: use --api-key-file"
-        return f"{url} {asked} (HTTP {status})"
+        return f"{url} {refusal} (HTTP {status})"
     if status in _REDIRECTS:
         return f"{url} redirects (HTTP {status}), which is not followed: use the server's own address"
     if status == NOT_FOUND:
@@ -225,14 +224,14 @@ def why_refused(url: str, status: int, *, has_key: bool) -> str:
     return f"{url} answers with HTTP {status}"
 
 
-def why_no_stream(url: str, status: int, kind: str, words: str, *, has_key: bool) -> str:
+def why_no_stream(url: str, status: int, kind: str, words: str, refusal: str) -> str:
     """Where a stream of events was asked for: by HTTP's status, the content's type, and what the server says."""
     if status == OK:
         what = "a web page" if kind == "text/html" else f"{kind:.60}"
         return f"{url} answers with {what} instead of an event stream: is it another program's port?"
     if words:
         return f"{url} answers with HTTP {status}: {words}"
-    return why_refused(url, status, has_key=has_key)
+    return why_refused(url, status, refusal)
 
 
 def why_late(url: str, timeout_s: float) -> str:

@@ -1,6 +1,7 @@
-"""Prompts to an engine that is watched from inside: they go to its own OpenAI API, whose address its hello has.
+"""Prompts to an engine that is watched from inside: they go to the OpenAI API that its hello announces.
 
-Owns where that is, seen from here, and the prompts on their way there.
+Owns where that is, seen from here, and the prompts on their way there. No API key is sent to an announced address:
+whoever controls the engine's telemetry could name any server. Attach to a server that wants a key by its own address.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _LOCAL: Final = ("localhost", "127.", "::1")
 class OwnApi:
     """Of the engine that is attached to at `endpoint`. From any thread; never waits."""
 
-    def __init__(self, endpoint: str, *, api_key: str = "", ca_file: Path | None = None) -> None:
-        self._endpoint, self._api_key, self._ca = endpoint, api_key, ca_file
+    def __init__(self, endpoint: str, *, ca_file: Path | None = None) -> None:
+        self._endpoint, self._ca = endpoint, ca_file
         self._lock = threading.Lock()
         self._told: tuple[str, bool] = ("", False)
         self._prompter: Prompter | None = None
@@ -73,7 +74,7 @@ class OwnApi:
             ca = "" if self._ca is None else str(self._ca.expanduser())
             if self._prompter is not None:
                 self._prompter.close()
-            self._prompter = Prompter(replace(address, api_key=self._api_key, ca=ca))
+            self._prompter = Prompter(replace(address, ca=ca))
             self._told = (told, is_same_machine)
         return self._prompter
 
@@ -82,7 +83,7 @@ def seen_from_here(told: str, endpoint: str, *, is_same_machine: bool) -> Extern
     """Where the API at `told` is for whoever is attached at `endpoint`. Nothing else that is told is believed, such as
     a file of this machine's. Raises BadInput, in a line for people, where it cannot be reached."""
     said = ExternalAddress.parse(told)
-    address = ExternalAddress(said.engine, said.host, said.port, said.path, said.tls, rank=said.rank)
+    address = ExternalAddress(said.engine, said.host, said.port, said.path, said.tls, rank=said.rank, is_announced=True)
     name = said.engine.name
     prompts = f"prompts go to {name}'s own API at {said.authority}"
     if endpoint.startswith(_SSH):

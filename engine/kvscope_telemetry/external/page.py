@@ -15,6 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvscope_telemetry.errors import ProtocolError
 
 MAX_SAMPLES: Final = 200_000
+MAX_COUNT: Final = 1 << 53
+"""Larger values of a page are unknown: they are no counts, and their sums would not fit an i64."""
 Labels = dict[str, str]
 Samples = dict[str, list[tuple[Labels, float]]]
 
@@ -43,9 +45,12 @@ class Page:
         return any(name.startswith(prefix) for name in self._samples)
 
     def total(self, *names: str, where: Labels | None = None) -> int | None:
-        """A counter's value over all its labels, under the first of `names` that is there."""
+        """Return a counter's value over all its labels, under the first of `names` that is there.
+
+        None if there is none, or it is no count.
+        """
         value = self.sum_of(*names, where=where)
-        return None if value is None or value < 0 else int(value)
+        return None if value is None or not 0 <= value <= MAX_COUNT else int(value)
 
     def sum_of(self, *names: str, where: Labels | None = None) -> float | None:
         """The sum over all labels, under the first of `names` that is there."""

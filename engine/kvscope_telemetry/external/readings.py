@@ -10,18 +10,18 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
+from kvscope_telemetry.external.page import MAX_COUNT, Page
 from kvscope_telemetry.messages.telemetry import Histogram, MetricFigure
-
-if TYPE_CHECKING:
-    from kvscope_telemetry.external.page import Page
 
 MAX_BOUNDS: Final = 512
 _LONGEST_S: Final = 1e9
 GIB: Final = 1 << 30
+MAX_SIZE: Final = 1 << 40
+"""Larger sizes of pools and blocks are unknown: their products would not fit an i64."""
 MAX_OF_LABEL: Final = 12
 """Figures that differ in a label."""
 MAX_LABEL_LETTERS: Final = 40
@@ -135,17 +135,17 @@ def read_latencies(page: Page, *kinds: tuple[str, ...]) -> dict[str, Cumulative]
 
 
 def count(value: float | None) -> int | None:
-    """A whole number; below 0 is none."""
-    return None if value is None or value < 0 else round(value)
+    """Return a whole number; None for a value that is no count."""
+    return None if value is None or not 0 <= value <= MAX_COUNT else round(value)
 
 
 def number(value: float | str | None) -> int | None:
-    """A whole number above 0; "None" and the like are none."""
+    """Return a size, a whole number above 0; None for "None" and the like."""
     try:
         found = float(value) if value not in (None, "") else math.nan
     except ValueError:
         return None
-    return int(found) if math.isfinite(found) and found >= 1 else None
+    return int(found) if 1 <= found <= MAX_SIZE else None
 
 
 def share(value: float | None) -> float | None:
@@ -155,7 +155,7 @@ def share(value: float | None) -> float | None:
 
 def gib(value: float | None) -> int | None:
     """Bytes of so many GiB."""
-    return None if value is None or value < 0 else round(value * GIB)
+    return None if value is None or not 0 <= value * GIB <= MAX_COUNT else round(value * GIB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class Cumulative:
         if len(bounds) < 2 or len(bounds) > MAX_BOUNDS or bounds[-1] != math.inf or not bounds[0] > 0:
             return None
         counts = [buckets[bound] for bound in bounds]
-        if not all(map(math.isfinite, counts)) or any(a > b for a, b in pairwise(counts)) or counts[0] < 0:
+        if not all(0 <= number <= MAX_COUNT for number in counts) or any(a > b for a, b in pairwise(counts)):
             return None
         finite = tuple(bound for bound in bounds[:-1] if bound <= _LONGEST_S)
         return cls(finite, (*map(int, counts[: len(finite)]), int(counts[-1])))

@@ -1,10 +1,10 @@
 """Assigns ledger rows to cached blocks: KV events name blocks by hash and give no location, so each block gets a row
 here.
 
-Owns the ledger and which block is in which row. Rows of a tier lie together; a block that is in several media or groups
-of the cache has a row in each. An engine may keep several physical copies of a block (vLLM does, where two requests
-compute the same text) and tells of each copy that comes and goes: they share a row until the last is gone. Knows no
-messages, and nothing of time.
+Owns which block is in which row; the ledger is that of a `CacheState`. Rows of a tier lie together; a block that is in
+several media or groups of the cache has a row in each. An engine may keep several physical copies of a block (vLLM
+does, where two requests compute the same text) and tells of each copy that comes and goes: they share a row until the
+last is gone. Knows no messages, and nothing of time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from kvscope_telemetry.external.groups import Groups
 from kvscope_telemetry.external.tiers import Rows, medium_word, tier_of
 from kvscope_telemetry.kv_events.batches import HASH_MASK, AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
-from kvscope_telemetry.ledger import BlockState, Ledger, Tier
+from kvscope_telemetry.ledger import COLUMNS, BlockState, Column, Ledger, Tier
 
 MAX_ROWS: Final = 4 << 20
 """A snapshot of more would be larger than a message may be."""
@@ -27,7 +27,6 @@ FIRST_ROWS: Final = {Tier.HBM: 4096, Tier.HOST: 1024, Tier.DISK: 1024, Tier.UNKN
 MAX_UNKNOWN_MEDIA: Final = 8
 TIERS: Final = (Tier.HBM, Tier.HOST, Tier.DISK, Tier.UNKNOWN)
 """In the order of the ledger. Rows of unknown media are counted among those on disk, which they follow."""
-Ids = npt.NDArray[np.uint32]
 _Key = tuple[str, int | None]
 
 
@@ -63,22 +62,12 @@ class _Table:
         return self.rows.pop(block_hash, None)
 
 
-@dataclass(frozen=True, slots=True)
-class RowChanges:
-    """Rows of the ledger, each once."""
-
-    ids: Ids
-    evicted: Ids
-    """Of HBM, that hold nothing now."""
-    saved: Ids
-    """Of lower tiers, that were written."""
-
-
 class Slots:
     """`num_hbm` rows of HBM and `num_host` of host memory to begin with, as far as the server says."""
 
     def __init__(self, num_hbm: int = 0, num_host: int = 0) -> None:
-        self.num_rows = dict.fromkeys(TIERS, 0)
+        self.num_rows = dict.fromkeys(TIERS, 0) | {Tier.HBM: num_hbm or FIRST_ROWS[Tier.HBM], Tier.HOST: num_host}
+        """Rows that the next ledger needs, by tier."""
         self.num_unplaced = 0
         """Blocks that there was no row for, since the last time that all were forgotten."""
         self.num_stored = dict.fromkeys(TIERS, 0)
@@ -88,10 +77,12 @@ class Slots:
         """Words that say no tier that is known here, in the order in which they came; bounded."""
         self.groups = Groups()
         self.ledger = Ledger(0)
+        """The newest that was laid out."""
+        self._laid_out = dict.fromkeys(TIERS, 0)  # its rows
         self._tables: dict[_Key, _Table] = {}  # by medium and group
-        self._rows = {tier: Rows(tier) for tier in TIERS}
-        self._wants = dict.fromkeys(TIERS, 0) | {Tier.HBM: num_hbm or FIRST_ROWS[Tier.HBM], Tier.HOST: num_host}
-        self.lay_out()
+        self._rows = {tier: Rows() for tier in TIERS}
+        for tier, rows in self._rows.items():
+            rows.size = self.num_rows[tier]
 
     @property
     def num_held(self) -> int:
@@ -100,21 +91,20 @@ class Slots:
 
     @property
     def must_change(self) -> bool:
-        """Whether the ledger has another size than it should have: `lay_out`, and tell the whole state."""
-        return self._wants != self.num_rows
+        """Whether the ledger has another size than it should have: `lay_out` another one."""
+        return self.num_rows != self._laid_out
 
     def want(self, tier: Tier, num_rows: int) -> None:
         """The server says that there are so many blocks; there are never fewer rows than there were."""
-        room = MAX_ROWS - sum(wanted for other, wanted in self._wants.items() if other != tier)
-        self._wants[tier] = max(self._wants[tier], min(num_rows, room))
+        most = MAX_ROWS - sum(count for other, count in self.num_rows.items() if other != tier)
+        self.num_rows[tier] = max(self.num_rows[tier], min(num_rows, most))
 
     def shrink(self, tier: Tier, num_rows: int) -> bool:
         """The server says that there are so few blocks; whether there are fewer rows now than were thought. None that
         was ever in use goes."""
-        if not self._rows[tier].num_used <= num_rows < self._wants[tier]:
+        if not self._rows[tier].num_used <= num_rows < self.num_rows[tier]:
             return False
-        self._wants[tier] = num_rows
-        self._rows[tier].cut(num_rows)
+        self.num_rows[tier] = self._rows[tier].size = num_rows
         return True
 
     def apply(self, event: KvEvent) -> None:
@@ -140,25 +130,29 @@ class Slots:
         for table in self._tables.values():
             table.doubt()
 
-    def lay_out(self) -> None:
-        """Make the ledger anew, as large as it has to be, with all that is in rows."""
-        self.num_rows = dict(self._wants)
-        self.ledger = Ledger(sum(self.num_rows.values()))
+    def lay_out(self, ledger: Ledger) -> None:
+        """Write all that is in rows into `ledger`, which is empty and as large as `num_rows` says."""
         start = 0
-        for tier in TIERS:
-            rows, stop = self._rows[tier], start + self.num_rows[tier]
-            rows.resize(self.num_rows[tier], start)
-            rows.write_all(self.ledger.part(start, stop), self.groups.sizes)
-            start = stop
+        for tier, rows in self._rows.items():
+            kept, rows.size = min(self._laid_out[tier], self.num_rows[tier]), self.num_rows[tier]
+            for name in COLUMNS:
+                getattr(ledger, name)[start : start + kept] = getattr(self.ledger, name)[rows.start : rows.start + kept]
+            ledger.tier[start : start + rows.size] = tier
+            rows.start = start
+            start += rows.size
+        ids, columns = self.take_changes()
+        for name, values in columns.items():
+            getattr(ledger, name)[ids] = values
+        self.ledger, self._laid_out = ledger, dict(self.num_rows)
 
-    def write_changes(self) -> RowChanges:
-        """Bring the ledger up to date."""
-        sizes = self.groups.sizes
-        changes = {tier: rows.write(self.ledger, sizes) for tier, rows in self._rows.items()}
-        ids, hashes = changes[Tier.HBM]
-        saved = [of_tier[of_hash != 0] for tier, (of_tier, of_hash) in changes.items() if tier is not Tier.HBM]
-        all_ids = np.concatenate([of_tier for of_tier, _ in changes.values()])
-        return RowChanges(all_ids, ids[hashes == 0], np.concatenate(saved))
+    def take_changes(self) -> tuple[npt.NDArray[np.uint32], dict[str, Column]]:
+        """Return the rows that changed since the last call, each once, ascending, and the columns to write for them."""
+        ids, changes = zip(*(rows.take_changes() for rows in self._rows.values()), strict=True)
+        columns = {name: np.concatenate([change[name] for change in changes]) for name in changes[0]}
+        is_held = columns["hash"] != 0
+        columns["state"] = np.where(is_held, np.uint8(BlockState.CACHED), np.uint8(BlockState.FREE))
+        columns["filled"] = np.where(is_held, self.groups.sizes[columns["group"]], np.uint16(0))
+        return np.concatenate(ids), columns
 
     def holds(self, row: int) -> int:
         """The hash in a row of the ledger, 0 for none."""
@@ -190,9 +184,9 @@ class Slots:
     def _grown(self, tier: Tier, block_hash: int, parent: int, group: int) -> int | None:
         """A row that is there only after the next `lay_out`; None where there are too many."""
         rows = self._rows[tier]
-        if rows.size >= self._wants[tier]:
-            self.want(tier, max(2 * self._wants[tier], FIRST_ROWS[tier]))
-        rows.allow(self._wants[tier])
+        if rows.size >= self.num_rows[tier]:
+            self.want(tier, max(2 * self.num_rows[tier], FIRST_ROWS[tier]))
+        rows.size = self.num_rows[tier]
         row = rows.take(block_hash, parent, group)
         self.num_unplaced += row is None
         return row

@@ -18,7 +18,7 @@ from kvscope_telemetry.external.prompted_source import PromptedSource
 from kvscope_telemetry.external.readings import EngineReading
 from kvscope_telemetry.external.scrape import Scraper
 from kvscope_telemetry.external.server_facts import ServerFacts
-from kvscope_telemetry.external.translator import Translator
+from kvscope_telemetry.external.translator import SEVERAL_ENGINES, Translator
 from kvscope_telemetry.kv_events.stream import KvEventStream
 from kvscope_telemetry.kv_events.stream_items import Reset, StreamItem, StreamState, StreamStatus
 from kvscope_telemetry.messages.commands import BlockContent
@@ -208,8 +208,7 @@ def _state_of_parts(parts: AttachedParts) -> tuple[SourceState, str]:
     if _are_events_gone(parts):
         return SourceState.STALE, f"{events}; metrics go on"
     if parts.are_restarts_doubtful:
-        doubt = "its counters go up and down: are several engines behind this address?"
-        return SourceState.LIVE, _joined(doubt, events)
+        return SourceState.LIVE, _joined(SEVERAL_ENGINES, events)
     return SourceState.LIVE, events
 
 

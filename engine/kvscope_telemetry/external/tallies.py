@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from kvscope_telemetry.external.readings import EngineReading
-from kvscope_telemetry.messages.telemetry import Batch, Counters, Histogram, MemoryBreakdown
+from kvscope_telemetry.messages.telemetry import Counters, Histogram, MemoryBreakdown
 
 
 class Tallies:
@@ -40,16 +40,15 @@ class Tallies:
         latencies = [histogram.since(earlier.get(kind), kind) for kind, histogram in reading.latencies.items()]
         self.latencies = tuple([each for each in latencies if each is not None])
 
-    def take_batch(self) -> Batch:
-        """Tokens since the last call; what is counted is told with it."""
-        batch = Batch(num_prefill_tokens=self._num_prefill, num_decode_tokens=self._num_decode)
-        self._num_prefill = self._num_decode = 0
-        self.has_news = False
-        return batch
+    def skip(self) -> None:
+        """Count nothing of the newest reading, nor of what the next one differs from it: it is of another engine."""
+        self._before, self.latencies, self.used_share = None, (), -1.0
 
-    def with_blocks(self, *, evicted: int, offloaded: int) -> Counters:
-        """The counters, with what KV events say."""
-        return replace(self.counters, evicted_blocks=evicted, offloaded_blocks=offloaded)
+    def take_tokens(self) -> tuple[int, int]:
+        """Return the prefill and decode tokens counted since the last call, and clear `has_news`."""
+        counted, self._num_prefill, self._num_decode = (self._num_prefill, self._num_decode), 0, 0
+        self.has_news = False
+        return counted
 
 
 def _counters(reading: EngineReading, old: Counters) -> Counters:

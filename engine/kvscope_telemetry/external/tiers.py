@@ -1,6 +1,6 @@
-"""The rows of one tier: which are free, and which were written since the last look.
+"""Gives out the rows of one tier, and keeps what each is to hold until the ledger is written.
 
-A row's number counts within its tier; where the tier begins in the ledger is told by who lays the ledger out.
+A row's number counts within its tier; the ledger's owner says where the tier begins in it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.ledger import COLUMNS, BlockState, Ledger, Tier
+from kvscope_telemetry.ledger import COLUMNS, Column, Tier
 
-Sizes = npt.NDArray[np.uint16]
 _WRITTEN: Final = ("hash", "parent", "group")
-"""Columns of the ledger that are told of each block; others follow from them."""
+"""Columns of the ledger that events give of each block; others follow from them."""
 _DEVICE: Final = "gpu"
 """Where a medium is not told."""
 _FAMILIES: Final = {
@@ -44,17 +43,14 @@ def tier_of(medium: str | None) -> Tier:
 
 
 class Rows:
-    """Of `tier`."""
+    """Rows of a tier, from 0 to `size`; `start` is where they begin in the ledger."""
 
-    def __init__(self, tier: Tier) -> None:
-        self.tier = tier
-        self.size = 0
-        """How many there may be in use."""
+    def __init__(self) -> None:
+        self.size = self.start = 0
         self.num_held = 0
-        self._start = 0
+        self.num_used = 0
+        """Rows that are in use, or were: the first that never was has this number."""
         self._free: list[int] = []
-        self._next = 0  # the first that was never in use
-        self._columns = {name: np.zeros(0, COLUMNS[name]) for name in _WRITTEN}
         self._changed: list[int] = []
         self._values: dict[str, list[int]] = {name: [] for name in _WRITTEN}  # of each of these
 
@@ -62,9 +58,9 @@ class Rows:
         """A row for a block: the last given back, else the next that was never in use; None when there is none."""
         if self._free:
             row = self._free.pop()
-        elif self._next < self.size:
-            row = self._next
-            self._next += 1
+        elif self.num_used < self.size:
+            row = self.num_used
+            self.num_used += 1
         else:
             return None
         self.num_held += 1
@@ -84,60 +80,12 @@ class Rows:
         for values in self._values.values():
             values += nothing
 
-    @property
-    def num_used(self) -> int:
-        """Rows that are in use, or were."""
-        return self._next
-
-    def cut(self, size: int) -> None:
-        """There are only so many, none of which was cut off was ever in use."""
-        self._settle()
-        self.size = size
-        self._columns = {name: column[:size] for name, column in self._columns.items()}
-
-    def allow(self, size: int) -> None:
-        """There may be so many, once the ledger is laid out anew."""
-        self.size = max(self.size, size)
-
-    def resize(self, size: int, start: int) -> None:
-        """There are `size`, from row `start` of the ledger on."""
-        self.allow(size)
-        self._start = start
-        self._settle()
-
-    def write_all(self, ledger: Ledger, sizes: Sizes) -> None:
-        """All of them into `ledger`, which has these rows alone. `sizes`: tokens of a block, by group."""
-        for name, column in self._columns.items():
-            getattr(ledger, name)[:] = column
-        is_held = ledger.hash != 0
-        ledger.state[is_held] = BlockState.CACHED
-        ledger.filled[is_held] = sizes[ledger.group[is_held]]
-        ledger.tier.fill(self.tier)
-
-    def write(self, ledger: Ledger, sizes: Sizes) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64]]:
-        """What changed into the whole `ledger`: its rows, each once, and the hashes there are in them now."""
-        changed = self._settle()
-        ids = changed + self._start
-        for name, column in self._columns.items():
-            getattr(ledger, name)[ids] = column[changed]
-        hashes = ledger.hash[ids]
-        is_held = hashes != 0
-        ledger.state[ids] = np.where(is_held, np.uint8(BlockState.CACHED), np.uint8(BlockState.FREE))
-        ledger.filled[ids] = np.where(is_held, sizes[ledger.group[ids]], np.uint16(0))
-        return ids.astype(np.uint32), hashes
-
-    def _settle(self) -> npt.NDArray[np.int64]:
-        """The columns as of now; which rows changed since the last time, ascending."""
-        for name, column in self._columns.items():
-            if len(column) < self.size:
-                self._columns[name] = np.concatenate((column, np.zeros(self.size - len(column), column.dtype)))
-        if not self._changed:
-            return np.empty(0, np.int64)
+    def take_changes(self) -> tuple[npt.NDArray[np.uint32], dict[str, Column]]:
+        """Return the ledger's rows that changed since the last call, each once, ascending, and their columns."""
         changed = np.array(self._changed, np.int64)
         # Of a row that changed more than once the last counts: from the end, the first of each.
-        rows, place = np.unique(changed[::-1], return_index=True)
-        last = len(changed) - 1 - place
-        for name, column in self._columns.items():
-            column[rows] = np.array(self._values[name], column.dtype)[last]
+        rows, index = np.unique(changed[::-1], return_index=True)
+        last = len(changed) - 1 - index
+        columns = {name: np.array(values, COLUMNS[name])[last] for name, values in self._values.items()}
         self._changed, self._values = [], {name: [] for name in _WRITTEN}
-        return rows
+        return (rows + self.start).astype(np.uint32), columns

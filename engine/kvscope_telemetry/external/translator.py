@@ -1,7 +1,7 @@
-"""KV events and readings of another engine into our messages, so that all who know these need not know it.
+"""KV events and readings of another engine into a `CacheState`, whose frames all others know.
 
-Owns the epoch, the number of frames, and when the whole state is told anew. Knows no sockets and no clock: `now_ns` is
-given, this machine's monotonic one.
+Owns the epoch, its state, and when the whole state is told anew. Knows no sockets and no clock: `now_ns` is given, this
+machine's monotonic one.
 
 An epoch is a life of what is shown, not of the engine: it ends where the engine started anew, where its cache was told
 from the beginning again, and where the ledger gets another shape or the engine another name. For within an epoch a
@@ -15,6 +15,8 @@ import secrets
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from msgspec.structs import asdict
+
 from kvscope_telemetry.external.block_tokens import BlockTokens
 from kvscope_telemetry.external.engine import ExternalEngine
 from kvscope_telemetry.external.hello import hello_of
@@ -26,22 +28,22 @@ from kvscope_telemetry.kv_events.batches import BlockStored, EventBatch
 from kvscope_telemetry.kv_events.stream_items import Gap, Received, Reset, StreamItem
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.telemetry import (
-    CacheInfo,
-    Counters,
     Event,
     Frame,
     Heartbeat,
-    Hello,
-    Moves,
     Reading,
     Snapshot,
     TelemetryMessage,
 )
 from kvscope_telemetry.messages.validity import MAX_BLOCK_SIZE
+from kvscope_telemetry.state.cache_state import CacheState
 
-MAX_RESTARTS: Final = 3
+MAX_JUMPS: Final = 2
 WITHIN_NS: Final = 60_000_000_000
-"""An engine does not start more often in so long."""
+"""An engine's counters do not jump more often in so long: it restarts, and does not return to what it had counted."""
+MAX_TOKENS_PER_S: Final = 5_000_000
+"""More are not computed by one engine: the counters are another's."""
+SEVERAL_ENGINES: Final = "its counters go up and down: are several engines behind this address?"
 MAX_NOTES: Final = 32
 """Between two frames; of more the last says how many were left out."""
 MAX_LETTERS: Final = 500
@@ -58,7 +60,6 @@ class Translator:
 
     def __init__(self, engine: ExternalEngine) -> None:
         self.tokens = BlockTokens()
-        self.seq = 0
         self.num_frames = 0
         """Over all epochs."""
         self.has_begun = False
@@ -71,8 +72,8 @@ class Translator:
         self._facts = ServerFacts()
         self._has_reading = False
         self._epoch = secrets.randbits(_EPOCH_BITS)
-        self._hello: Hello | None = None  # of this epoch, None before its first snapshot
-        self._wants_snapshot = True
+        self._state: CacheState | None = None  # of this epoch, None before its first snapshot
+        self._wants_snapshot = False
         self._notes = Notes()
         self._num_media_told = 0  # of `Slots.unknown_media`
         self._others: list[TelemetryMessage] = []
@@ -108,16 +109,30 @@ class Translator:
 
     def read(self, reading: EngineReading, facts: ServerFacts, now_ns: int, *, are_events_live: bool) -> None:
         """The newest metrics. `are_events_live`: whether what is cached is known to be that of this engine start."""
-        if self._has_reading and reading.is_restart_of(self._reading):
+        was_doubtful = self.restarts.are_doubtful
+        before = self._reading if self._has_reading else None
+        is_restart, is_of_another = self.restarts.judge(before, reading, now_ns)
+        if self.restarts.are_doubtful != was_doubtful:
+            self._tallies.restart()
+            if self.restarts.are_doubtful:
+                self._notes.add(SEVERAL_ENGINES, now_ns)
+            self._begin_epoch()
+        elif is_restart:
             self._restart(now_ns, are_events_live=are_events_live)
+        elif is_of_another:  # what the two differ by was counted by neither
+            self._tallies.restart()
+            self._begin_epoch()
         was = self._reading
         is_other = facts != self._facts or (reading.aborted is None) != (was.aborted is None)
         is_other |= reading.pool_tokens != was.pool_tokens
-        if is_other and self._hello is not None:
+        if is_other and self._state is not None:
             self._begin_epoch()
         self._reading, self._facts, self._has_reading, self.has_begun = reading, facts, True, True
         self._learn_sizes()
-        self._tallies.count(reading)
+        if self.restarts.are_doubtful:
+            self._tallies.skip()
+        else:
+            self._tallies.count(reading)
         self._others = [*self._said_of(now_ns)]
 
     def _take_batch(self, batch: EventBatch, now_ns: int) -> None:
@@ -135,21 +150,18 @@ class Translator:
 
     def _restart(self, now_ns: int, *, are_events_live: bool) -> None:
         self._tallies.restart()
-        if self.restarts.is_one(now_ns):
-            self._notes.add("the engine restarted: its counters went down", now_ns)
-            if are_events_live:
-                self._begin_epoch()
-            else:
-                self._forget_blocks()
+        self._notes.add("the engine restarted: its counters went down", now_ns)
+        if are_events_live:
+            self._begin_epoch()
+        else:
+            self._forget_blocks()
 
     def _forget_blocks(self) -> None:
         self._slots, self._num_media_told = Slots(*self._known_sizes()), 0
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
-        self._epoch, self._hello, self.seq = secrets.randbits(_EPOCH_BITS), None, 0
-        self._slots.write_changes()  # its snapshot has them
-        self._wants_snapshot = True
+        self._epoch, self._state = secrets.randbits(_EPOCH_BITS), None
 
     @property
     def _block_size(self) -> int:
@@ -176,29 +188,28 @@ class Translator:
         if not self.has_begun:
             return []
         messages: list[TelemetryMessage] = []
-        if self._slots.must_change:
-            self._slots.lay_out()
+        if self._state is not None and (self._slots.must_change or self._are_blocks_other(self._state)):
             self._begin_epoch()
-        elif self._hello is not None and self._are_blocks_other(self._hello.cache):
-            self._begin_epoch()
-        if self._wants_snapshot:
+        if self._state is None or self._wants_snapshot:
             messages.append(self._snapshot(now_ns))
-        messages += self._frames(now_ns)
+        state = self._state
+        assert state is not None, "a snapshot begins it"
+        messages += self._frames(state, now_ns)
         messages += self._others
         self._others = []
         if is_heard and now_ns - self._beat_ns >= HEARTBEAT_NS:
             self._beat_ns = now_ns
-            messages.append(self._heartbeat(now_ns))
+            messages.append(self._heartbeat(state, now_ns))
         return messages
 
-    def _are_blocks_other(self, told: CacheInfo) -> bool:
+    def _are_blocks_other(self, state: CacheState) -> bool:
         """Whether they have another size, or there are other groups of them, than was told."""
-        size = self._block_size
-        return (told.block_size, told.groups) != (size, self._slots.groups.told(size))
+        size, cache = self._block_size, state.hello.cache
+        return (cache.block_size, cache.groups) != (size, self._slots.groups.told(size))
 
     def _snapshot(self, now_ns: int) -> Snapshot:
         self._wants_snapshot = False
-        self._hello = hello_of(
+        hello = hello_of(
             self._engine,
             self._epoch,
             now_ns,
@@ -206,44 +217,40 @@ class Translator:
             block_size=self._block_size,
             reading=self._reading,
             facts=self._facts,
+            are_counters_known=not self.restarts.are_doubtful,
         )
-        return Snapshot(
-            hello=self._hello,
-            seq=self.seq,
-            step=self.seq,
-            time_ns=now_ns,
-            blocks=self._slots.ledger.pack_all(),
-            counters=self._counters(),
-        )
+        if self._state is None:
+            self._state = CacheState(hello)
+            self._slots.lay_out(self._state.ledger)
+        self._state.hello = hello
+        self._set_totals(self._state)
+        return self._state.snapshot(time_ns=now_ns)
 
-    def _frames(self, now_ns: int) -> Iterator[Frame]:
+    def _frames(self, state: CacheState, now_ns: int) -> Iterator[Frame]:
         """One where something changed; where very much did, several."""
-        changes = self._slots.write_changes()
+        ids, columns = self._slots.take_changes()
         notes = self._notes.take(now_ns)
-        moves = Moves(evicted=changes.evicted.tobytes(), saved=changes.saved.tobytes())
-        if not (changes.ids.size or notes or self._tallies.has_news):
+        if not (ids.size or notes or self._tallies.has_news):
             return
-        for start in range(0, max(changes.ids.size, 1), MANY_ROWS):
-            self.seq += 1
+        self._set_totals(state)
+        for note in notes:
+            state.add_event(note)
+        is_held, is_on_device = columns["hash"] != 0, ids < state.hello.cache.num_blocks
+        state.add_moves("evicted", ids[is_on_device & ~is_held].tolist())
+        state.add_moves("saved", ids[is_held & ~is_on_device].tolist())
+        for start in range(0, max(ids.size, 1), MANY_ROWS):
+            part = slice(start, start + MANY_ROWS)
+            state.set_blocks(ids[part], **{name: values[part] for name, values in columns.items()})
+            num_prefill, num_decode = self._tallies.take_tokens()
             self.num_frames += 1
-            yield Frame(
-                epoch=self._epoch,
-                seq=self.seq,
-                step=self.seq,
-                time_ns=now_ns,
-                blocks=self._slots.ledger.pack(changes.ids[start : start + MANY_ROWS]),
-                batch=self._tallies.take_batch(),
-                counters=self._counters(),
-                events=notes,
-                moves=moves,
-            )
-            notes, moves = (), Moves()
+            yield state.frame(state.seq + 1, now_ns, num_decode_tokens=num_decode, num_prefill_tokens=num_prefill)
 
-    def _counters(self) -> Counters:
-        return self._tallies.with_blocks(
-            evicted=self._slots.num_removed[Tier.HBM],
-            offloaded=sum(number for tier, number in self._slots.num_stored.items() if tier is not Tier.HBM),
-        )
+    def _set_totals(self, state: CacheState) -> None:
+        """Copy what metrics count, and count what KV events say."""
+        stored = self._slots.num_stored
+        state.totals |= asdict(self._tallies.counters)
+        state.totals["evicted_blocks"] = self._slots.num_removed[Tier.HBM]
+        state.totals["offloaded_blocks"] = sum(stored[tier] for tier in stored if tier is not Tier.HBM)
 
     def _said_of(self, now_ns: int) -> Iterable[TelemetryMessage]:
         """What the newest reading says that frames cannot."""
@@ -259,13 +266,13 @@ class Translator:
         if memory is not None:
             yield memory
 
-    def _heartbeat(self, now_ns: int) -> Heartbeat:
+    def _heartbeat(self, state: CacheState, now_ns: int) -> Heartbeat:
         counters = self._tallies.counters
         return Heartbeat(
             epoch=self._epoch,
             time_ns=now_ns,
-            seq=self.seq,
-            step=self.seq,
+            seq=state.seq,
+            step=state.step,
             num_unfinished=counters.num_running + counters.num_waiting,
         )
 
@@ -315,23 +322,56 @@ def unknown_medium_words(medium: str) -> str:
 
 
 class Restarts:
-    """Whether counters that went down mean that an engine started anew, or that several are behind one address.
+    """Tells the restarts of one engine from several engines that answer at one address, as behind a load balancer.
 
-    Tell it each time that counters went down.
+    One engine's counters grow, and fall when it restarts. Counters of several engines also jump back up to what was
+    counted before, and their processes' start times come back.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self._times_ns: list[int] = []
+        self.are_doubtful = False
+        """Whether several engines seem to answer, so that nothing follows from their counters."""
+        self._jumps_ns: list[int] = []
+        self._left: EngineReading | None = None  # what was counted before the counters last fell
+        self._starts_s: set[float] = set()
+        self._read_ns = 0
 
-    @property
-    def are_doubtful(self) -> bool:
-        """Whether the counters go down so often that no engine's restarts explain it."""
-        return len(self._times_ns) > MAX_RESTARTS
+    def judge(self, before: EngineReading | None, now: EngineReading, now_ns: int) -> tuple[bool, bool]:
+        """Return whether the engine restarted between two readings, and whether they are of different engines."""
+        passed_ns, self._read_ns = now_ns - self._read_ns, now_ns
+        if before is None:
+            return False, False
+        if before.started_s is not None:
+            self._starts_s.add(before.started_s)
+        has_fallen = now.is_restart_of(before)
+        comes_back = now.started_s != before.started_s and now.started_s in self._starts_s
+        is_up = now.started_s is None and not has_fallen and self._jumps_up(before, now, passed_ns)
+        self._jumps_ns = [time_ns for time_ns in self._jumps_ns if now_ns - time_ns < WITHIN_NS]
+        if has_fallen or is_up:
+            self._jumps_ns.append(now_ns)
+        if has_fallen:
+            self._left = before
+        elif is_up:
+            self._left = None
+        is_still_doubtful = self.are_doubtful and bool(self._jumps_ns)
+        self.are_doubtful = is_still_doubtful or comes_back or len(self._jumps_ns) > MAX_JUMPS
+        is_restart = has_fallen and not self.are_doubtful
+        self.count += is_restart
+        return is_restart, is_up and not self.are_doubtful
 
-    def is_one(self, now_ns: int) -> bool:
-        """Whether what happened now is to be believed."""
-        self._times_ns = [time_ns for time_ns in self._times_ns if now_ns - time_ns < WITHIN_NS]
-        self._times_ns.append(now_ns)
-        self.count += not self.are_doubtful
-        return not self.are_doubtful
+    def _jumps_up(self, before: EngineReading, now: EngineReading, passed_ns: int) -> bool:
+        tokens = [
+            later - earlier
+            for later, earlier in zip(now.totals[:2], before.totals[:2], strict=True)
+            if later is not None and earlier is not None
+        ]
+        if sum(tokens) > MAX_TOKENS_PER_S * max(passed_ns / 1e9, 1.0):
+            return True
+        return self._left is not None and _has_reached(now, self._left) and not _has_reached(before, self._left)
+
+
+def _has_reached(reading: EngineReading, totals_of: EngineReading) -> bool:
+    """Whether each of the totals is as large as the other reading's."""
+    pairs = zip(reading.totals, totals_of.totals, strict=True)
+    return all(now >= then for now, then in pairs if now is not None and then is not None)

@@ -17,10 +17,10 @@ from kvscope_telemetry.fleet.entries import FleetEntry
 from kvscope_telemetry.fleet.pool_bins import PoolBins, pool_bins
 from kvscope_telemetry.fleet.rates import Rates
 from kvscope_telemetry.fleet.row import FleetRow
-from kvscope_telemetry.keys.connections import key_for
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.telemetry import Counters, Frame, Hello, Snapshot
 from kvscope_telemetry.sockets.client_sockets import ClientSockets
+from kvscope_telemetry.sockets.connections import key_for
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.sources.live_source import MAX_MESSAGES_A_PASS, LiveReader
 from kvscope_telemetry.state.sync import Run

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.whole_file import replace_file
 
 MAX_BYTES = 1 << 20
 """More than any file of ours has."""
@@ -46,7 +47,7 @@ def write_private(path: Path, text: str, what: str, *, replace: bool = True) -> 
             file.flush()
             os.fsync(file.fileno())
         if replace:
-            os.replace(temporary, path)
+            replace_file(Path(temporary), path)
         else:
             os.link(temporary, path)
             os.unlink(temporary)

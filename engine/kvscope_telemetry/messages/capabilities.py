@@ -63,6 +63,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """A request's numbers are the same to the last bit, whatever runs beside it (`--deterministic`)."""
     fingerprints: bool = False
     """`Fingerprints` are told."""
+    counters: bool = True
+    """Totals are of one engine. Otherwise several engines answer in turn, and nothing follows from their totals."""
 
     @property
     def unknown_columns(self) -> frozenset[str]:

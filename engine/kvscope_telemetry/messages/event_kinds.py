@@ -1,17 +1,21 @@
 """What can happen in an engine. Each kind of event is one `EventKind` in `EVENT_KINDS`: its words, its colour, its mark
 on the timeline and where exports have it follow from that row.
 
-An event without data, or with data of a kind that is not known here, keeps the words it came with. Knows no engine and
-no widget.
+An event without data, or with data of a kind that is not known here, keeps the words it came with. The sentences of
+those events are made here too (`finished_text` and the functions after it), for our own engine and for engines watched
+from inside. Knows no engine and no widget.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from msgspec.structs import replace
+
 from kvscope_telemetry.messages.telemetry import Event, EventData
+from kvscope_telemetry.plural import counted
 
 Words = Callable[[Event, EventData], list[str]]
 """Why it happened, in clauses."""
@@ -71,15 +75,92 @@ def cause_text(event: Event) -> str:
     return event.cause if data is None or make is None else "; ".join(make(event, data))
 
 
+def with_cause(event: Event) -> Event:
+    """Return the event with its cause spelled out, for readers that do not know its data."""
+    return replace(event, cause=cause_text(event))
+
+
 def kind_text(name: str) -> str:
     """What a kind of event is called in a table: `engine paused`."""
     return name.replace("_", " ")
 
 
+def finished_text(
+    reason: str,
+    num_tokens: int,
+    num_blocks: int,
+    *,
+    max_tokens: int = 0,
+    num_draft_tokens: int = 0,
+    num_accepted_tokens: int = 0,
+) -> str:
+    """Return why a request ended by itself. `reason` is a finish reason ("stop", "length", "error", "too_long",
+    "repetition"), or a clause of its own; `max_tokens` is 0 where the limit is unknown."""
+    limit = counted(max_tokens, "new token") if max_tokens else "new tokens"
+    what = {
+        "stop": "stopped",
+        "length": f"reached its limit of {limit}",
+        "error": "ended by an error",
+        "too_long": "longer than the model's context",
+        "repetition": "stopped for repeating itself",
+    }.get(reason, reason)
+    drafts = f", {num_accepted_tokens} of {num_draft_tokens} draft tokens accepted" if num_draft_tokens else ""
+    return f"{what} after {counted(num_tokens, 'token')}{drafts}; {counted(num_blocks, 'block')} released"
+
+
+def aborted_text(why: str, num_tokens: int, num_blocks: int) -> str:
+    """Return why a request was stopped from outside, and what it had by then."""
+    tokens = f"{counted(num_tokens, 'token')} {_was(num_tokens)} generated"
+    return f"{why}; {tokens}, {counted(num_blocks, 'block')} released"
+
+
+def evicted_text(why: str, evicted: Sequence[tuple[int, str]], *, number: int = 0, order: str = "") -> str:
+    """Return why something was evicted: `evicted` has counts with their nouns, `number` is the request that it was
+    for (0: unknown), and `order` says which were chosen."""
+    parts = [counted(count, noun) for count, noun in evicted if count]
+    whom = f" for request #{number}" if number else ""
+    chosen = f", {order}" if order else ""
+    return f"{why}; {' and '.join(parts)} {_was(sum(count for count, _ in evicted))} evicted{whom}{chosen}"
+
+
+def displaced_text(num_blocks: int, number: int) -> str:
+    """Return why blocks in host memory were evicted: those of request `number` took their place."""
+    was = _was(num_blocks)
+    return (
+        f"{counted(num_blocks, 'block')} {was} evicted from host memory, where blocks of request #{number} are kept now"
+    )
+
+
+def emptied_text(place: str, num_blocks: int, num_states: int = 0) -> str:
+    """Return what was in `place`, such as "the prefix cache", when all of it was dropped."""
+    states = f" and {counted(num_states, 'cached state')}" if num_states else ""
+    return f"{place} was emptied: {counted(num_blocks, 'cached block')}{states}"
+
+
+def retracted_text(
+    number: int,
+    choice: str,
+    choice_number: int,
+    *,
+    other: int,
+    num_tokens: int,
+    num_blocks: int,
+    num_free_tokens: int,
+) -> str:
+    """Return why request `number` was preempted where the needs of all running requests are checked together, that of
+    `other` first (0: unknown). `choice` as in `EventData.choice`, or "fewest" (it had generated the fewest tokens)."""
+    first = f", request #{other} first" if other else ""
+    return (
+        f"the running requests needed more blocks than were free or could be evicted{first}; "
+        f"{choice_text(number, choice, choice_number)}; {counted(num_tokens, 'token')} in "
+        f"{counted(num_blocks, 'block')} given up; {counted(num_free_tokens, 'token')} free now"
+    )
+
+
 def reuse_clauses(data: EventData) -> list[str]:
     """Where a request's tokens came from, and what could not be read back."""
     parts = []
-    loaded = [_blocks(data.num_loaded_blocks)] if data.num_loaded_blocks else []
+    loaded = [counted(data.num_loaded_blocks, "block")] if data.num_loaded_blocks else []
     loaded += ["the recurrent state"] if data.num_loaded_states else []
     if loaded:
         parts.append(f"{' and '.join(loaded)} loaded from lower tiers")
@@ -103,7 +184,7 @@ def miss_text(data: EventData) -> str:
 
 def _started(event: Event, data: EventData) -> list[str]:
     waited = _time(data.waited_ns)
-    without = f" (without {_time(data.stopped_ns)} paused)" if data.stopped_ns else ""
+    without = f" (without {_time(data.stopped_ns)} paused or suspended)" if data.stopped_ns else ""
     parts = [f"resumed {waited} after its preemption" if event.kind == "resumed" else f"waited {waited}"]
     parts[0] += without
     parts.append(_needed(event, data))
@@ -111,7 +192,7 @@ def _started(event: Event, data: EventData) -> list[str]:
         there = f"{event.num_tokens} of {data.num_known_tokens} tokens were there already"
         is_state_there = data.num_states and not data.num_loaded_states
         state = " and the recurrent state after them" if is_state_there else ""
-        parts.append(f"{there}, {_blocks(data.num_pool_blocks)} in the pool{state}")
+        parts.append(f"{there}, {counted(data.num_pool_blocks, 'block')} in the pool{state}")
     else:
         parts.append(f"all {data.num_known_tokens} tokens to compute")
     missed = miss_text(data)
@@ -121,29 +202,28 @@ def _started(event: Event, data: EventData) -> list[str]:
 def _needed(event: Event, data: EventData) -> str:
     """What its tokens take, and where a run is set aside for it, of how much that is."""
     if not data.num_set_aside:
-        return f"{_blocks(event.num_blocks)} needed"
-    run = f"a run of {_blocks(data.num_set_aside)} reserved for it"
+        return f"{counted(event.num_blocks, 'block')} needed"
+    run = f"a run of {counted(data.num_set_aside, 'block')} reserved for it"
     return f"{run}, {event.num_blocks} of them filled"
 
 
 def _forked(event: Event, _: EventData) -> list[str]:
-    shared = f"shares its {_blocks(event.num_blocks)} until one of them writes"
+    shared = f"shares its {counted(event.num_blocks, 'block')} until one of them writes"
     return [f"forked from request #{event.other}", shared]
 
 
 def _preempted(event: Event, data: EventData) -> list[str]:
     there = {0: "none was", 1: "only 1 was"}.get(data.num_available, f"only {data.num_available} were") + " available"
-    needed = (
-        f"request #{event.other} needed {_blocks(data.num_needed) if data.num_needed else 'more blocks'} and {there}"
-    )
-    return [needed, _choice(event, data), _price(event, data)]
+    blocks = counted(data.num_needed, "block") if data.num_needed else "more blocks"
+    needed = f"request #{event.other} needed {blocks} and {there}"
+    return [needed, choice_text(event.number, data.choice, data.choice_number), _price(event, data)]
 
 
 def _made_way(event: Event, data: EventData) -> list[str]:
-    who = {"client": "whose client had none running", "batch": "whose batch had none running"}.get(
-        data.choice, "whose turn it was"
+    who = {"client": "its client had no running request", "batch": "its batch had no running request"}.get(
+        data.choice, "it was its turn"
     )
-    return [f"made way for request #{event.other}, {who}", _price(event, data)]
+    return [f"to let request #{event.other} start ({who})", _price(event, data)]
 
 
 def _asked(event: Event, data: EventData) -> list[str]:
@@ -154,24 +234,24 @@ def _restarted(event: Event, data: EventData) -> list[str]:
     return [f"{data.why}, which spoilt its recurrent state", _price(event, data)]
 
 
-def _choice(event: Event, data: EventData) -> str:
-    chosen = f"request #{event.number} was chosen"
-    times = {0: "never preempted", 1: "preempted only once"}.get(
-        data.choice_number, f"preempted only {data.choice_number} times"
-    )
+def choice_text(number: int, choice: str, choice_number: int) -> str:
+    """Return why request `number` was chosen to be preempted."""
+    chosen = f"request #{number} was chosen"
+    times = {0: "never preempted", 1: "preempted only once"}.get(choice_number, f"preempted only {choice_number} times")
     return {
         "itself": "it was itself the next to be preempted",
-        "priority": f"{chosen}, having the lowest priority ({data.choice_number})",
+        "priority": f"{chosen}, having the lowest priority ({choice_number})",
         "spared": f"{chosen}: it was {times}",
         "share": f"{chosen}: its client held the most tokens",
         "newest": f"{chosen}, being the newest",
-    }.get(data.choice, chosen)
+        "fewest": f"{chosen}, having generated the fewest tokens ({choice_number})",
+    }.get(choice, chosen)
 
 
 def _price(event: Event, data: EventData) -> str:
     """What was lost or moved, and what it costs as far as that was measured."""
     state = " and a recurrent state" if data.num_states else ""
-    what = f"{event.num_tokens} tokens in {_blocks(event.num_blocks)}{state}"
+    what = f"{counted(event.num_tokens, 'token')} in {counted(event.num_blocks, 'block')}{state}"
     swap, recompute = _about(data.swap_ns), _about(data.recompute_ns)
     if data.is_swapped:
         against = f", {recompute} to recompute" if recompute else ""
@@ -214,12 +294,12 @@ def _suspended(_: Event, data: EventData) -> list[str]:
     return [f"the process was suspended for {_time(data.lasted_ns)}", *slept]
 
 
+def _was(count: int) -> str:
+    return "was" if count == 1 else "were"
+
+
 def _about(duration_ns: int) -> str:
     return "" if duration_ns < 0 else f"about {_time(duration_ns)}"
-
-
-def _blocks(count: int) -> str:
-    return "1 block" if count == 1 else f"{count} blocks"
 
 
 def _time(duration_ns: int) -> str:

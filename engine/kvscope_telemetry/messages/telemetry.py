@@ -6,6 +6,8 @@ tests guard this. Numbers of blocks and requests travel as packed little-endian 
 prompt or an answer: that is asked for on the command socket.
 
 All `time_ns` are `time.monotonic_ns()` of the engine's machine; `Hello` pairs one with the wall clock.
+
+See docs/internals/decisions/0002-numbers-travel-as-packed-bytes.md.
 """
 
 from __future__ import annotations
@@ -236,6 +238,9 @@ class RequestInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     """Which of the `n` completions of the same prompt."""
     adapter: str = ""
     """The LoRA adapter that it is computed with, by name; empty: none, or not told."""
+    client: int = 0
+    """Which client sent it, counted from 1 within an epoch by their first requests; 0: unknown. Telemetry has no
+    names or addresses of clients."""
 
 
 class RequestRows(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -259,6 +264,10 @@ class RequestRows(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     num_accepted_tokens: OptionalCounts = b""  # those of them that were right
     table_group: OptionalCounts = b""  # whose block table it is
     waits_for: OptionalCounts = b""  # WaitsFor
+
+
+NO_REQUESTS: Final = RequestRows()
+"""No rows. This object, as the other defaults of messages, is left out on the wire."""
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False):
@@ -295,6 +304,10 @@ class Timings(msgspec.Struct, frozen=True, gc=False):
     """The previous step's: this one is not over when it is written down."""
 
 
+NO_TIMINGS: Final = Timings()
+"""The timings of a step that was not measured."""
+
+
 class Work(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What the forward pass of a step had to do at least, however it was done; all 0 where that is not told."""
 
@@ -325,6 +338,10 @@ class Work(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     def num_bytes(self) -> int:
         """Moved between the device and its memory, read and written."""
         return self.weights_bytes + self.kv_read_bytes + self.kv_written_bytes + self.other_bytes
+
+
+NO_WORK: Final = Work()
+"""The work of a step that was not measured."""
 
 
 class Counters(msgspec.Struct, frozen=True, gc=False):
@@ -480,9 +497,9 @@ class Frame(_Message, frozen=True, kw_only=True):
     time_ns: int
     blocks: BlockRows = BlockRows()
     new_requests: tuple[RequestInfo, ...] = ()
-    requests: RequestRows = RequestRows()
+    requests: RequestRows = NO_REQUESTS
     batch: Batch = Batch()
-    timings: Timings = Timings()
+    timings: Timings = NO_TIMINGS
     counters: Counters = Counters()
     events: tuple[Event, ...] = ()
     first_token_ns: Times = b""
@@ -490,7 +507,7 @@ class Frame(_Message, frozen=True, kw_only=True):
     inter_token_ns: Times = b""
     """u8 a request that got a later token in this step: time since the one before."""
     moves: Moves = Moves()
-    work: Work = Work()
+    work: Work = NO_WORK
 
 
 class DeltaCheckpoint(Frame, frozen=True, kw_only=True):
@@ -515,7 +532,7 @@ class Snapshot(_Message, frozen=True, kw_only=True):
     """All rows in order; `ids` is empty."""
     requests_info: tuple[RequestInfo, ...] = ()
     """Requests that are not finished."""
-    requests: RequestRows = RequestRows()
+    requests: RequestRows = NO_REQUESTS
     counters: Counters = Counters()
     tag: int = 0
     """The number the asker gave."""

@@ -19,14 +19,17 @@ from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.ledger import COLUMNS, DENSE, OPTIONAL, BlockRows, num_hashed
 from kvscope_telemetry.messages.devices import Devices, check_devices
 from kvscope_telemetry.messages.telemetry import (
+    NO_WORK,
     PROTOCOL_VERSION,
     Batch,
     DeltaCheckpoint,
+    DeviceSample,
     Event,
     Fingerprints,
     Frame,
     Heartbeat,
     Hello,
+    MemoryBreakdown,
     Progress,
     Reading,
     RequestInfo,
@@ -43,13 +46,18 @@ MAX_GROUPS: Final = 256
 """`filled` is a u16."""
 MAX_U32: Final = (1 << 32) - 1
 MAX_I64: Final = (1 << 63) - 1
+MAX_TIME_NS: Final = 1 << 62
+"""146 years: the sum of two times still fits an i64."""
+MAX_SPAN_NS: Final = 366 * 86_400_000_000_000
+"""Longest duration that is believed, a year: what is measured goes on while a process is suspended."""
+MAX_AHEAD_NS: Final = 86_400_000_000_000
+"""Largest time, in nanoseconds, by which an event of a frame may lie after the frame: one day."""
 
 _ID_BYTES: Final = 4
 _COLUMN_BYTES: Final = tuple(COLUMNS[name].itemsize for name in DENSE)
 _REQUEST_BYTES: Final = (4, 1, 4, 4, 4, 2, 4, 4)  # number to table_count
 _PARENT_BYTES: Final = COLUMNS["parent"].itemsize
 _NO_BLOCK_ROWS: Final = BlockRows()
-_NO_WORK: Final = Frame.__struct_defaults__[-1]
 
 
 def check(message: TelemetryMessage) -> None:
@@ -59,8 +67,9 @@ def check(message: TelemetryMessage) -> None:
     elif isinstance(message, Frame):
         check_frame(message)
     elif isinstance(message, Heartbeat):
-        _counts("Heartbeat", (message.epoch, message.time_ns, message.seq, message.step, message.num_unfinished))
-        _counts("Heartbeat", (message.step_started_ns, message.max_num_seqs, message.max_num_batched_tokens))
+        _counts("Heartbeat", (message.epoch, message.seq, message.step, message.num_unfinished))
+        _counts("Heartbeat", (message.max_num_seqs, message.max_num_batched_tokens))
+        _counts("Heartbeat", (message.time_ns, message.step_started_ns), MAX_TIME_NS)
         if len(message.pinned) % _ID_BYTES:
             raise ProtocolError("Heartbeat: pinned blocks are not a whole number of u32")
     elif isinstance(message, Hello):
@@ -77,6 +86,8 @@ def check(message: TelemetryMessage) -> None:
         _check_fingerprints(message)
     else:  # DeviceSample, MemoryBreakdown, Goodbye: -1 is "unknown" in the first two
         _counts(type(message).__name__, (message.epoch,))
+        if isinstance(message, DeviceSample | MemoryBreakdown):
+            _counts(type(message).__name__, (message.time_ns,), MAX_TIME_NS)
 
 
 def _check_fingerprints(message: Fingerprints) -> None:
@@ -96,21 +107,25 @@ def check_frame(frame: Frame) -> None:
     """Raise ProtocolError unless the frame is consistent in itself."""
     batch = frame.batch
     place = (frame.seq - 1, frame.epoch, frame.step, frame.time_ns)
-    ran = (batch.num_prefill_tokens, batch.num_decode_tokens, *astuple(frame.timings))
-    _counts("Frame", place + ran + astuple(frame.counters))
-    if frame.work is not _NO_WORK:
+    _counts("Frame", place + astuple(frame.counters))
+    _counts("Frame", (batch.num_prefill_tokens, batch.num_decode_tokens), MAX_U32)
+    _counts("Frame", (frame.time_ns,), MAX_TIME_NS)
+    _counts("Timings", astuple(frame.timings), MAX_SPAN_NS)
+    if frame.work is not NO_WORK:
         _counts("Frame", (*astuple(frame.work), frame.work.num_bytes))
     _check_changed_blocks(frame.blocks)
     _check_request_rows(frame.requests)
     _check_batch(batch)
     for info in frame.new_requests:
-        _check_request_info(info)
+        _check_request_info(info, frame.time_ns)
     for event in frame.events:
-        _check_event(event)
+        _check_event(event, frame.time_ns)
     if any(len(ids) % _ID_BYTES for ids in astuple(frame.moves)):
         raise ProtocolError("Frame: moved blocks are not a whole number of u32")
     if len(frame.first_token_ns) % 8 or len(frame.inter_token_ns) % 8:
         raise ProtocolError("Frame: token times are not a whole number of u64")
+    for packed in filter(None, (frame.first_token_ns, frame.inter_token_ns)):
+        _counts("Frame", unpack(f"<{len(packed) // 8}Q", packed), MAX_SPAN_NS)
 
 
 def check_delta_checkpoint(checkpoint: DeltaCheckpoint) -> None:
@@ -123,7 +138,8 @@ def check_delta_checkpoint(checkpoint: DeltaCheckpoint) -> None:
 def check_reading(reading: Reading) -> None:
     """Raise ProtocolError unless every histogram has one count more than bounds, and those ascend, and figures are
     numbers."""
-    _counts("Reading", (reading.epoch, reading.time_ns))
+    _counts("Reading", (reading.epoch,))
+    _counts("Reading", (reading.time_ns,), MAX_TIME_NS)
     if not all(isfinite(figure.value) for figure in reading.figures):
         raise ProtocolError("Reading: a figure is no number")
     for histogram in reading.latencies:
@@ -169,13 +185,14 @@ def check_snapshot(snapshot: Snapshot) -> None:
     Rows past those that its hello speaks of are those of a tier that came later.
     """
     check_hello(snapshot.hello)
-    _counts("Snapshot", (snapshot.seq, snapshot.step, snapshot.time_ns, *astuple(snapshot.counters)))
+    _counts("Snapshot", (snapshot.seq, snapshot.step, *astuple(snapshot.counters)))
+    _counts("Snapshot", (snapshot.time_ns,), MAX_TIME_NS)
     if snapshot.blocks.ids:
         raise ProtocolError("Snapshot: block ids are given, all rows in order are expected")
     _check_columns("Snapshot", snapshot.blocks, max(snapshot.hello.cache.num_rows, len(snapshot.blocks.state)))
     _check_request_rows(snapshot.requests)
     for info in snapshot.requests_info:
-        _check_request_info(info)
+        _check_request_info(info, snapshot.time_ns)
     for stop in snapshot.stops:
         check_stop(stop)
 
@@ -234,24 +251,29 @@ def _check_batch(batch: Batch) -> None:
         )
 
 
-def _check_request_info(info: RequestInfo) -> None:
-    has_counts = 0 <= info.num_prompt_tokens < MAX_U32 and 0 <= info.max_tokens < MAX_U32 and 0 <= info.index < MAX_U32
+def _check_request_info(info: RequestInfo, now_ns: int) -> None:
+    counts = (info.num_prompt_tokens, info.max_tokens, info.index, info.client)
+    has_counts = min(counts) >= 0 and max(counts) < MAX_U32
     if not (has_counts and 1 <= info.number <= MAX_U32):
         raise ProtocolError(f"RequestInfo: number={info.number} or a count of it is not a u32")
-    if not 0 <= info.arrival_ns <= MAX_I64 or not -(1 << 31) <= info.priority < 1 << 31:
+    if not 0 <= info.arrival_ns <= now_ns + MAX_AHEAD_NS or not -(1 << 31) <= info.priority < 1 << 31:
         raise ProtocolError(f"RequestInfo {info.number}: arrival_ns or priority is out of range")
 
 
-def _check_event(event: Event) -> None:
-    _counts("Event", (event.time_ns, event.number, event.other, event.num_blocks, event.num_tokens))
+def _check_event(event: Event, now_ns: int) -> None:
+    _counts("Event", (event.number, event.other, event.num_blocks, event.num_tokens))
+    _counts("Event", (event.time_ns,), now_ns + MAX_AHEAD_NS)
     if event.data is not None:
+        spans = (event.data.waited_ns, event.data.stopped_ns, event.data.lasted_ns, event.data.slept_ns)
+        _counts("Event", spans, MAX_SPAN_NS)
         for value in astuple(event.data):
             if isinstance(value, int) and not -MAX_I64 <= value <= MAX_I64:
                 raise ProtocolError(f"Event: a number of its data is {value}, beyond 2^63")
 
 
-def _counts(where: str, values: Iterable[int]) -> None:
+def _counts(where: str, values: Iterable[int], at_most: int = MAX_I64) -> None:
     values = tuple(values)
-    if min(values) < 0 or max(values) > MAX_I64:
-        wrong = next(value for value in values if not 0 <= value <= MAX_I64)
-        raise ProtocolError(f"{where}: the number {wrong} is negative or above 2^63")
+    if min(values) < 0 or max(values) > at_most:
+        wrong = next(value for value in values if not 0 <= value <= at_most)
+        limit = "2^63" if at_most == MAX_I64 else f"{at_most:,}"
+        raise ProtocolError(f"{where}: the number {wrong} is negative or above {limit}")

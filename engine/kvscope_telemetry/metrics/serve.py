@@ -16,6 +16,7 @@ from typing import Final
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.metrics.page import PATH, MetricsPage
+from kvscope_telemetry.printable import print_line
 
 _SILENCE_S: Final = 30.0
 """Of a connection; then it is ended."""
@@ -81,7 +82,7 @@ def main() -> int:
     try:
         server = MetricsServer(*sys.argv[1:3])
     except BadInput as error:
-        print(error, file=sys.stderr)
+        print_line(str(error), file=sys.stderr)
         return 1
     threading.Thread(target=server.serve, daemon=True).start()
     sys.stdin.buffer.read()

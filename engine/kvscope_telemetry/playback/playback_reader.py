@@ -22,7 +22,7 @@ from kvscope_telemetry.messages.telemetry import (
     Snapshot,
     TelemetryMessage,
 )
-from kvscope_telemetry.recorded import Recorded
+from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.source import Update
 from kvscope_telemetry.state.coalesce import coalesce
 from kvscope_telemetry.state.continuity import Continuity
@@ -43,7 +43,7 @@ BEAT_NS: Final = 500_000_000
 class PlaybackReader:
     """At no time of the recording before the first `jump`."""
 
-    def __init__(self, recording: Recorded) -> None:
+    def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._spans = Spans(self._memory_before)
         self._messages: Iterator[tuple[float, TelemetryMessage]] = iter(())
@@ -53,13 +53,13 @@ class PlaybackReader:
         self._memories: dict[int, MemoryBreakdown] = {}
         self._silent_ns: dict[int, int] = {}  # epoch -> up to when the file is known to say nothing of memory
 
-    def jump(self, to_ns: int, *, with_past: bool, is_wanted: Callable[[], bool] = lambda: True) -> list[Span] | None:
-        """The state at `to_ns` since the start, beginning with a snapshot; with its past in short spans.
+    def jump(self, to_ns: int, *, past_ns: int = 0, is_wanted: Callable[[], bool] = lambda: True) -> list[Span] | None:
+        """Return the state at `to_ns` since the start, beginning with a snapshot; `past_ns` before it in short spans.
 
         Before the first snapshot it is the state there, later than asked. None as soon as it is no longer wanted; empty
         when there is no state at all.
         """
-        base_ns = max(0, to_ns - PAST_NS) if with_past else to_ns
+        base_ns = max(0, to_ns - past_ns)
         self._spans = Spans(self._memory_before)
         self._messages = iter(self._recording.run_up(base_ns / 1e9))
         self._place, self._is_behind = (0, 0), True

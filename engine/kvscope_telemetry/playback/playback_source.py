@@ -17,8 +17,7 @@ from typing import Final, Self
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import Event
-from kvscope_telemetry.playback.playback_reader import PlaybackReader, Span
-from kvscope_telemetry.recorded import Recorded
+from kvscope_telemetry.playback.playback_reader import PAST_NS, PlaybackReader, Span
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.source import SourceState, SourceStatus, Update
 
@@ -49,7 +48,7 @@ class PlaybackSource:
     """
 
     def __init__(
-        self, recording: Recorded, *, is_playing: bool = True, clock: Callable[[], int] = time.monotonic_ns
+        self, recording: Recording, *, is_playing: bool = True, clock: Callable[[], int] = time.monotonic_ns
     ) -> None:
         self.recording = recording
         self.has_jumped = False
@@ -312,7 +311,9 @@ class PlaybackSource:
         if wanted.event is not None:
             to_ns = self._reader.frame_with(wanted.event, to_ns)
             to_ns = self._reader.frame_near(to_ns, -1) if wanted.before else to_ns
-        spans = self._reader.jump(to_ns, with_past=wanted.with_past, is_wanted=is_wanted)
+        # Without the 1 ns a keyframe of the same moment would take the place of the frame that reports the event.
+        past_ns = PAST_NS if wanted.with_past else int(wanted.event is not None)
+        spans = self._reader.jump(to_ns, past_ns=past_ns, is_wanted=is_wanted)
         with self._changed:
             if spans is not None and is_wanted():
                 to_ns = max(to_ns, spans[-1].until_ns) if spans else to_ns

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from kvscope_telemetry.ledger import LASTING
 from kvscope_telemetry.messages.telemetry import DeltaCheckpoint, Frame, TelemetryMessage
-from kvscope_telemetry.recorded import Recorded
 from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
+from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.summaries.block_changes import LIFE, BlockChanges, ChangeKind, Rows
 from kvscope_telemetry.summaries.block_moments import BlockMoment, BlockMoments, block_moments_of, moments_of
 
@@ -42,7 +42,7 @@ class BlockHistoryPart:
 
 
 def read_part(
-    recorded: Recorded,
+    recorded: Recording,
     block: int,
     from_ns: int,
     until_ns: int,

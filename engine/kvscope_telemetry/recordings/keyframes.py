@@ -156,6 +156,7 @@ def _info(requests: RequestMirror, row: int) -> RequestInfo:
         priority=int(requests.priority[row]),
         index=int(requests.index[row]),
         adapter=requests.adapters[row],
+        client=int(requests.client[row]),
     )
 
 

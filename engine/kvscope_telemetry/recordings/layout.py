@@ -1,6 +1,6 @@
 """What a recording looks like inside, and how large what it claims may be. docs/recording-format.md says it to others.
 
-An MCAP file of profile `kvscope/1`: the frames of a second as one message of columns (`columns`, `frame_batch`), other
+An MCAP file of profile `kvscope/2`: the frames of a second as one message of columns (`columns`, `frame_batch`), other
 messages in msgpack as they went over the wire, on four channels; keyframes and delta checkpoints for seeking, which are
 messages of columns too; summaries of seconds, events, bookmarks and, only where somebody asked for them, texts of
 blocks in JSON with a JSON schema. Keyframes, delta checkpoints and what is JSON lie in chunks of their own. A metadata
@@ -19,7 +19,7 @@ from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvents
 from kvscope_telemetry.texts.block_texts import RecordedText
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 PROFILE_NAME: Final = "kvscope"
 PROFILE: Final = f"{PROFILE_NAME}/{FORMAT_VERSION}"
 SUFFIX: Final = ".mcap"
@@ -57,7 +57,8 @@ CHUNK_BYTES: Final = 1 << 20
 """Of messages in a chunk, before frames become columns: what a killed process loses at most, and no more of them than
 came in the last second."""
 CHUNK_NS: Final = 900_000_000
-"""Of many messages: from the first to the last in a chunk."""
+"""Of many messages: from the first to the last in a chunk. See
+docs/internals/decisions/0006-a-second-of-frames-is-one-chunk.md."""
 FRAMES_RECORD: Final = "kvscope.frames"
 """Name of the metadata record after a chunk with frames."""
 MAX_CHUNK_BYTES: Final = 128 << 20

@@ -283,7 +283,7 @@ def check_path(path: Path) -> None:
     """Raise BadInput unless a recording may be called so."""
     if path.suffix != SUFFIX:
         raise BadInput(f"recording {str(path)!r} is not accepted: its name ends in {SUFFIX}")
-    if path.exists():
+    if os.path.lexists(path):  # a name that is too long is not there, and cannot be opened
         raise BadInput(f"recording {str(path)!r} already exists: choose another name, or move it")
 
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
-from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.recordings.keyframes import bare_snapshot_of
 from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
+from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summarizer import Summarizer
@@ -23,24 +23,6 @@ _RUN_IN_NS: Final = 2 * SECOND_NS
 _MOST_SUMMARIES: Final = 1_000
 _MOST_EVENTS: Final = 20_000
 """Of a part: hours are read part by part, and who takes them keeps less of them than they tell."""
-
-
-class Overviewed(Protocol):
-    """A recording, as far as this asks it."""
-
-    @property
-    def start_ns(self) -> int: ...
-    @property
-    def end_ns(self) -> int: ...
-    def overview_items(self, from_ns: int = 0) -> Iterable[Summary | TimedEvent]:
-        """Summaries and events in the file, in the order they were written, of chunks that reach beyond `from_ns`."""
-
-    def run_up(self, seconds: float) -> Iterable[tuple[float, TelemetryMessage]]:
-        """Seconds and message of what the state at `seconds` follows from."""
-
-    def messages(
-        self, from_s: float = 0.0, until_s: float | None = None, *, keyframes: bool = False
-    ) -> Iterable[tuple[float, TelemetryMessage]]: ...
 
 
 @dataclass(slots=True)
@@ -74,7 +56,7 @@ class OverviewPart:
         overview.extend(self.summaries, self.events)
 
 
-def written_parts(recording: Overviewed) -> Iterator[OverviewPart]:
+def written_parts(recording: Recording) -> Iterator[OverviewPart]:
     """What the file has of it; quick."""
     part = OverviewPart()
     for item in recording.overview_items():
@@ -89,7 +71,7 @@ def written_parts(recording: Overviewed) -> Iterator[OverviewPart]:
         yield part
 
 
-def missing_from(recording: Overviewed, newest_ns: int | None) -> int | None:
+def missing_from(recording: Recording, newest_ns: int | None) -> int | None:
     """From when on it has to be computed; None where nothing is missing. `newest_ns`: of what the file has.
 
     Summaries are written in their order, some seconds after: what is missing is the end of a file that was cut short,
@@ -102,14 +84,14 @@ def missing_from(recording: Overviewed, newest_ns: int | None) -> int | None:
 
 
 def computed_part(
-    recording: Overviewed, from_ns: int, watch: ProgressCallback | None = None, *, until_ns: int | None = None
+    recording: Recording, from_ns: int, watch: ProgressCallback | None = None, *, until_ns: int | None = None
 ) -> OverviewPart:
     """What `computed_parts` gives, as one."""
     return OverviewPart.joined(computed_parts(recording, from_ns, watch, until_ns=until_ns))
 
 
 def computed_parts(
-    recording: Overviewed, from_ns: int, watch: ProgressCallback | None = None, *, until_ns: int | None = None
+    recording: Recording, from_ns: int, watch: ProgressCallback | None = None, *, until_ns: int | None = None
 ) -> Iterator[OverviewPart]:
     """The overview from the second at `from_ns` until `until_ns`, or the end, by going through what was recorded then.
 
@@ -135,7 +117,7 @@ def computed_parts(
     yield part
 
 
-def _go_on_from(recording: Overviewed, at_ns: int, follower: Follower, summarizer: Summarizer) -> float:
+def _go_on_from(recording: Recording, at_ns: int, follower: Follower, summarizer: Summarizer) -> float:
     """Bring both to the state before `at_ns`, where there is one; from when on what was recorded is told to them."""
     newest_s = None
     if at_ns > recording.start_ns:
@@ -149,7 +131,7 @@ def _go_on_from(recording: Overviewed, at_ns: int, follower: Follower, summarize
     return max(newest_s, (at_ns - recording.start_ns) / 1e9)
 
 
-def read_overview(recording: Overviewed, watch: ProgressCallback | None = None) -> SessionOverview:
+def read_overview(recording: Recording, watch: ProgressCallback | None = None) -> SessionOverview:
     """The whole of it, computed where the file does not have it."""
     overview = SessionOverview()
     for part in written_parts(recording):

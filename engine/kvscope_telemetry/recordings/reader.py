@@ -1,162 +1,180 @@
-"""Reading a recording: what is in it, its frames, and the state at any time.
+"""Reading recordings, whether one file or the recent history of a live session.
 
-Owns where seconds count from, the first message, and what is said of the file. What is damaged is left out and counted
-once: a chunk whose checksum fails, a message that cannot be read or is of another time than its chunk. What opening may
-cost is `read_budget`'s, what it finds `survey`'s, how chunks are read `stored_chunks`'.
+A recording is a list of segments, each a file that opens by itself. A file named by a person is a recording of one
+segment. Recent history is a folder of them (`ring_folder`): the last one grows, and the first ones are deleted
+meanwhile. `Recording` owns which segments there are and where seconds count from; `Segment` owns one file and knows the
+wall clock alone. What is damaged is left out and counted once. What opening may cost is bounded in `read_budget`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final, TypeVar
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.devices import Devices
-from kvscope_telemetry.messages.telemetry import Fingerprints, Frame, MemoryBreakdown, Snapshot, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import Frame, Hello, MemoryBreakdown, Snapshot, TelemetryMessage
 from kvscope_telemetry.messages.unknown import Unknowns
-from kvscope_telemetry.recorded import RecordingInfo
+from kvscope_telemetry.recordings.chunk_decoder import CAME, ChunkDecoder, TimedMessage
 from kvscope_telemetry.recordings.chunks import Chunk
 from kvscope_telemetry.recordings.keyframes import snapshot_of
-from kvscope_telemetry.recordings.layout import HELLOS, KEYFRAMES, MESSAGES, SNAPSHOTS
+from kvscope_telemetry.recordings.layout import (
+    BOOKMARKS,
+    CHECKPOINTS,
+    EVENTS,
+    FRAMES,
+    HELLOS,
+    KEYFRAMES,
+    MESSAGES,
+    SNAPSHOTS,
+    SUMMARIES,
+    TEXTS,
+)
 from kvscope_telemetry.recordings.read_budget import ProgressCallback
-from kvscope_telemetry.recordings.request_index import RecordedRequest, RequestReader, TimedMessage
-from kvscope_telemetry.recordings.stored_chunks import CAME, StoredChunks
+from kvscope_telemetry.recordings.regular_file import FollowedFile
+from kvscope_telemetry.recordings.ring_folder import is_held, segments_in
+from kvscope_telemetry.recordings.survey import Surveyor, survey
 from kvscope_telemetry.state.continuity import StatePlace
 from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.summaries.bookmark import Bookmark
-from kvscope_telemetry.summaries.summary import Summary, TimedEvent
-from kvscope_telemetry.texts.block_texts import RecordedText
+from kvscope_telemetry.summaries.bookmark import MAX_BOOKMARKS, Bookmark, decode_bookmark
+from kvscope_telemetry.summaries.summary import Summary, TimedEvent, decode_event_list, decode_summary
+from kvscope_telemetry.texts.block_texts import RecordedText, decode_text
 
-_FOREVER_NS: Final = 1 << 63
+_Found = TypeVar("_Found")
+FOREVER_NS: Final = 1 << 62
+"""Later than any time in a recording."""
+_STATES: Final = (HELLOS, SNAPSHOTS, KEYFRAMES)
 _DEVICES_NS: Final = 10_000_000_000
-"""How the devices were longer ago is not how they are. An engine tells it each second."""
+"""Older device readings are out of date. An engine publishes them once a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingInfo:
+    """What is in a recording, as of its last `grow`."""
+
+    hello: Hello
+    """The first one."""
+    epochs: tuple[int, ...]
+    """Engine starts, in order."""
+    duration_s: float
+    num_frames: int
+    num_chunks: int
+    is_complete: bool
+    """False for a recording that was cut short, which ends with its last whole chunk, and for one still being written.
+    """
 
 
 class Recording:
-    """A recording that was opened; `info` says what is in it."""
+    """An open recording. One thread reads it; `info`, `note` and `detail` may be read by any thread.
 
-    def __init__(self, path: Path, watch: ProgressCallback | None = None) -> None:
-        self.chunks = StoredChunks(path)
-        self._found, self._file = self.chunks.found, self.chunks.file
-        self._end_ns = self._num_frames = 0
-        self._is_written = self._file.is_written()  # asked first: who lets go has written all by then
-        new = self.chunks.look(watch)
-        self._is_written = self._is_written or self._file.is_written()  # it may have been begun between the two
-        if not self._found.hellos:
-            reason = self._found.limit or next(iter(self._found.damages), "")
-            raise BadInput(
-                f"recording {str(path)!r} holds no telemetry that can be read" + (f": {reason}" if reason else "")
-            )
-        self._start_ns = min(chunk.start_ns for chunk in self.chunks.message_chunks)
-        self.info = self._info(new)
+    Seconds count from `start_ns`, which does not move. A recording that is being written grows (`grow`), and recent
+    history loses its oldest segments meanwhile: positions before `first_s` are then those at `first_s`.
+    """
+
+    def __init__(self, path: Path, origin_ns: int | None = None, watch: ProgressCallback | None = None) -> None:
+        self._path = path
+        self._is_folder = os.path.isdir(path)  # False for a name that no file can have
+        self._segments: dict[int, Segment] = {}  # by number; replaced as a whole, so that any thread may read it
+        self._unreadable: dict[int, str] = {}
+        self._is_written = False
+        self._look(watch)
+        first_ns = self.segments[0].start_ns
+        self.start_ns: Final = first_ns if origin_ns is None else min(origin_ns, first_ns)
+        """Where seconds count from, by the wall clock: nanoseconds since 1970."""
+        self.info = self._info()
 
     @classmethod
-    def open(cls, path: Path | str, watch: ProgressCallback | None = None) -> Recording:
-        """A file that a `RecordingWriter` wrote or is writing. Raises BadInput, in one line, for any other.
+    def open(
+        cls, path: Path | str, watch: ProgressCallback | None = None, *, origin_ns: int | None = None
+    ) -> Recording:
+        """Open a file that a `RecordingWriter` wrote or is writing, or the folder of a `Ring`.
 
-        Reads within the bounds of `read_budget`: a file that is larger than it looks is opened in part. `watch` is told
-        how far it is, and may end it: then OpeningCancelled is raised.
+        Reads within the bounds of `read_budget`: a file that is larger than it looks is opened in part.
+
+        Args:
+            path: The file or the folder.
+            watch: Called with the share that is done; returns whether to go on.
+            origin_ns: Where seconds count from (`Ring.origin_ns`), by the wall clock. Without it they count from the
+                start of the oldest segment.
+
+        Raises:
+            BadInput: It is no recording, or nothing in it can be read (yet); the message is one line.
+            OpeningCancelled: `watch` returned False.
         """
-        return cls(Path(path), watch)
+        return cls(Path(path), origin_ns, watch)
+
+    def reopened(self, watch: ProgressCallback | None = None) -> Recording:
+        """Open the same recording again, for another thread."""
+        return Recording(self.path, self.start_ns, watch)
 
     @property
     def path(self) -> Path:
-        """The file, by the name it has now."""
-        return self._file.path
+        """The file, by the name that it has now, or the folder."""
+        return self._path if self._is_folder else self.segments[-1].path
+
+    @property
+    def segments(self) -> list[Segment]:
+        """The segments that are left, in their order."""
+        return list(self._segments.values())
 
     @property
     def unknowns(self) -> Unknowns:
         """What a later version recorded that has no name here, each time it was met."""
-        return self.chunks.unknowns
-
-    @property
-    def may_grow(self) -> bool:
-        """Whether `grow` may find more: somebody writes, and all that there is was looked at."""
-        return self._is_written and not (self._found.is_complete or self._found.limit)
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether somebody deleted the file."""
-        return self._file.is_gone
-
-    def grow(self) -> bool:
-        """Look for what was written since; whether there was anything. Raises BadInput when the file is gone."""
-        if not self.may_grow:
-            return False
-        self._is_written = self._file.is_written()
-        if not self._file.has_grown():
-            return False
-        new = self.chunks.look()
-        self.info = self._info(new)
-        return bool(new) or self.info.is_complete
+        total = Unknowns()
+        for segment in self.segments:
+            total.messages += segment.unknowns.messages
+            total.events += segment.unknowns.events
+            total.values += segment.unknowns.values
+        return total
 
     @property
     def num_damaged(self) -> int:
         """Chunks and messages left out so far because they cannot be read, each once."""
-        return len(self._found.damages) + self.chunks.num_bad_messages
+        return sum(segment.num_damaged for segment in self.segments)
 
     @property
     def note(self) -> str:
-        """What is wrong with the file, in a few words; empty when nothing was found so far."""
-        if self._found.limit:
-            return "opened in part"
-        if self.num_damaged:
-            return "damaged parts left out"
-        return "" if self.info.is_complete else "truncated; recovered to the last complete chunk"
+        """What is wrong with the recording, in a few words; empty when nothing was found so far."""
+        notes = (segment.note for segment in self.segments)
+        return next(filter(None, notes), "a segment cannot be read and is left out" if self._unreadable else "")
 
     @property
     def detail(self) -> str:
         """What was left out and why, a line each."""
-        lines = [f"Opened in part: {self._found.limit}."] if self._found.limit else []
-        if self._found.damages:
-            lines.append(f"{len(self._found.damages)} damaged and left out: {self._found.damages[0]}.")
-        if self.chunks.num_bad_messages:
-            lines.append(f"{self.chunks.num_bad_messages} unreadable messages left out.")
-        if self.unknowns.num_skipped:
-            lines.append("Events and messages of unknown kinds left out.")
-        if not self.info.is_complete and not self._found.limit:
-            lines.append("Truncated; recovered to the last complete chunk.")
-        return "\n".join(lines)
-
-    @property
-    def start_ns(self) -> int:
-        """When it begins, by the wall clock: nanoseconds since 1970."""
-        return self._start_ns
+        if not self._is_folder:
+            return self.segments[-1].detail
+        lines = [f"{number:06}.mcap is left out: {why}." for number, why in sorted(self._unreadable.items())]
+        details = [(segment.path.name, segment.detail) for segment in self.segments]
+        return "\n".join(lines + [f"{name}: {detail}" for name, detail in details if detail])
 
     @property
     def end_ns(self) -> int:
         """When the last message so far was, by the wall clock."""
-        return self._end_ns
+        return self.start_ns + round(self.info.duration_s * 1e9)
 
     @property
     def first_s(self) -> float:
-        """A file begins at its start."""
-        return 0.0
-
-    def overview_items(self, from_ns: int = 0) -> Iterator[Summary | TimedEvent]:
-        """Summaries and events in the file, in the order they were written, of chunks that reach beyond `from_ns`."""
-        return self.chunks.glances_from(from_ns)
-
-    def bookmarks(self) -> list[Bookmark]:
-        """All that was said of bookmarks, in the order it was written."""
-        return self.chunks.bookmarks()
+        """Where what is left begins."""
+        return (self.segments[0].start_ns - self.start_ns) / 1e9
 
     @property
-    def has_texts(self) -> bool:
-        """Whether prompts and answers can be read in it."""
-        return bool(self.chunks.texts)
+    def may_grow(self) -> bool:
+        """Whether `grow` may find more: another process or thread is writing it."""
+        return self._is_written if self._is_folder else self.segments[-1].may_grow
 
-    def fingerprints(self) -> Iterator[Fingerprints]:
-        """What a deterministic engine told of its blocks and logits, in the order of its steps."""
-        for _, message in self.chunks.messages((MESSAGES,), 0, _FOREVER_NS):
-            if isinstance(message, Fingerprints):
-                yield message
+    def grow(self) -> bool:
+        """Look for what was written since, and forget segments that are gone; returns whether anything changed.
 
-    def texts(self, from_ns: int = 0) -> Iterator[RecordedText]:
-        """What blocks held, in the order it was written, from about `from_ns` on."""
-        return self.chunks.texts_from(from_ns)
+        Raises:
+            BadInput: The file is gone.
+        """
+        return self.may_grow and self._refresh()
 
     def frames(self, from_s: float = 0.0, until_s: float | None = None) -> Iterator[Frame]:
         """Frames from `from_s` until `until_s`, both included."""
@@ -167,86 +185,312 @@ class Recording:
     def messages(
         self, from_s: float = 0.0, until_s: float | None = None, *, keyframes: bool = False
     ) -> Iterator[tuple[float, TelemetryMessage]]:
-        """Seconds and message of all that was recorded in this time, as it came: without keyframes, unless asked."""
-        from_ns, until_ns = self._log_time_ns(from_s), self._log_time_ns(until_s)
-        return self._in_seconds(self.timed_messages(from_ns, until_ns, keyframes=keyframes))
+        """Seconds and message of all that was published in this time, both ends included, as it came.
 
-    def timed_messages(self, from_ns: int, until_ns: int, *, keyframes: bool) -> Iterator[TimedMessage]:
-        """The same by the wall clock. With keyframes there is one more behind each damage that delta checkpoints lead
-        past."""
-        kinds = (*CAME, KEYFRAMES) if keyframes else CAME
-        messages = self.chunks.messages(kinds, from_ns, until_ns)
-        return self._past_damage(messages, from_ns) if keyframes else messages
+        With `keyframes` they are among them, and one more behind each damage that delta checkpoints lead past.
+        """
+        from_ns, until_ns = self._log_time_ns(from_s), self._log_time_ns(until_s)
+        start_ns = self.start_ns
+        for segment, goes_on in self._from(from_ns, until_ns):
+            timed = segment.past_damage(from_ns, until_ns) if keyframes else segment.messages(CAME, from_ns, until_ns)
+            timed = _without_head(segment, timed) if goes_on else timed
+            for log_time_ns, message in self._unless_dropped(segment, timed):
+                yield (log_time_ns - start_ns) / 1e9, message
 
     def messages_about(self, block: int, from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
-        """All that was written in this time, by the wall clock, keyframes too. Empty delta checkpoints are in the place
-        of many frames that say nothing of the block."""
-        return self.chunks.messages_about(block, from_ns, until_ns)
+        """All that was written in this time, by the wall clock, keyframes too, both ends included. Empty delta
+        checkpoints are in the place of many frames that say nothing of the block."""
+        for segment, goes_on in self._from(from_ns, until_ns):
+            timed = segment.messages_about(block, from_ns, until_ns)
+            yield from self._unless_dropped(segment, _without_head(segment, timed) if goes_on else timed)
 
-    def state_at(self, seconds: float) -> Mirror:
-        """The state after the last frame until `seconds`; as it was before, where frames are missing then.
+    @property
+    def has_texts(self) -> bool:
+        """Whether prompts and answers can be read in it."""
+        return any(segment.text_chunks for segment in self.segments)
 
-        Before the first snapshot the mirror has no blocks. Requests that had ended are known from the last keyframe on.
-        """
-        return self._state_at_ns(self._log_time_ns(seconds))
+    def texts(self, from_ns: int = 0) -> Iterator[RecordedText]:
+        """What blocks held, in the order it was written, from about `from_ns` on."""
+        for segment, _ in self._from(from_ns, FOREVER_NS):
+            yield from self._unless_dropped(segment, segment.texts(from_ns))
+
+    def overview_items(self, from_ns: int = 0) -> Iterator[Summary | TimedEvent]:
+        """Summaries and events in the order they were written, from about `from_ns` on."""
+        for segment, _ in self._from(from_ns, FOREVER_NS):
+            try:  # not `_unless_dropped`: one generator less for each of hundreds of thousands of events
+                yield from segment.overview_items(from_ns)
+            except BadInput:
+                if not self._is_dropped(segment):
+                    raise
+
+    def bookmarks(self) -> list[Bookmark]:
+        """All revisions of bookmarks in the order they were written, the newest where there are too many: `settled`
+        says what stands."""
+        revisions: deque[Bookmark] = deque(maxlen=MAX_BOOKMARKS)
+        for segment in self.segments:
+            revisions.extend(self._unless_dropped(segment, segment.bookmarks()))
+        return list(revisions)
 
     def run_up(self, seconds: float) -> Iterator[tuple[float, TelemetryMessage]]:
         """Seconds and message of what the state at `seconds` follows from: the newest snapshot, delta checkpoints from
         there and the frames after the last of them. Nothing before the first snapshot."""
-        return self._in_seconds(self.timed_run_up(self._log_time_ns(seconds)))
+        for log_time_ns, message in self._backwards(seconds, Segment.run_up, until_found=True):
+            yield (log_time_ns - self.start_ns) / 1e9, message
 
-    def timed_run_up(self, until_ns: int) -> Iterator[TimedMessage]:
-        """The same by the wall clock."""
-        begin = next(self._snapshots_before(until_ns), None)
-        if begin is None:
-            return
-        from_ns, snapshot = begin
-        place = StatePlace()
-        place.go_to(snapshot)
-        yield from_ns, snapshot
-        yield from self.chunks.state_on(place, from_ns, until_ns)
+    def state_at(self, seconds: float) -> Mirror:
+        """The state after the last frame until `seconds`, or at `first_s` if that is later; as it was before, where
+        frames are missing then.
+
+        Before the first snapshot the mirror has no blocks. Requests that had ended are known from the last keyframe on.
+        """
+        return _state_after(message for _, message in self.run_up(seconds))
 
     def snapshot_before(self, seconds: float) -> float | None:
         """When the newest snapshot or keyframe not after `seconds` was; None before the first."""
-        found = next(self._snapshots_before(self._log_time_ns(seconds)), None)
-        return None if found is None else (found[0] - self._start_ns) / 1e9
+        for log_time_ns, message in self._newest_first(_STATES, seconds):
+            if isinstance(message, Snapshot):
+                return (log_time_ns - self.start_ns) / 1e9
+        return None
 
     def memory_before(self, seconds: float, epoch: int) -> MemoryBreakdown | None:
-        """Where the memory went, as an epoch told last not after `seconds`."""
-        for _, message in self.chunks.newest_first((MESSAGES,), self._log_time_ns(seconds)):
+        """Where the memory went, as an epoch published last not after `seconds`."""
+        for _, message in self._newest_first((MESSAGES,), seconds):
             if isinstance(message, MemoryBreakdown) and message.epoch == epoch:
                 return message
         return None
 
     def devices_before(self, seconds: float, epoch: int) -> Devices | None:
-        """How the devices were, as an epoch told last not after `seconds`, and not long before."""
-        until_ns = self._log_time_ns(seconds)
-        for log_time_ns, message in self.chunks.newest_first((MESSAGES,), until_ns):
+        """How the devices were, as an epoch published last not after `seconds`, and not long before."""
+        oldest_ns = self._log_time_ns(seconds) - _DEVICES_NS
+        for log_time_ns, message in self._newest_first((MESSAGES,), seconds):
             if isinstance(message, Devices) and message.epoch == epoch:
                 return message
-            if log_time_ns < until_ns - _DEVICES_NS:
+            if log_time_ns < oldest_ns:
                 break
         return None
 
-    def requests(self) -> list[RecordedRequest]:
-        """Every request, in the order they were announced; reads the whole recording."""
-        return RequestReader().read(self.chunks.messages((*CAME, KEYFRAMES), 0, _FOREVER_NS))
+    def _newest_first(self, kinds: Collection[int], seconds: float) -> Iterator[TimedMessage]:
+        """Messages of some kinds until `seconds`, the newest first."""
+        return self._backwards(seconds, lambda segment, until_ns: segment.newest_first(kinds, until_ns))
 
-    def _state_at_ns(self, until_ns: int) -> Mirror:
-        follower = Follower()
-        for _, message in self.timed_run_up(until_ns):
-            follower.feed(message)
-        follower.settle()
-        return follower.mirror
+    def _from(self, from_ns: int, until_ns: int) -> Iterator[tuple[Segment, bool]]:
+        """Segments from the one on that may hold `from_ns`, those that `grow` finds meanwhile as well; and whether the
+        segment before each was among them."""
+        number, goes_on = 0, False
+        while (number := next((at for at in self._segments if at >= number), -1)) >= 0:
+            segment = self._segments[number]
+            number += 1
+            if segment.start_ns > until_ns:
+                return
+            if segment.end_ns >= from_ns or segment is self.segments[-1]:
+                yield segment, goes_on
+                goes_on = True
 
-    def _snapshots_before(self, until_ns: int) -> Iterator[tuple[int, Snapshot]]:
-        for log_time_ns, found in self.chunks.newest_first((HELLOS, SNAPSHOTS, KEYFRAMES), until_ns):
-            if isinstance(found, Snapshot):
-                yield log_time_ns, found
+    def _backwards(
+        self, seconds: float, read: Callable[[Segment, int], Iterator[_Found]], *, until_found: bool = False
+    ) -> Iterator[_Found]:
+        """What `read` finds in each segment until a time by the wall clock, the newest segment first. With
+        `until_found` the search ends with the first segment in which there is anything."""
+        until_ns, is_found = max(self._log_time_ns(seconds), self.segments[0].start_ns), False
+        for segment in reversed(self.segments):
+            if segment.start_ns > until_ns:
+                continue
+            try:
+                for found in read(segment, until_ns):
+                    is_found = True
+                    yield found
+            except BadInput:
+                if not self._is_dropped(segment):
+                    raise
+                if until_ns < self.segments[0].start_ns:  # what is left begins later now
+                    yield from self._backwards(seconds, read, until_found=until_found)
+                return
+            if is_found and until_found:
+                return
 
-    def _past_damage(self, messages: Iterator[TimedMessage], from_ns: int) -> Iterator[TimedMessage]:
+    def _unless_dropped(self, segment: Segment, items: Iterator[_Found]) -> Iterator[_Found]:
+        """`items` of `segment`; nothing where it was dropped before it was opened."""
+        try:
+            yield from items
+        except BadInput:
+            if not self._is_dropped(segment):
+                raise
+
+    def _is_dropped(self, segment: Segment) -> bool:
+        """Whether `segment` was deleted from the front of the recent history, of which others are left."""
+        if self._is_folder and segment.is_gone:
+            self._refresh()
+        return segment not in self.segments
+
+    def _refresh(self) -> bool:
+        has_changed = self._look(None)
+        if has_changed:
+            self.info = self._info()
+        return has_changed
+
+    def _look(self, watch: ProgressCallback | None) -> bool:
+        """Bring the segments up to date; returns whether that changed anything."""
+        if not self._is_folder:
+            if self._segments:
+                return self.segments[-1].grow()
+            self._segments = {1: Segment(self._path, watch)}
+            return True
+        self._is_written = is_held(self._path)  # asked first: a writer that lets go has written all by then
+        paths = segments_in(self._path)
+        known = {number: segment for number, segment in self._segments.items() if number in paths}
+        has_changed = len(known) < len(self._segments)
+        why_none = "it is a folder, not a file"
+        for place, (number, path) in enumerate(paths.items()):
+            if number in known:
+                has_changed |= _has_grown(known[number])
+            elif number not in self._unreadable:
+                try:
+                    known[number] = Segment(path, watch and _part_of(watch, place, len(paths)))
+                    has_changed = True
+                except BadInput as error:
+                    why_none = str(error)
+                    if place < len(paths) - 1:  # the newest may have begun just now
+                        self._unreadable[number] = why_none
+        if known:
+            self._segments = dict(sorted(known.items()))
+        elif not self._segments:
+            raise BadInput(f"recording {str(self._path)!r} cannot be read: {why_none}")
+        return has_changed and bool(known)
+
+    def _info(self) -> RecordingInfo:
+        segments = self.segments
+        return RecordingInfo(
+            hello=segments[0].hellos[0],
+            epochs=tuple(dict.fromkeys(hello.epoch for segment in segments for hello in segment.hellos)),
+            duration_s=(max(segment.end_ns for segment in segments) - self.start_ns) / 1e9,
+            num_frames=sum(segment.num_frames for segment in segments),
+            num_chunks=sum(len(segment.message_chunks) for segment in segments),
+            is_complete=all(segment.is_complete for segment in segments),
+        )
+
+    def _log_time_ns(self, seconds: float | None) -> int:
+        if seconds is None:
+            return FOREVER_NS
+        return self.start_ns + max(0, min(round(seconds * 1e9), FOREVER_NS - self.start_ns))
+
+
+class Segment:
+    """One file of a recording, by the wall clock: its chunks by what is in them, and what they hold.
+
+    Holds no file open between calls and, but for what is kept for seeking, at most one chunk in memory.
+    """
+
+    def __init__(self, path: Path, watch: ProgressCallback | None = None) -> None:
+        self._file = FollowedFile(path)
+        self._surveyor = Surveyor()
+        self._found = self._surveyor.found
+        self._decoder = ChunkDecoder(self._found)
+        self.unknowns: Final = self._decoder.unknowns
+        self.message_chunks: list[Chunk] = []
+        """Chunks of what was published and of keyframes, in the order of their times."""
+        self.checkpoints: list[Chunk] = []
+        """Chunks of delta checkpoints, in the order of their times."""
+        self.overview_chunks: list[Chunk] = []
+        """Chunks of summaries, events and bookmarks, as they were written: an event may be of long before."""
+        self.text_chunks: list[Chunk] = []
+        """Chunks of texts of blocks, as they were written."""
+        self.end_ns = self.num_frames = 0
+        self._is_written = self._file.is_written()  # asked first: a writer that lets go has written all by then
+        self._look(watch)
+        self._is_written = self._is_written or self._file.is_written()  # it may have been begun between the two
+        if not self.hellos:
+            reason = self._found.limit or next(iter(self._found.damages), "")
+            raise BadInput(
+                f"recording {str(path)!r} holds no telemetry that can be read" + (f": {reason}" if reason else "")
+            )
+        self.start_ns: Final = min(chunk.start_ns for chunk in self.message_chunks)
+
+    @property
+    def path(self) -> Path:
+        """The file, by the name that it has now."""
+        return self._file.path
+
+    @property
+    def hellos(self) -> list[Hello]:
+        """Of each engine start, and each snapshot."""
+        return self._found.hellos
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of it was read, and it ends as it should."""
+        return self._found.is_complete and not self._found.limit
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether `grow` may find more: it is being written, and all that there is was looked at."""
+        return self._is_written and not (self._found.is_complete or self._found.limit)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the file was deleted."""
+        return self._file.is_gone
+
+    def grow(self) -> bool:
+        """Look for what was written since; returns whether there was anything. Raises BadInput when it is gone."""
+        if not self.may_grow:
+            return False
+        self._is_written = self._file.is_written()
+        if not self._file.has_grown():
+            return False
+        return self._look(None) or self.is_complete
+
+    @property
+    def num_damaged(self) -> int:
+        """Chunks and messages left out so far because they cannot be read, each once."""
+        return len(self._found.damages) + self._decoder.num_bad_messages
+
+    @property
+    def note(self) -> str:
+        """What is wrong with the file, in a few words; empty when nothing was found so far."""
+        if self._found.limit:
+            return "opened in part"
+        if self.num_damaged:
+            return "damaged parts left out"
+        return "truncated; recovered to the last complete chunk" if self._is_truncated else ""
+
+    @property
+    def detail(self) -> str:
+        """What was left out and why, a line each."""
+        lines = [f"Opened in part: {self._found.limit}."] if self._found.limit else []
+        if self._found.damages:
+            lines.append(f"{len(self._found.damages)} damaged and left out: {self._found.damages[0]}.")
+        if self._decoder.num_bad_messages:
+            lines.append(f"{self._decoder.num_bad_messages} unreadable messages left out.")
+        if self.unknowns.num_skipped:
+            lines.append("Events and messages of unknown kinds left out.")
+        if self._is_truncated:
+            lines.append("Truncated; recovered to the last complete chunk.")
+        return "\n".join(lines)
+
+    def messages(self, kinds: Collection[int], from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
+        """Published messages and keyframes, those of `kinds` alone, in this time, both ends included; those that `grow`
+        finds meanwhile as well."""
+        with self._file.open() as file:
+            for chunk in self._from(from_ns, until_ns):
+                for timed in self._decoder.messages(file, chunk, kinds):
+                    if from_ns <= timed[0] <= until_ns:
+                        yield timed
+
+    def messages_about(self, block: int, from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
+        """See `Recording.messages_about`."""
+        with self._file.open() as file:
+            for chunk in self._from(from_ns, until_ns):
+                is_whole = from_ns <= chunk.start_ns and chunk.end_ns <= until_ns
+                about = block if is_whole else None
+                for timed in self._decoder.messages(file, chunk, (*CAME, KEYFRAMES), about):
+                    if from_ns <= timed[0] <= until_ns:
+                        yield timed
+
+    def past_damage(self, from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
+        """All published messages and keyframes in this time; and a snapshot more behind each damage that delta
+        checkpoints lead past."""
         place, due_ns = StatePlace(), 0
-        for log_time_ns, message in messages:
+        for log_time_ns, message in self.messages((*CAME, KEYFRAMES), from_ns, until_ns):
             if isinstance(message, Snapshot) and place.is_newer(message):
                 place.go_to(message)
             elif isinstance(message, Frame) and not place.has(message):
@@ -257,43 +501,187 @@ class Recording:
                     if state is not None:
                         place.go_to(state)
                         yield log_time_ns, state
-                    due_ns = 1 + (self.chunks.checkpoint_from(log_time_ns) or _FOREVER_NS)
+                    due_ns = 1 + self._checkpoint_from(log_time_ns)
                 if place.is_before(message):
                     place.advance(message)
             yield log_time_ns, message
 
+    def newest_first(self, kinds: Collection[int], until_ns: int) -> Iterator[TimedMessage]:
+        """Published messages and keyframes, those of `kinds` alone, from `until_ns` backwards."""
+        with self._file.open() as file:
+            yield from self._newest_first(file, kinds, until_ns)
+
+    def run_up(self, until_ns: int) -> Iterator[TimedMessage]:
+        """See `Recording.run_up`."""
+        with self._file.open() as file:
+            for from_ns, snapshot in self._newest_first(file, _STATES, until_ns):
+                if isinstance(snapshot, Snapshot):
+                    place = StatePlace()
+                    place.go_to(snapshot)
+                    yield from_ns, snapshot
+                    yield from self._state_on(file, place, from_ns, until_ns)
+                    return
+
+    def overview_items(self, from_ns: int) -> Iterator[Summary | TimedEvent]:
+        """Summaries and events in the order they were written, of chunks that reach beyond `from_ns`."""
+        decoders: dict[int, Callable[[bytes], Iterable[Summary | TimedEvent]]] = {
+            SUMMARIES: lambda data: (decode_summary(data),),
+            EVENTS: decode_event_list,
+        }
+        with self._file.open() as file:
+            for chunk in self.overview_chunks:
+                if chunk.end_ns >= from_ns:
+                    yield from self._decoder.items(file, chunk, decoders)
+
+    def bookmarks(self) -> Iterator[Bookmark]:
+        """All revisions of bookmarks, in the order they were written."""
+        with self._file.open() as file:
+            for chunk in self.overview_chunks:
+                yield from self._decoder.items(file, chunk, {BOOKMARKS: lambda data: (decode_bookmark(data),)})
+
+    def texts(self, from_ns: int) -> Iterator[RecordedText]:
+        """Texts of blocks in the order they were written, of chunks that reach beyond `from_ns`."""
+        with self._file.open() as file:
+            for chunk in list(self.text_chunks):
+                if chunk.end_ns >= from_ns:
+                    yield from self._decoder.items(file, chunk, {TEXTS: lambda data: (decode_text(data),)})
+
+    @property
+    def _is_truncated(self) -> bool:
+        return not (self._found.is_complete or self._found.limit or self._is_written)
+
+    def _look(self, watch: ProgressCallback | None) -> bool:
+        """Go over what was not looked at; returns whether there are more messages."""
+        new = survey(self._file, self._surveyor, watch)
+        messages, checkpoints, texts = (
+            self._decoder.channels(kinds) for kinds in ((*CAME, KEYFRAMES), (CHECKPOINTS,), (TEXTS,))
+        )
+        published = [chunk for chunk in new if messages & chunk.counts.keys()]
+        made = [chunk for chunk in new if not messages & chunk.counts.keys()]
+        _merge(self.message_chunks, published)
+        _merge(self.checkpoints, [chunk for chunk in made if checkpoints & chunk.counts.keys()])
+        made.sort(key=lambda chunk: chunk.offset)
+        self.text_chunks += [chunk for chunk in made if texts & chunk.counts.keys()]
+        self.overview_chunks += [chunk for chunk in made if not (texts | checkpoints) & chunk.counts.keys()]
+        self.end_ns = max([self.end_ns, *(chunk.end_ns for chunk in published)])
+        self.num_frames += sum(chunk.num_frames or 0 for chunk in published)
+        return bool(published)
+
+    def _from(self, from_ns: int, until_ns: int) -> Iterator[Chunk]:
+        """Chunks of messages that may hold something of this time."""
+        first = max(0, bisect_right(self.message_chunks, from_ns, key=_start) - 1)
+        while first and self.message_chunks[first - 1].end_ns >= from_ns:
+            first -= 1
+        while first < len(self.message_chunks) and self.message_chunks[first].start_ns <= until_ns:
+            yield self.message_chunks[first]
+            first += 1
+
+    def _newest_first(self, file: BinaryIO, kinds: Collection[int], until_ns: int) -> Iterator[TimedMessage]:
+        channels = self._decoder.channels(kinds)
+        for chunk in reversed(self.message_chunks[: bisect_right(self.message_chunks, until_ns, key=_start)]):
+            if chunk.counts.keys() & channels:
+                for timed in reversed(self._decoder.messages(file, chunk, kinds)):
+                    if timed[0] <= until_ns:
+                        yield timed
+
+    def _state_on(self, file: BinaryIO, place: StatePlace, from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
+        """Delta checkpoints from the time of a state on until about `until_ns`, then frames, on which the state at
+        `place` goes on; frames as well in the place of delta checkpoints that cannot be read. `place` is brought along.
+        """
+        offset = 0
+        before_ns = from_ns  # when the checkpoint before was, readable or not
+        first = bisect_left(self.checkpoints, from_ns, key=_start)
+        chunks = self.checkpoints[first : bisect_right(self.checkpoints, until_ns, key=_start)]
+        for chunk, log_time_ns, checkpoint in self._decoder.checkpoints(file, chunks, place):
+            if checkpoint is not None:
+                if place.epoch == checkpoint.epoch and place.seq < checkpoint.since_seq:
+                    for at_ns, frame in self._frames_on(file, place, offset, from_ns, before_ns):
+                        yield at_ns, frame
+                        from_ns = at_ns
+                if place.is_before(checkpoint):
+                    place.advance(checkpoint)
+                    yield log_time_ns, checkpoint
+                    offset, from_ns = chunk.offset, log_time_ns
+            before_ns = chunk.start_ns
+        yield from self._frames_on(file, place, offset, from_ns, until_ns)
+
+    def _frames_on(
+        self, file: BinaryIO, place: StatePlace, offset: int, from_ns: int, until_ns: int
+    ) -> Iterator[TimedMessage]:
+        """Frames from the time of a state on, whose chunk is at `offset` in the file. What was written before it and
+        ended by then is passed over. Where the state at `place` goes on with a batch, a delta checkpoint is in the
+        place of its frames, but for the last of all; `place` is brought along."""
+        channels = self._decoder.channels((FRAMES, MESSAGES))
+        chunks = [chunk for chunk in self._from(from_ns, until_ns) if chunk.counts.keys() & channels]
+        chunks = [chunk for chunk in chunks if chunk.offset > offset or chunk.end_ns > from_ns]
+        for chunk in chunks:
+            is_whole = chunk.end_ns <= until_ns and chunk is not chunks[-1]
+            joined = self._decoder.joined_frames(file, chunk, None if is_whole else until_ns)
+            if joined is not None and (not joined or place.is_before(joined[0][1])):
+                for log_time_ns, frame in joined:
+                    place.advance(frame)
+                    yield log_time_ns, frame
+                continue
+            for timed in self._decoder.messages(file, chunk, (FRAMES, MESSAGES)):
+                if isinstance(timed[1], Frame) and from_ns <= timed[0] <= until_ns:
+                    if place.is_before(timed[1]):
+                        place.advance(timed[1])
+                    yield timed
+
+    def _checkpoint_from(self, at_ns: int) -> int:
+        """When the first delta checkpoint ends that does not end before `at_ns`; `FOREVER_NS` if there is none."""
+        place = bisect_left(self.checkpoints, at_ns, key=_start)
+        return self.checkpoints[place].start_ns if place < len(self.checkpoints) else FOREVER_NS
+
     def _enter(self, place: StatePlace, first: Frame, from_ns: int) -> None:
-        """To where the state is from which somebody goes on at `from_ns`, whose first frame is `first`."""
+        """Set `place` to the state before `first`, the first frame that a reader gets from `from_ns` on."""
         if self.num_damaged:
-            mirror = self._state_at_ns(from_ns)
+            mirror = _state_after(message for _, message in self.run_up(from_ns))
             place.epoch, place.seq = mirror.epoch, mirror.seq
         else:
             place.epoch, place.seq = first.epoch, first.seq - 1
 
     def _state_before(self, frame: Frame, log_time_ns: int) -> Snapshot | None:
-        """None where it cannot be had."""
-        mirror = self._state_at_ns(log_time_ns - 1)
+        """The state that `frame` follows; None where it cannot be had."""
+        mirror = _state_after(message for _, message in self.run_up(log_time_ns - 1))
         is_known = mirror.hello is not None and (mirror.epoch, mirror.seq) == (frame.epoch, frame.seq - 1)
         return snapshot_of(mirror) if is_known else None
 
-    def _in_seconds(self, timed: Iterator[TimedMessage]) -> Iterator[tuple[float, TelemetryMessage]]:
-        for log_time_ns, message in timed:
-            yield (log_time_ns - self._start_ns) / 1e9, message
 
-    def _log_time_ns(self, seconds: float | None) -> int:
-        if seconds is None:
-            return _FOREVER_NS
-        return self._start_ns + max(0, min(round(seconds * 1e9), _FOREVER_NS - self._start_ns))
+def _state_after(messages: Iterator[TelemetryMessage]) -> Mirror:
+    follower = Follower()
+    for message in messages:
+        follower.feed(message)
+    follower.settle()
+    return follower.mirror
 
-    def _info(self, new: list[Chunk]) -> RecordingInfo:
-        self._end_ns = max([self._end_ns, *(chunk.end_ns for chunk in new)])
-        self._num_frames += sum(chunk.num_frames or 0 for chunk in new)
-        found = self._found
-        return RecordingInfo(
-            hello=found.hellos[0],
-            epochs=tuple(dict.fromkeys(hello.epoch for hello in found.hellos)),
-            duration_s=(self._end_ns - self._start_ns) / 1e9,
-            num_frames=self._num_frames,
-            num_chunks=len(self.chunks.message_chunks),
-            is_complete=found.is_complete and not found.limit,
-        )
+
+def _without_head(segment: Segment, timed: Iterator[TimedMessage]) -> Iterator[TimedMessage]:
+    """Leave out the hello that every segment begins with: the engine did not publish it again."""
+    first = next(timed, None)
+    if first is not None and not (isinstance(first[1], Hello) and first[0] == segment.start_ns):
+        yield first
+    yield from timed
+
+
+def _has_grown(segment: Segment) -> bool:
+    try:
+        return segment.grow()
+    except BadInput:  # it went after the folder was looked at: seen next time
+        return False
+
+
+def _merge(chunks: list[Chunk], new: list[Chunk]) -> None:
+    """Add `new` to `chunks`, both in the order of time."""
+    is_in_order = not (chunks and new) or chunks[-1].start_ns <= new[0].start_ns
+    chunks += new
+    if not is_in_order:
+        chunks.sort(key=_start)
+
+
+def _start(chunk: Chunk) -> int:
+    return chunk.start_ns
+
+
+def _part_of(watch: ProgressCallback, place: int, count: int) -> ProgressCallback:
+    return lambda share: watch((place + share) / count)

@@ -13,14 +13,8 @@ from typing import BinaryIO, Final
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.recordings.layout import PART_SUFFIX
+from kvscope_telemetry.whole_file import kind_of
 
-_KINDS: Final = (
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a named pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
 _BLOCK_BYTES: Final = 512
 """What `st_blocks` counts, whatever the file system."""
 _HOLD_TRIES: Final = 200
@@ -37,7 +31,7 @@ def open_regular(path: Path) -> BinaryIO:
     try:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
-            raise BadInput(f"recording {str(path)!r} cannot be read: it is {_kind(mode)}, not a file")
+            raise BadInput(f"recording {str(path)!r} cannot be read: it is {kind_of(mode)}, not a file")
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -125,9 +119,5 @@ def _why(path: Path, error: OSError | ValueError) -> str:
     except (OSError, ValueError):
         mode = stat.S_IFREG
     if not stat.S_ISREG(mode):  # a socket cannot be opened at all
-        return f"it is {_kind(mode)}, not a file"
+        return f"it is {kind_of(mode)}, not a file"
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-
-
-def _kind(mode: int) -> str:
-    return next((words for test, words in _KINDS if test(mode)), "no plain file")

@@ -1,6 +1,6 @@
 """The requests of a recording: when each came, how long it was, and what its prompt shares with others.
 
-Owns how that is read out of frames; knows no files.
+Owns how that is read out of frames.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kvscope_telemetry.messages.request_state import RequestState
-from kvscope_telemetry.messages.telemetry import Frame, RequestInfo, RequestRows, Snapshot, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import Frame, RequestInfo, RequestRows, Snapshot
+from kvscope_telemetry.recordings.chunk_decoder import TimedMessage
+from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.state.follower import Follower
 
-TimedMessage = tuple[int, TelemetryMessage]
-"""Log time in ns, and a message."""
 _FINISHED = bytes([RequestState.FINISHED])
 
 
@@ -41,7 +41,13 @@ class RecordedRequest:
     its first token."""
 
 
-class RequestReader:
+def recorded_requests(recording: Recording) -> list[RecordedRequest]:
+    """Read every request of a recording, in the order they were announced. Goes through all of it."""
+    timed = recording.messages(keyframes=True)
+    return _RequestReader().read((recording.start_ns + round(at_s * 1e9), message) for at_s, message in timed)
+
+
+class _RequestReader:
     """Collects requests out of messages in their order."""
 
     def __init__(self) -> None:

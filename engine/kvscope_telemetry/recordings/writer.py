@@ -81,6 +81,7 @@ class RecordingWriter:
         self._since_s = 0.0  # when the oldest was given that the file holds back
         self._texts: list[tuple[int, int, bytes]] = []  # until the chunk in progress ends
         self._num_lost = 0  # taken from the queue and not written
+        self._hello_epoch: int | None = None  # the engine start whose hello was written last
         self.failure = ""
         """Why the recording ended before its time; empty while all is well."""
         self.left = ""
@@ -199,6 +200,7 @@ class RecordingWriter:
             self._begin_anew()
         if not self._file.holds_back:
             self._since_s = queued.given_s
+        self._add_hello(message, log_time_ns)
         self._file.add_message(message, log_time_ns, queued.num_bytes, data)
         self._newest_ns = log_time_ns
         self.num_written += 1
@@ -209,6 +211,14 @@ class RecordingWriter:
             self._file.add_together(self._annotations.glance())
             self._tell()
         self._write_texts()
+
+    def _add_hello(self, message: TelemetryMessage, log_time_ns: int) -> None:
+        """Write the hello of each engine start once, even if it came only inside of a snapshot."""
+        if isinstance(message, Hello):
+            self._hello_epoch = message.epoch
+        elif isinstance(message, Snapshot) and message.hello.epoch != self._hello_epoch:
+            self._hello_epoch = message.hello.epoch
+            self._file.add_message(message.hello, log_time_ns, approximate_bytes(message.hello))
 
     def _record_texts(self, texts: Texts) -> None:
         """In chunks of their own: who does not ask for them reads past."""

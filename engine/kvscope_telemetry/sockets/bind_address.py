@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,8 +60,23 @@ def default_endpoint() -> str:
 
 def runtime_folder() -> Path:
     """The user's own directory for what lives no longer than processes."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(runtime) / "kvscope" if runtime else shared_folder()
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
+    return runtime / "kvscope" if _takes_sockets(runtime, "kvscope/devices") else shared_folder()
+
+
+def folder_for_sockets(prefix: str) -> Path:
+    """The directory in which to make a private one, named `prefix` and 8 letters, with sockets.
+
+    It is the user's runtime directory, else the temporary one. One that is not writable, no directory, or too long
+    for the path of a socket is passed over; /tmp is the last resort.
+    """
+    folders = (Path(os.environ.get("XDG_RUNTIME_DIR", "")), Path(tempfile.gettempdir()))
+    return next((folder for folder in folders if _takes_sockets(folder, f"{prefix}12345678")), Path("/tmp"))
+
+
+def _takes_sockets(folder: Path, name: str) -> bool:
+    is_short = len(os.fsencode(folder / name / "telemetry")) <= MAX_IPC_PATH_BYTES
+    return folder.is_absolute() and is_short and folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
 
 
 def shared_folder() -> Path:

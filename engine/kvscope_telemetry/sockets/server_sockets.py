@@ -51,7 +51,9 @@ BIG_BYTES: Final = 64 << 10
 """Messages from this size are handed to ZeroMQ without a copy and are counted while it holds them."""
 MAX_BIG_BYTES_IN_FLIGHT: Final = 32 << 20
 PUBLISH_HIGH_WATER: Final = 500
-"""Messages a subscriber that does not read may have waiting: with the two above, 64 MiB at most."""
+"""Messages a subscriber that does not read may have waiting: with the two above, 64 MiB at most.
+
+See docs/internals/decisions/0003-telemetry-never-waits.md."""
 MAX_OUTBOX_MESSAGES: Final = 4096
 MAX_OUTBOX_BYTES: Final = 32 << 20
 MAX_COMMANDS_A_TURN: Final = 64

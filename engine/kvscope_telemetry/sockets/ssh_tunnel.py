@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Final
 
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.sockets.bind_address import IpcAddress, parse_bind_address
+from kvscope_telemetry.printable import printable
+from kvscope_telemetry.sockets.bind_address import IpcAddress, folder_for_sockets, parse_bind_address
 
 SCHEME: Final = "ssh"
+_PREFIX: Final = "kvscope-ssh-"
 FORM: Final = "ssh://[USER@]HOST[:PORT][/ENDPOINT]"
 _NO_TROUBLE: Final = ("Warning:", "**")
 AGAIN_S: Final = (1.0, 15.0)
@@ -90,7 +92,7 @@ class SshTunnel:
     def __init__(self, address: SshAddress) -> None:
         require_ssh()
         self._address = address
-        self._folder = Path(tempfile.mkdtemp(prefix="kvscope-ssh-"))
+        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder_for_sockets(_PREFIX)))
         self.endpoint = f"ipc://{self._folder}"
         """Where the engine's sockets are on this machine."""
         self.has_complained = False
@@ -179,7 +181,7 @@ class SshTunnel:
         assert self._ssh.stdout is not None, "a pipe was asked for"
         said = ""
         for line in self._ssh.stdout:
-            words = "".join(letter for letter in line.strip() if letter.isprintable())
+            words = printable(line.strip(), replacement="")
             if words and not words.startswith(_NO_TROUBLE):
                 said = words
                 self._complain(f"ssh to {self._address.host}: {words[:300]}")

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from kvscope_telemetry.errors import EngineDead, ProtocolError, UnknownMessage
-from kvscope_telemetry.keys.connections import key_for
 from kvscope_telemetry.messages.commands import (
     Abort,
     Command,
@@ -45,6 +44,7 @@ from kvscope_telemetry.messages.telemetry import (
 from kvscope_telemetry.messages.unknown import Unknowns
 from kvscope_telemetry.messages.wire import decode_reply, decode_telemetry, encode, tag_of
 from kvscope_telemetry.sockets.client_sockets import MAX_READ_BYTES, AwaitedRequests, ClientSockets, Outgoing
+from kvscope_telemetry.sockets.connections import key_for
 from kvscope_telemetry.sockets.host_id import host_id
 from kvscope_telemetry.source import SourceState, SourceStatus, Update
 from kvscope_telemetry.sources.liveness import Liveness
@@ -240,6 +240,13 @@ class LiveReader:
             return
         except ProtocolError as error:
             self._reject(error, data)
+            return
+        if not isinstance(message, Hello | Snapshot | Goodbye | Progress) and not self._sync.accepts_time(
+            message.epoch, message.time_ns, now_ns
+        ):
+            kind = type(message).__name__
+            self._reject(ProtocolError(f"{kind}: its time is more than a day from where the engine's clock was"), data)
+            self._sync.lose()
             return
         self._liveness.heard(now_ns)
         if isinstance(message, Frame):

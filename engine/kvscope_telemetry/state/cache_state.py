@@ -1,7 +1,7 @@
-"""The cache of an engine, as it is told: a ledger, the requests with their block tables, and what of it is new.
+"""The cache of an engine that is not our own: a ledger, the requests with their block tables, and what changed.
 
-Owns the numbers of requests, of frames and of totals. Whoever knows an engine changes it, on one thread, and makes a
-frame of each step; it knows no engine, no socket and no thread. Docs: docs/guide/your-own-engine.md.
+Owns the numbers of requests, and of totals. The caller knows its engine, changes the state on one thread, and asks for
+a frame after each step. Must not depend on an engine, a socket or a thread. Docs: docs/guide/your-own-engine.md.
 """
 
 from __future__ import annotations
@@ -9,27 +9,24 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, pack_u4, pack_u8
+from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, pack_u4
 from kvscope_telemetry.messages.request_state import RequestState, WaitsFor
 from kvscope_telemetry.messages.telemetry import (
-    Batch,
+    NO_TIMINGS,
     Counters,
     Event,
     Frame,
     Hello,
     Moves,
     RequestInfo,
-    RequestRows,
     Snapshot,
     Timings,
 )
-
-_MAX_U2 = (1 << 16) - 1
+from kvscope_telemetry.state.frame_builder import MAX_U2, FrameBuilder, pack_batch
 
 
 @dataclass(slots=True)
@@ -46,8 +43,6 @@ class KnownRequest:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     waits_for: WaitsFor = WaitsFor.UNTOLD
-    last_token_ns: int = 0
-    """When its newest token came; 0 before the first."""
     tables: list[list[int]] = field(default_factory=list)
     """Block ids, one list a KV group."""
     unchanged: list[int] = field(default_factory=list)
@@ -62,6 +57,11 @@ class KnownRequest:
     def number(self) -> int:
         """As the ledger's `owner` has it."""
         return self.info.number
+
+    @property
+    def arrival_ns(self) -> int:
+        """When it came, by `time.monotonic_ns`."""
+        return self.info.arrival_ns
 
     def set_table(self, blocks: Sequence[int], group: int = 0, start: int = 0) -> None:
         """From entry `start` on the block table of `group` is `blocks`."""
@@ -87,7 +87,7 @@ class CacheState:
         self.requests: dict[int, KnownRequest] = {}
         self.totals: dict[str, int] = dict.fromkeys(Counters.__struct_fields__, 0)
         """By the names of `Counters`; those that begin with `num_` are how it is now."""
-        self.seq = self.step = 0
+        self._builder = FrameBuilder(hello.epoch, self.ledger, self._take_changed)
         self._num_groups = max(1, len(hello.cache.groups))
         self._last_number = 0
         self._new: list[RequestInfo] = []
@@ -95,8 +95,16 @@ class CacheState:
         self._changed: list[npt.NDArray[np.uint32]] = []
         self._moves: dict[str, list[int]] = {name: [] for name in Moves.__struct_fields__}
         self._events: list[Event] = []
-        self._first_token_ns: list[int] = []
-        self._inter_token_ns: list[int] = []
+
+    @property
+    def seq(self) -> int:
+        """Number of the last frame; 0 before the first."""
+        return self._builder.seq
+
+    @property
+    def step(self) -> int:
+        """Step of the last frame."""
+        return self._builder.step
 
     # What happened.
 
@@ -132,20 +140,18 @@ class CacheState:
         """Its figures or tables changed."""
         self._touched[request.number] = request
 
+    def set_earlier_tokens(self, request: KnownRequest, num_outputs: int, time_ns: int) -> None:
+        """Its answer had so many tokens at `time_ns`, when it began to be watched: the next one is timed from there."""
+        request.num_output_tokens = num_outputs
+        if num_outputs:
+            self._builder.last_token_ns[request.number] = time_ns
+
     def tokens_came(self, request: KnownRequest, num_outputs: int, time_ns: int) -> None:
-        """Its answer has so many tokens now: the new ones are counted, and how long they took is told. Those that came
-        at once share the time since the one before."""
+        """Its answer has so many tokens now: the new ones are counted and timed."""
         num_new, request.num_output_tokens = num_outputs - request.num_output_tokens, num_outputs
-        if num_new <= 0:
-            return
-        self.count(generation_tokens=num_new)
-        if request.last_token_ns:
-            self._inter_token_ns += [max(0, time_ns - request.last_token_ns) // num_new] * num_new
-        else:
-            self._first_token_ns.append(max(0, time_ns - request.info.arrival_ns))
-            self._inter_token_ns += [0] * (num_new - 1)
-        request.last_token_ns = time_ns
-        self.touch(request)
+        if num_new > 0:
+            self.count(generation_tokens=self._builder.count_tokens([(request, num_new)], time_ns))
+            self.touch(request)
 
     def finish(self, request: KnownRequest) -> None:
         """It ended and holds no block; what its blocks are now is for the caller to say."""
@@ -175,7 +181,7 @@ class CacheState:
     def more_hits(self, ids: npt.ArrayLike, added: npt.NDArray[np.bool_] | int = 1) -> npt.NDArray[np.uint32]:
         """How often prompts found these blocks, `added` more, as far as the ledger counts."""
         hits = self.ledger.prefix_hits[np.asarray(ids, np.int64)].astype(np.uint32) + np.asarray(added, np.uint32)
-        return np.minimum(hits, np.uint32(_MAX_U2))
+        return np.minimum(hits, np.uint32(MAX_U2))
 
     def begin_read(self, ids: npt.ArrayLike, step: int) -> None:
         """These blocks of a lower tier are loaded: a prompt found them, and they are held meanwhile."""
@@ -204,11 +210,6 @@ class CacheState:
 
     # What is told.
 
-    @property
-    def has_changed(self) -> bool:
-        """Whether the next frame has something to say."""
-        return bool(self._touched or self._changed or self._events)
-
     def frame(
         self,
         step: int,
@@ -218,96 +219,56 @@ class CacheState:
         num_decode_tokens: int = 0,
         num_prefill_tokens: int | None = None,
         timings: Timings | None = None,
-        first_token_ns: Sequence[int] = (),
-        inter_token_ns: Sequence[int] = (),
     ) -> Frame:
         """All that changed since the last one. `batch`: how many tokens ran of each request, by number; those that are
-        no decodes are prefill, unless that is told."""
+        no decodes are prefill, unless `num_prefill_tokens` says how many."""
         ran = batch or {}
-        if num_prefill_tokens is None:
-            num_prefill_tokens = sum(ran.values()) - num_decode_tokens
-        self.seq += 1
-        self.step = step
-        ids = np.unique(np.concatenate(self._changed)) if self._changed else np.empty(0, np.uint32)
-        frame = Frame(
-            epoch=self.hello.epoch,
-            seq=self.seq,
-            step=step,
-            time_ns=time_ns,
-            blocks=self.ledger.pack(ids),
+        requests = list(self._touched.values())
+        frame = self._builder.frame(
+            step,
+            time_ns,
+            self.counters(),
             new_requests=tuple(self._new),
-            requests=_rows_of(list(self._touched.values())),
-            batch=Batch(
-                number=pack_u4(list(ran)),
-                num_tokens=pack_u4(list(ran.values())),
-                num_prefill_tokens=num_prefill_tokens,
+            requests=requests,
+            tables={},
+            groups={
+                (request.number, group): start
+                for request in requests
+                for group, start in enumerate(request.unchanged)
+                if start < max(len(request.tables[group]), request.told[group])
+            },
+            batch=pack_batch(
+                list(ran),
+                list(ran.values()),
                 num_decode_tokens=num_decode_tokens,
+                num_prefill_tokens=num_prefill_tokens,
             ),
-            timings=timings or Timings(),
-            counters=self.counters(),
+            timings=timings or NO_TIMINGS,
             events=tuple(self._events),
-            first_token_ns=pack_u8([*self._first_token_ns, *first_token_ns]),
-            inter_token_ns=pack_u8([*self._inter_token_ns, *inter_token_ns]),
             moves=Moves(**{name: pack_u4(blocks) for name, blocks in self._moves.items()}),
         )
-        for request in self._touched.values():
+        for request in requests:
             request.unchanged = list(map(len, request.tables))
             request.told = list(request.unchanged)
-        self._new, self._touched, self._changed, self._events = [], {}, [], []
-        self._first_token_ns, self._inter_token_ns = [], []
+        self._new, self._touched, self._events = [], {}, []
         self._moves = {name: [] for name in self._moves}
         return frame
 
-    def snapshot(self, tag: int = 0) -> Snapshot:
-        """The whole state after the last frame; only while nothing changed since."""
+    def snapshot(self, tag: int = 0, time_ns: int | None = None) -> Snapshot:
+        """Return the whole state, numbered as the last frame; nothing may have changed since that frame.
+
+        `time_ns` is by `time.monotonic_ns`; None: now.
+        """
         requests = list(self.requests.values())
-        return Snapshot(
-            hello=self.hello,
-            seq=self.seq,
-            step=self.step,
-            time_ns=time.monotonic_ns(),
-            blocks=self.ledger.pack_all(),
-            requests_info=tuple(request.info for request in requests),
-            requests=_rows_of(requests, whole=True),
-            counters=self.counters(),
-            tag=tag,
-        )
+        now_ns = time.monotonic_ns() if time_ns is None else time_ns
+        infos = [request.info for request in requests]
+        return self._builder.snapshot(self.hello, now_ns, self.counters(), requests, infos, tag=tag)
 
     def counters(self) -> Counters:
         """As they are now."""
         return Counters(**self.totals)
 
-
-def _rows_of(requests: Sequence[KnownRequest], *, whole: bool = False) -> RequestRows:
-    """A row a request, and one more for each further table that changed, or is not empty where all is told."""
-    rows: list[tuple[KnownRequest, int, int, list[int]]] = []
-    for request in requests:
-        for group, table in enumerate(request.tables):
-            start = 0 if whole else request.unchanged[group]
-            if group == 0 or start < len(table) or (not whole and len(table) < request.told[group]):
-                rows.append((request, group, start, table[start:]))
-    if not rows:
-        return RequestRows()
-
-    def column(name: str) -> list[int]:
-        return [getattr(request, name) for request, _, _, _ in rows]
-
-    return RequestRows(
-        number=pack_u4([request.number for request, _, _, _ in rows]),
-        state=bytes(column("state")),
-        num_computed_tokens=pack_u4(column("num_computed_tokens")),
-        num_cached_tokens=pack_u4(column("num_cached_tokens")),
-        num_output_tokens=pack_u4(column("num_output_tokens")),
-        num_preemptions=np.minimum(column("num_preemptions"), _MAX_U2).astype("<u2").tobytes(),
-        table_start=pack_u4([start for _, _, start, _ in rows]),
-        table_count=pack_u4([len(tail) for _, _, _, tail in rows]),
-        table_blocks=pack_u4([block for _, _, _, tail in rows for block in tail]),
-        num_draft_tokens=_u4_if_any(column("num_draft_tokens")),
-        num_accepted_tokens=_u4_if_any(column("num_accepted_tokens")),
-        table_group=_u4_if_any([group for _, group, _, _ in rows]),
-        waits_for=_u4_if_any(column("waits_for")),
-    )
-
-
-def _u4_if_any(values: list[Any]) -> bytes:
-    return pack_u4(values) if any(values) else b""
+    def _take_changed(self) -> npt.NDArray[np.uint32]:
+        """Return the rows that changed since the last call, each once, ascending."""
+        changed, self._changed = self._changed, []
+        return np.unique(np.concatenate(changed)) if changed else np.empty(0, np.uint32)

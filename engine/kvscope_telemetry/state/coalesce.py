@@ -3,6 +3,8 @@
 At 5,000 frames a second numpy is called once a column a batch, never once a frame. Owns the order rules of `Update`,
 and the updates that one thread made and the other has not taken yet (`Pending`). Knows nothing of sockets or the state
 the update is applied to.
+
+See docs/internals/decisions/0004-updates-are-joined-on-a-reader-thread.md.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.ledger import COLUMNS, BlockState, Column, Ledger, Tier
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Counters, Heartbeat, Hello, MetricFigure, RequestRows, Snapshot
 from kvscope_telemetry.running_time import RunningTime
 from kvscope_telemetry.source import Update
@@ -55,6 +56,8 @@ class Mirror:
         """As the newest reading has them."""
         self.stops = RunningTime()
         """When the engine stood still, by its own clock."""
+        self.last_hashes: dict[int, int] = {}
+        """Hash of the last cached block that a request held when it ended, by its number, for the newest that ended."""
         self.version = 0
         """Grows with each change."""
         self._num_by_state = np.zeros(COUNTS_SHAPE, np.int64)
@@ -116,6 +119,7 @@ class Mirror:
             self.reset(update.snapshot, update.blocks)
         request_rows = self._checked(update)
         time_ns = int(update.series["time_ns"][-1]) if update.series else self.time_ns
+        self._note_last_hashes(request_rows)
         self.requests.apply(update.new_requests, request_rows, time_ns=time_ns)
         self._write_blocks(update.block_ids, update.block_columns)
         if update.series:
@@ -131,6 +135,16 @@ class Mirror:
         if update.readings:
             self.used_share, self.figures = update.readings[-1].used_share, update.readings[-1].figures
         self.version += 1
+
+    def _note_last_hashes(self, rows: RequestRows) -> None:
+        """Note what the requests that end with this change hold: their block tables are empty afterwards."""
+        has_ended = np.frombuffer(rows.state, "u1") == RequestState.FINISHED
+        for number in np.frombuffer(rows.number, "<u4")[has_ended].tolist() if has_ended.any() else ():
+            hashes = self.ledger.hash[self.requests.blocks(number)]
+            if hashes.any():
+                self.last_hashes[number] = int(hashes[hashes != 0][-1])
+        while len(self.last_hashes) > self.requests.max_finished:
+            del self.last_hashes[next(iter(self.last_hashes))]
 
     def _hear(self, beat: Heartbeat) -> None:
         if beat.pinned or self.pinned:
@@ -148,7 +162,7 @@ class Mirror:
         if not same_epoch:
             self.pinned, self.pinned_by, self.limits = frozenset(), "", (0, 0)
             self.used_share, self.figures = -1.0, ()
-            self.stops = RunningTime()
+            self.stops, self.last_hashes = RunningTime(), {}
         self.stops.catch_up(snapshot.stops, snapshot.time_ns)
         self.requests.num_reserved = snapshot.hello.cache.num_reserved_blocks
         self.requests.group_of_states = snapshot.hello.cache.group_of_states

@@ -31,6 +31,7 @@ REQUEST_COLUMNS: Final[dict[str, np.dtype[np.generic]]] = {
     "state": np.dtype(np.uint8),  # RequestState
     "priority": np.dtype(np.int32),
     "index": np.dtype(np.int32),  # which of the n completions of a prompt
+    "client": np.dtype(np.int64),  # which client sent it, 0 unknown
     "arrival_ns": np.dtype(np.int64),  # engine's monotonic clock
     "first_seen_ns": np.dtype(np.int64),  # engine's clock at the newest frame of the update that brought it
     "finished_ns": np.dtype(np.int64),  # the same for its end, -1 before
@@ -45,7 +46,7 @@ REQUEST_COLUMNS: Final[dict[str, np.dtype[np.generic]]] = {
     "num_blocks": np.dtype(np.int32),  # length of the block table
     "waits_for": np.dtype(np.uint8),  # WaitsFor
 }
-_TOLD_COLUMNS: Final = ("number", "priority", "index", "arrival_ns", "num_prompt_tokens", "max_tokens")
+_TOLD_COLUMNS: Final = ("number", "priority", "index", "client", "arrival_ns", "num_prompt_tokens", "max_tokens")
 _TOLD: Final = attrgetter(*_TOLD_COLUMNS)
 """What is told once of a request, when it is new."""
 _FIRST_CAPACITY: Final = 64
@@ -75,6 +76,7 @@ class RequestMirror:
     state: npt.NDArray[np.uint8]
     priority: npt.NDArray[np.int32]
     index: npt.NDArray[np.int32]
+    client: npt.NDArray[np.int64]
     arrival_ns: npt.NDArray[np.int64]
     first_seen_ns: npt.NDArray[np.int64]
     finished_ns: npt.NDArray[np.int64]

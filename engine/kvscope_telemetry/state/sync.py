@@ -14,6 +14,7 @@ from typing import Final
 
 from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, Snapshot
 from kvscope_telemetry.state.continuity import StatePlace
+from kvscope_telemetry.state.engine_clock import EngineClock
 
 MAX_FRAMES: Final = 20_000
 MAX_BYTES: Final = 64 << 20
@@ -50,6 +51,7 @@ class Sync:
 
     def __init__(self, passed: Passed = lambda message, data: None) -> None:
         self._place = StatePlace()
+        self._clock = EngineClock()
         self._passed = passed
         self.in_sync = False
         self.num_dropped = 0
@@ -82,6 +84,13 @@ class Sync:
     def is_at_rest(self) -> bool:
         """Whether nothing is missing, and nothing waited for."""
         return self.in_sync and not self._wants and self._behind is None
+
+    def accepts_time(self, epoch: int, time_ns: int, now_ns: int) -> bool:
+        """Whether a message of the engine that is followed may have this time: its clock does not jump.
+
+        Ask before the message is given to `frame` or `heartbeat`.
+        """
+        return epoch != self.epoch or self._clock.accepts(epoch, time_ns, now_ns)
 
     def frame(self, frame: Frame, now_ns: int, data: bytes | None = None) -> None:
         """A frame arrived, as `data`."""
@@ -116,7 +125,8 @@ class Sync:
         self._patience_ns = REQUEST_INTERVAL_NS
         is_news = snapshot.hello.epoch != self.epoch or not self.in_sync
         if is_news:
-            self._begin(snapshot, data)
+            self._clock.start(snapshot.hello.epoch, snapshot.time_ns, now_ns)
+            self._begin(snapshot, data, now_ns)
             self._last_frame_ns = now_ns
             self._interval_ns = max(REQUEST_INTERVAL_NS, self._interval_ns // 2)
         if self.in_sync:
@@ -177,6 +187,7 @@ class Sync:
 
     def disconnected(self) -> None:
         """The connection went, and with it every answer that was on its way."""
+        self._clock.forget()
         self._oldest_tag, self._patience_ns = self._tag + 1, REQUEST_INTERVAL_NS
         self._interval_ns = REQUEST_INTERVAL_NS
         self._wants = self._wants or not self.in_sync
@@ -195,8 +206,8 @@ class Sync:
         """Whether the state lacks a frame that is not waited for: it may be accounted for and yet not in a snapshot."""
         return self.in_sync and seq > self.seq
 
-    def _begin(self, snapshot: Snapshot, data: bytes | None) -> None:
-        """The state is `snapshot`; go on with the held frames that follow it."""
+    def _begin(self, snapshot: Snapshot, data: bytes | None, now_ns: int) -> None:
+        """Take `snapshot` as the state, and apply the held frames that follow it."""
         is_same = self.epoch == snapshot.hello.epoch
         self.num_resyncs += self.epoch is not None
         self._place.go_to(snapshot)
@@ -204,7 +215,11 @@ class Sync:
         self._behind = self._behind if is_same else None
         self._runs.append(Run(snapshot))
         self._passed(snapshot, data)
-        held = [(frame, its_data) for frame, its_data in self._held.take() if frame.epoch == self.epoch]
+        held = [
+            (frame, its_data)
+            for frame, its_data in self._held.take()
+            if frame.epoch == self.epoch and self.accepts_time(frame.epoch, frame.time_ns, now_ns)
+        ]
         if not is_same:
             self._count_holes({frame.seq for frame, _ in held})
         following = {frame.seq: (frame, its_data) for frame, its_data in held if frame.seq > self.seq}

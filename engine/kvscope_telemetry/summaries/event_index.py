@@ -91,6 +91,20 @@ class EventIndex:
         events = ((place, self._events[place]) for place in places.tolist())
         return next((place for place, each in events if (each.epoch, each.event) == (timed.epoch, timed.event)), None)
 
+    def neighbor(
+        self, shown: TimedEvent | None, at_ns: int, kinds: Collection[str] | None, *, forward: bool
+    ) -> TimedEvent | None:
+        """Return the event of `kinds` (None: of any) after `shown`, or before it; without `shown`, after or before
+        `at_ns`. Several events may come with one frame: the time alone would pass over them."""
+        place = None if shown is None else self.place_of(shown)
+        if place is None:
+            found = self.find(at_ns + 1, None, kinds)[:1] if forward else self.find(None, at_ns - 1, kinds)[-1:]
+        else:
+            time_ns = int(self.time_ns[place])
+            around = self.find(time_ns, None, kinds) if forward else self.find(None, time_ns, kinds)
+            found = around[around > place][:1] if forward else around[around < place][-1:]
+        return self[int(found[0])] if found.size else None
+
     def forget_before(self, time_ns: int) -> None:
         """Those before `time_ns` go."""
         self._forget(int(np.searchsorted(self.time_ns, time_ns, "left")))

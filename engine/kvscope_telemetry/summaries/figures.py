@@ -17,7 +17,7 @@ import numpy as np
 
 from kvscope_telemetry.latencies import FIRST_TOKEN, INTER_TOKEN, QUEUED, Latency
 from kvscope_telemetry.summaries import latency_buckets
-from kvscope_telemetry.summaries.session_overview import FloatArray, SessionOverview
+from kvscope_telemetry.summaries.session_overview import OVERVIEW_COLUMNS, FloatArray, IntArray, SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 
@@ -63,6 +63,8 @@ HIT_RATE: Final = Share(("cached_tokens",), PROMPTS)
 USAGE: Final = Share(("active",), ("pool",))
 """Of the pool's blocks, those that requests hold."""
 ACCEPTED: Final = Share(("accepted_tokens",), ("draft_tokens",))
+WASTE: Final = Share(("wasted_slots",), ("held_slots",))
+"""Slots that requests hold and do not use, of all that they hold, as `state.pool_use` counts them."""
 _ALL: Final = slice(None)
 """Every second of an overview."""
 
@@ -71,6 +73,15 @@ def rows_in(overview: SessionOverview, span: Range) -> slice:
     """The seconds of the overview that `span` touches."""
     first = int(np.searchsorted(overview.time_ns, span.from_ns - SECOND_NS, "right"))
     return slice(first, int(np.searchsorted(overview.time_ns, span.until_ns, "right")))
+
+
+def ends_of(overview: SessionOverview, rows: slice, span: Range) -> IntArray:
+    """Time at the end of each second, or of the range, shape (n,): where a second's values stand.
+
+    Levels are as they were then, counts are of the second before. Tables, reports and charts follow this one rule.
+    """
+    ends: IntArray = np.minimum(overview.time_ns[rows] + SECOND_NS, span.until_ns)
+    return ends
 
 
 def pool_of(overview: SessionOverview, rows: slice = _ALL) -> FloatArray:
@@ -83,6 +94,26 @@ def pool_of(overview: SessionOverview, rows: slice = _ALL) -> FloatArray:
 def usage_of(overview: SessionOverview, rows: slice = _ALL) -> FloatArray:
     """Share of the pool that requests held, shape (n,); NaN where there is no pool."""
     return USAGE.over({"active": overview.column("active_blocks")[rows], "pool": pool_of(overview, rows)})
+
+
+def peak_usage_of(overview: SessionOverview, rows: slice = _ALL) -> FloatArray:
+    """Largest share of the pool that requests held within each second, shape (n,); NaN where there is no pool."""
+    return USAGE.over({"active": overview.column("peak_active_blocks")[rows], "pool": pool_of(overview, rows)})
+
+
+def peak_usage_time_ns(overview: SessionOverview, rows: slice = _ALL) -> int | None:
+    """Time at which the largest share of the pool was held; None if it is unknown."""
+    usage = peak_usage_of(overview, rows)
+    if not np.isfinite(usage).any():
+        return None
+    at = int(np.nanargmax(usage))
+    after_ns = overview.column("peak_active_ns")[rows][at]
+    return int(overview.time_ns[rows][at]) + (SECOND_NS if np.isnan(after_ns) else int(after_ns))
+
+
+def waste_of(overview: SessionOverview, rows: slice = _ALL) -> FloatArray:
+    """Internal fragmentation: wasted share of the slots that requests held, shape (n,); NaN where they held none."""
+    return WASTE.over({name: overview.column(name)[rows] for name in WASTE.names()})
 
 
 def fragmentation_of(overview: SessionOverview, rows: slice = _ALL) -> FloatArray:
@@ -111,9 +142,9 @@ def silences_s(overview: SessionOverview, rows: slice) -> FloatArray:
     return found
 
 
-def total_of(column: FloatArray) -> int | None:
-    """The sum of what is known; None where nothing is."""
-    return None if column.size and np.isnan(column).all() else int(np.nansum(column))
+def total_of(column: FloatArray) -> float | None:
+    """Return the sum; None if a part of it is not known."""
+    return None if np.isnan(column).any() else float(column.sum())
 
 
 _PARTS: Final = {"p50_s": 0.725, "p95_s": 0.245, "p99_s": 0.03}
@@ -213,7 +244,15 @@ def _known_sum(overview: SessionOverview, names: tuple[str, ...], rows: slice) -
 
 
 def _total(names: tuple[str, ...], overview: SessionOverview, rows: slice, span: Range) -> float | None:
-    return _known_sum(overview, names, rows) if len(overview.time_ns[rows]) else None
+    """Return a count. Tokens of a step that ran in several seconds count in each: a rate is its total by the time."""
+    total = _known_sum(overview, tuple(map(_spread, names)), rows) if len(overview.time_ns[rows]) else None
+    return None if total is None else float(round(total))
+
+
+def _spread(column: str) -> str:
+    """Return the name of the column with each second's share of a count, where a step is counted in several seconds."""
+    rate = f"{column}_per_s"
+    return rate if rate in OVERVIEW_COLUMNS else column
 
 
 def _rate(name: str, per_s: float, overview: SessionOverview, rows: slice, span: Range) -> float | None:
@@ -233,7 +272,7 @@ Reduce = Callable[[FloatArray], float]
 def _level(
     reduce: Reduce, of: Callable[[SessionOverview], FloatArray], overview: SessionOverview, rows: slice, _: Range
 ) -> float | None:
-    """Of how things stood at the end of each second, what is known."""
+    """Reduce the known levels, or peaks, of the seconds."""
     values = of(overview)[rows]
     values = values[np.isfinite(values)]
     return float(reduce(values)) if values.size else None
@@ -268,7 +307,8 @@ def _counted(
 
 
 def _a_second(column: str, name: str, counts: str = "", places: Places = NOWHERE) -> Figure:
-    measure = partial(_rate, column, 1.0)
+    """A rate in tokens per second; where the overview has one of each second, the mean of those."""
+    measure = partial(_rate, _spread(column), 1.0)
     return Figure(f"{column}_per_s", name, "tokens/s", measure, counts, is_compared=True, places=places)
 
 
@@ -364,13 +404,21 @@ FIGURES: Final = (
     _percentile(QUEUED, 50, "Queued", is_compared=False),
     _percentile(QUEUED, 95, "Queued", card=Card(13, "from arrival to the first run", "Queue, p95")),
     _mean("running_mean", "Running, mean", "requests", _column("num_running")),
+    Figure(
+        "running_peak",
+        "Running, peak",
+        "requests",
+        partial(_level, np.max, _column("peak_running")),
+        "Most requests running at once",
+        has_spread=False,
+    ),
     _mean("waiting_mean", "Waiting, mean", "requests", _column("num_waiting")),
     Figure(
         "waiting_peak",
         "Waiting, peak",
         "requests",
-        partial(_level, np.max, _column("num_waiting")),
-        "Most requests waiting at the end of a second",
+        partial(_level, np.max, _column("peak_waiting")),
+        "Most requests waiting at once",
         has_spread=False,
         places=Places(Card(4, "requests in the queue")),
     ),
@@ -386,8 +434,8 @@ FIGURES: Final = (
         "usage_peak",
         "KV usage, peak",
         "share",
-        partial(_level, np.max, usage_of),
-        "Largest share of the pool held by requests at the end of a second",
+        partial(_level, np.max, peak_usage_of),
+        "Largest share of the pool held by requests at any time",
         is_compared=True,
         has_spread=False,
         places=Places(Card(1, "at {peak_usage_s} s"), in_range=True),
@@ -477,7 +525,7 @@ FIGURES: Final = (
         "num_lost_frames",
         "Frames lost",
         "frames",
-        places=Places(Card(15, "{num_silences} silences, {silent_s}", "Gaps", "{} frames")),
+        places=Places(Card(15, "silences: {num_silences}, {silent_s}", "Gaps", "{} frames")),
     ),
     Figure("num_silences", "Silences", "silences", partial(_silences, np.size), has_spread=False),
     Figure("silent_s", "Silent", "s", partial(_silences, np.sum), has_spread=False),

@@ -7,45 +7,30 @@ newest. Knows no files.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import IntEnum
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.messages.request_state import RequestState
-from kvscope_telemetry.messages.telemetry import Batch, Event, Frame, Snapshot
+from kvscope_telemetry.messages.telemetry import Batch, Frame, Snapshot
+from kvscope_telemetry.request_phase import ENDS, RequestPhase, phase_of_state
 
 MAX_PHASES: Final = 200_000
 PHASE: Final = np.dtype([("time_ns", "<i8"), ("number", "<u4"), ("kind", "u1")])
 """As it lies in a summary; times are the recording's."""
 _KEPT: Final = np.dtype([*PHASE.descr, ("epoch", "<i8")])
 _LAST_NS: Final = (1 << 62) - 1
-_ENDS: Final = ("finished", "aborted", "refused")
+_STORED: Final = (RequestPhase.QUEUED, RequestPhase.PREFILL, RequestPhase.DECODE, RequestPhase.PREEMPTED)
+"""Phases by their code in a summary."""
+_CODES: Final = {phase: code for code, phase in enumerate(_STORED)}
 PhaseRows = npt.NDArray[np.void]
-
-
-class PhaseKind(IntEnum):
-    """What a request does from then on."""
-
-    WAITS = 0
-    """It arrived."""
-    PREFILL = 1
-    """So it was found: its prompt is computed."""
-    DECODE = 2
-    """Token after token."""
-    PREEMPTED = 3
-    """So it was found."""
-
-
-_FOUND: Final = {int(RequestState.WAITING): PhaseKind.WAITS, int(RequestState.PREEMPTED): PhaseKind.PREEMPTED}
 
 
 class PhaseNotes:
     """Tell it every snapshot and frame in order; `take` gives what was noticed, packed."""
 
     def __init__(self) -> None:
-        self._noted: list[tuple[int, int, int]] = []
+        self._noted: list[tuple[int, int, RequestPhase]] = []
         self._there: set[int] = set()
         """Requests of this epoch that are not over, as far as they were told."""
         self._decoding: set[int] = set()
@@ -61,7 +46,7 @@ class PhaseNotes:
     def take(self) -> bytes:
         """Since the last call."""
         noted, self._noted = self._noted, []
-        return np.array(noted, PHASE).tobytes()
+        return packed_phases(noted)
 
     def snapshot(self, snapshot: Snapshot, offset_ns: int) -> None:
         """Who is there that was not told yet."""
@@ -70,26 +55,26 @@ class PhaseNotes:
         states, outputs = np.frombuffer(rows.state, "u1").tolist(), np.frombuffer(rows.num_output_tokens, "<u4")
         arrivals = {info.number: info.arrival_ns for info in snapshot.requests_info}
         for number, state, output in zip(numbers, states, outputs.tolist(), strict=False):
-            kind = _kind(state, output)
+            kind = phase_of_state(state, output)
             if number in self._there or number not in arrivals or kind is None:
                 continue
             self._there.add(number)
-            if kind is PhaseKind.DECODE:
+            if kind is RequestPhase.DECODE:
                 self._decoding.add(number)
-            since_ns = arrivals[number] if kind is PhaseKind.WAITS else snapshot.time_ns
+            since_ns = arrivals[number] if kind is RequestPhase.QUEUED else snapshot.time_ns
             self._note(since_ns + offset_ns, number, kind)
 
     def frame(self, frame: Frame, offset_ns: int) -> None:
         """Who came, and whose prompt is done."""
         for info in frame.new_requests:
             self._there.add(info.number)
-            self._note(info.arrival_ns + offset_ns, info.number, PhaseKind.WAITS)
+            self._note(info.arrival_ns + offset_ns, info.number, RequestPhase.QUEUED)
         batch = frame.batch
         if batch.num_prefill_tokens or batch.number != self._last_batch:
             self._run(batch, frame.time_ns + offset_ns)
         self._last_batch = b"" if batch.num_prefill_tokens else batch.number
         for event in frame.events:  # who ended ran in this very batch
-            if event.kind in _ENDS:
+            if event.kind in ENDS:
                 self._forget(event.number)
                 self._there.discard(event.number)
             elif event.kind == "preempted":
@@ -108,7 +93,7 @@ class PhaseNotes:
                 self._prefilled_ns[number] = time_ns
             elif number not in decoding:
                 decoding.add(number)
-                self._note(self._prefilled_ns.pop(number, time_ns), number, PhaseKind.DECODE)
+                self._note(self._prefilled_ns.pop(number, time_ns), number, RequestPhase.DECODE)
 
     def _pieces(self, news: list[tuple[int, int]], num_prefill_tokens: int) -> set[int]:
         """Who of them has a piece of a prompt. Several tokens of one that decodes are guesses that are checked, where
@@ -124,7 +109,7 @@ class PhaseNotes:
         self._decoding.discard(number)
         self._prefilled_ns.pop(number, None)
 
-    def _note(self, time_ns: int, number: int, kind: PhaseKind) -> None:
+    def _note(self, time_ns: int, number: int, kind: RequestPhase) -> None:
         if 0 < number < 1 << 32:
             self._noted.append((min(max(time_ns, 0), _LAST_NS), number, kind))
 
@@ -177,21 +162,12 @@ class PhaseLog:
             self.num_forgotten += count
 
 
-def starts_decoding(event: Event) -> bool:
-    """Whether a request that begins, or returns, lacks the KV of one token at most."""
-    data = event.data
-    return data is not None and (data.kind == "forked" or data.num_known_tokens - event.num_tokens <= 1)
+def packed_phases(begun: Iterable[tuple[int, int, RequestPhase]]) -> bytes:
+    """Pack (time in ns, request number, phase) of each phase that began as a summary has them."""
+    return np.array([(time_ns, number, _CODES[phase]) for time_ns, number, phase in begun], PHASE).tobytes()
 
 
-def numbers_of(rows: Iterable[np.void]) -> list[tuple[int, int, int, PhaseKind]]:
+def numbers_of(rows: Iterable[np.void]) -> list[tuple[int, int, int, RequestPhase]]:
     """Time, epoch, number and kind of each, in plain numbers; of kinds that this version knows."""
     plain = ((int(r["time_ns"]), int(r["epoch"]), int(r["number"]), int(r["kind"])) for r in rows)
-    return [
-        (time_ns, epoch, number, PhaseKind(kind)) for time_ns, epoch, number, kind in plain if kind < len(PhaseKind)
-    ]
-
-
-def _kind(state: int, num_output_tokens: int) -> PhaseKind | None:
-    if state == RequestState.RUNNING:
-        return PhaseKind.DECODE if num_output_tokens else PhaseKind.PREFILL
-    return _FOUND.get(state)
+    return [(time_ns, epoch, number, _STORED[code]) for time_ns, epoch, number, code in plain if code < len(_STORED)]

@@ -32,10 +32,21 @@ MAX_BIN_BYTES: Final = 48 << 20
 """Compressed bins of many hours; of still longer overviews those of every second, fourth, … second are kept."""
 _LATENCIES: Final = tuple(latency.key for latency in LATENCIES)
 _QUANTILES: Final = ("count", "p50_s", "p95_s", "p99_s", "p50_above_s", "p95_above_s", "p99_above_s")
-_NOT_NUMBERS: Final = ("time_ns", "epoch", "free_runs", "bins", "phases", "moments", "stops", *_LATENCIES)
+_NOT_NUMBERS: Final = (
+    *("time_ns", "epoch", "free_runs", "bins", "phases", "moments", "stops", "carried_step"),
+    *_LATENCIES,
+)
 SCALARS: Final = tuple(name for name in Summary.__struct_fields__ if name not in _NOT_NUMBERS)
-OVERVIEW_COLUMNS: Final = (*SCALARS, *(f"{latency}_{part}" for latency in _LATENCIES for part in _QUANTILES))
-"""Columns of an overview: numbers of `Summary`, and `first_token_p50_s` and the like."""
+_SPREAD: Final = ("prefill_tokens", "decode_tokens")
+OVERVIEW_COLUMNS: Final = (
+    *SCALARS,
+    *(f"{latency}_{part}" for latency in _LATENCIES for part in _QUANTILES),
+    *(f"{name}_per_s" for name in _SPREAD),
+)
+"""Columns of an overview: numbers of `Summary`, `first_token_p50_s` and the like, and token rates. There the tokens of
+a step are spread over the seconds in which it ran, so that steps of over a second make no spikes between zeros."""
+_MAX_STEP_NS: Final = 86_400 * SECOND_NS
+"""A step that claims more is not spread."""
 _MAX_TOLD_STOPS: Final = 1_000
 """Of a second: more are no work of a person."""
 _DTYPES: Final = {"owner": np.dtype("<i4")}
@@ -64,6 +75,8 @@ class SessionOverview:
         self._free_runs: list[tuple[int, ...]] = []
         self._buckets: list[tuple[bytes, ...]] = []
         """Of each of `LATENCIES`."""
+        self._carried: list[FloatArray | None] = []
+        """Tokens of each second's first step that were moved to seconds before it, shape (`_SPREAD`, seconds back)."""
         self._bin_bytes = 0
         self._stride = 1
 
@@ -137,7 +150,7 @@ class SessionOverview:
             return
         first = self._bins_at(num_gone) if num_gone < self._size else None
         self._bin_bytes -= sum(num_bytes(bins) for bins in self._bins[:num_gone])
-        del self._bins[:num_gone], self._free_runs[:num_gone], self._buckets[:num_gone]
+        del self._bins[:num_gone], self._free_runs[:num_gone], self._buckets[:num_gone], self._carried[:num_gone]
         if self._bins and self._bins[0] is None:
             self._bins[0] = first
             self._bin_bytes += num_bytes(first)
@@ -155,6 +168,7 @@ class SessionOverview:
         self._times[self._size], self._epochs[self._size] = summary.time_ns, summary.epoch
         self._columns[:, self._size] = _numbers(summary)
         self._size += 1
+        self._carried.append(self._spread(summary))
         self._free_runs.append(summary.free_runs)
         self._buckets.append(tuple(getattr(summary, name).buckets for name in _LATENCIES))
         is_kept = self._size % self._stride == 0 or self._size == 1
@@ -163,7 +177,35 @@ class SessionOverview:
         if self._bin_bytes > self._max_bin_bytes:
             self._thin_out()
 
+    def _spread(self, summary: Summary) -> FloatArray | None:
+        """Move tokens of the step that the newest second carried to the seconds before it, as far as they are here."""
+        step, at = summary.carried_step, self._size - 1
+        if step is None or not 0 < step.before_ns <= step.length_ns <= _MAX_STEP_NS:
+            return None
+        most = -(-step.before_ns // SECOND_NS)
+        times, epochs = self._times[max(at - most, 0) : at][::-1], self._epochs[max(at - most, 0) : at][::-1]
+        ages = np.arange(1, times.size + 1)
+        follows_on = (times == summary.time_ns - ages * SECOND_NS) & (epochs == summary.epoch)
+        ages = ages[: int(np.argmin(np.append(follows_on, False)))]
+        if not ages.size:
+            return None
+        parts = np.minimum(step.before_ns - (ages - 1) * SECOND_NS, SECOND_NS).astype(np.float64)
+        shares = parts[::-1] / (parts.sum() + step.length_ns - step.before_ns)
+        carried: FloatArray = np.array([[step.prefill_tokens], [step.decode_tokens]], np.float64) * shares
+        self._move(carried, at)
+        return carried
+
+    def _move(self, carried: FloatArray, at: int) -> None:
+        """Take `carried` from the rates of the second at `at`, and add it to those before."""
+        columns = self._columns[-len(_SPREAD) :]
+        num_before = min(carried.shape[1], at)
+        columns[:, at - num_before : at] += carried[:, carried.shape[1] - num_before :]
+        columns[:, at] -= carried.sum(axis=1)
+
     def _drop_last(self) -> None:
+        carried = self._carried.pop()
+        if carried is not None:
+            self._move(-carried, self._size - 1)
         self._size -= 1
         self._free_runs.pop()
         self._buckets.pop()
@@ -214,7 +256,7 @@ def _numbers(summary: Summary) -> list[float]:
         numbers.append(float(latency.count))
         parts = [getattr(latency, name) for name in _QUANTILES[1:]]
         numbers += [part if latency.count and part >= 0 else np.nan for part in parts]
-    return numbers
+    return numbers + [numbers[SCALARS.index(name)] for name in _SPREAD]
 
 
 class BinPacker:

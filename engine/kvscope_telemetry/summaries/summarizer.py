@@ -27,15 +27,18 @@ from kvscope_telemetry.messages.telemetry import (
     Stop,
     TelemetryMessage,
 )
+from kvscope_telemetry.messages.validity import MAX_I64
 from kvscope_telemetry.running_time import RunningTime
 from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.state.pool_use import pool_use
 from kvscope_telemetry.summaries import latency_buckets
 from kvscope_telemetry.summaries.address_bins import bin_rows, count_by_size, free_run_lengths
 from kvscope_telemetry.summaries.histograms import Buckets, joined
 from kvscope_telemetry.summaries.moments import MomentNotes
 from kvscope_telemetry.summaries.request_phases import PhaseNotes
-from kvscope_telemetry.summaries.summary import SECOND_NS, AddressBins, Latency, Summary, TimedEvent
+from kvscope_telemetry.summaries.second_peaks import Peak, SecondPeaks
+from kvscope_telemetry.summaries.summary import SECOND_NS, AddressBins, CarriedStep, Latency, Summary, TimedEvent
 from kvscope_telemetry.summaries.unknown import unknown_fields
 
 _LATE_NS: Final = 2_000_000_000
@@ -79,8 +82,9 @@ class Summarizer:
         self._stall = Stall()
         self._phases = PhaseNotes()
         self._moments = MomentNotes()
-        self._used_share = -1.0
+        self._used_share = self._peak_share = -1.0
         self._newest_ns = self._stops_told_ns = 0
+        self._peaks = SecondPeaks()
         self._begin()
 
     def add_message(self, message: TelemetryMessage, log_time_ns: int) -> list[Summary]:
@@ -88,7 +92,9 @@ class Summarizer:
         second = log_time_ns // SECOND_NS
         self._began_ns = min(self._began_ns, log_time_ns)
         done = self.close() if second > self._second else []
-        self._second = max(second, self._second)
+        if second > self._second:
+            self._second = second
+            self._peaks.begin(self._follower.mirror, second * SECOND_NS)
         self._newest_ns = max(log_time_ns, self._newest_ns)
         if isinstance(message, Frame):
             if message.epoch == self._epoch:
@@ -101,6 +107,7 @@ class Summarizer:
         elif isinstance(message, Reading) and message.epoch == self._epoch:
             self._readings.append(message)
             self._used_share = message.used_share
+            self._peak_share = max(self._peak_share, self._used_share)
         elif isinstance(message, Heartbeat) and message.epoch == self._epoch:
             self._stalled_s = self._stall.seen(message)
         return done
@@ -108,6 +115,7 @@ class Summarizer:
     def go_on_from(self, snapshot: Snapshot, log_time_ns: int) -> None:
         """The state that `follower` has, of which all was told elsewhere; its blocks are not looked at."""
         self._restate(snapshot, log_time_ns)
+        self._peaks.begin(self._follower.mirror, log_time_ns)
         self._phases.take()
         self._moments.take()
 
@@ -132,6 +140,9 @@ class Summarizer:
 
     def _begin(self) -> None:
         self._frames: list[Frame] = []
+        self._peak_share = self._used_share
+        self._carried_step: CarriedStep | None = None
+        self._has_stepped = False
         self._readings: list[Reading] = []
         self._sums: dict[str, int] = dict.fromkeys(_TOTALS, 0)
         self._num_lost = 0
@@ -141,6 +152,7 @@ class Summarizer:
 
     def _restate(self, snapshot: Snapshot, log_time_ns: int) -> None:
         self._settle_totals()
+        self._peaks.restart(snapshot, log_time_ns, is_new_start=snapshot.hello.epoch != self._epoch)
         if snapshot.hello.epoch != self._epoch:
             self._epoch, self._last_seq, self._totals = snapshot.hello.epoch, None, {}
             self._step = snapshot.step
@@ -161,10 +173,24 @@ class Summarizer:
             self._note_place(frame.seq)
         self._last_seq = max(frame.seq, self._last_seq or 0)
         self._frames.append(frame)
+        self._peaks.add(frame, log_time_ns)
+        self._note_step(frame, log_time_ns)
         self._phases.frame(frame, self._offset_ns)
         self._moments.frame(frame)
         for event in frame.events:
             self._note_event(event, frame.epoch)
+
+    def _note_step(self, frame: Frame, log_time_ns: int) -> None:
+        """Note the first step that ended in this second, if it began in an earlier one."""
+        if self._has_stepped or not frame.batch.number:
+            return
+        self._has_stepped = True
+        took = frame.timings
+        length_ns = took.schedule_ns + took.run_ns + took.commit_ns
+        before_ns = self._second * SECOND_NS - (log_time_ns - length_ns)
+        if 0 < before_ns <= length_ns:
+            batch = frame.batch
+            self._carried_step = CarriedStep(before_ns, length_ns, batch.num_prefill_tokens, batch.num_decode_tokens)
 
     def _note_event(self, event: Event, epoch: int) -> None:
         time_ns = min(max(event.time_ns + self._offset_ns, self._began_ns, 0), MAX_TIME_NS)
@@ -187,14 +213,16 @@ class Summarizer:
         """A total that is met for the first time is none of this second."""
         for name in _TOTALS:
             total = getattr(counters, name)
-            self._sums[name] += max(0, total - self._totals.get(name, total))
+            grown = max(0, total - self._totals.get(name, total))
+            self._sums[name] = min(self._sums[name] + grown, MAX_I64)
             self._totals[name] = total
 
     def _added_up(self) -> dict[str, int]:
         """What the frames of the second come to."""
         self._settle_totals()
         counted = zip(*map(_counted_of, self._frames), strict=True) if self._frames else [()] * len(_COUNTED)
-        sums = dict(zip(_COUNTED, map(sum, counted), strict=True))
+        # A sum of numbers that each fit the format need not: no engine has that many.
+        sums = {name: min(sum(values), MAX_I64) for name, values in zip(_COUNTED, counted, strict=True)}
         return {
             "num_steps": self._num_steps(),
             "prefill_tokens": sums["batch.num_prefill_tokens"],
@@ -202,7 +230,7 @@ class Summarizer:
             **{name: sums[f"timings.{name}"] for name in _PHASES},
             **{name: self._sums[name] for name in _TOTALS},
             "flops": sums["work.flops"],
-            "moved_bytes": sum(sums[name] for name in _MOVED),
+            "moved_bytes": min(sum(sums[name] for name in _MOVED), MAX_I64),
         }
 
     def _num_steps(self) -> int:
@@ -220,6 +248,7 @@ class Summarizer:
         pool = ledger.part(0, min(cache.num_blocks, ledger.num_blocks))
         runs = free_run_lengths(pool.state)
         is_active = pool.state == BlockState.ACTIVE
+        use, peaks = pool_use(mirror), self._peaks.peaks()
         summary = Summary(
             time_ns=self._second * SECOND_NS,
             epoch=mirror.hello.epoch,
@@ -247,10 +276,23 @@ class Summarizer:
             phases=self._phases.take(),
             stops=self._stops(mirror),
             moments=self._moments.take(),
+            peak_active_blocks=peaks.active_blocks.value,
+            peak_active_ns=self._since_begin_ns(peaks.active_blocks),
+            peak_running=peaks.running.value,
+            peak_running_ns=self._since_begin_ns(peaks.running),
+            peak_waiting=peaks.waiting.value,
+            peak_waiting_ns=self._since_begin_ns(peaks.waiting),
+            held_slots=use.num_held,
+            wasted_slots=use.num_wasted,
+            carried_step=self._carried_step,
             **self._added_up(),
         )
         summary = msgspec.structs.replace(summary, **self._sample)
         return summary if mirror.capabilities == OWN_ENGINE else self._without_unknown(summary, mirror)
+
+    def _since_begin_ns(self, peak: Peak) -> int:
+        """Time from the beginning of the second in progress to `peak`."""
+        return max(0, peak.time_ns - self._second * SECOND_NS)
 
     def _without_unknown(self, summary: Summary, mirror: Mirror) -> Summary:
         """With what frames cannot tell of this engine, and without what it does not tell."""
@@ -260,7 +302,8 @@ class Summarizer:
             changes["pool_blocks"] = mirror.num_blocks
             if self._used_share >= 0:
                 changes["active_blocks"] = round(self._used_share * mirror.num_blocks)
-        if not capabilities.steps:
+                changes["peak_active_blocks"] = round(self._peak_share * mirror.num_blocks)
+        if not capabilities.steps and capabilities.counters:
             changes |= {"prefill_tokens": self._sums["prompt_tokens"], "decode_tokens": self._sums["generation_tokens"]}
         if not capabilities.latencies:
             changes |= {

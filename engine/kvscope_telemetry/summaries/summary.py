@@ -56,9 +56,20 @@ class AddressBins(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """i4: the newest request that owns a row of the bin, -1 none."""
 
 
+class CarriedStep(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """The step that ended first in a second, if it began before that second: its tokens were computed in both."""
+
+    before_ns: int = 0
+    """Time from its beginning to the beginning of the second in which it ended."""
+    length_ns: int = 0
+    """Time from its beginning to its end."""
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+
+
 class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """The second that begins at `time_ns`. Counts are of this second; `num_…` and `…_blocks` without a verb, how things
-    stood at its end. -1: unknown."""
+    """The second that begins at `time_ns`. Counts are of this second (tokens: of steps that ended in it); `num_…` and
+    `…_blocks` without a verb are levels at its end, `peak_…` the largest values within it. -1: unknown."""
 
     time_ns: int
     """By the recording's clock: nanoseconds since 1970."""
@@ -142,6 +153,17 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     """These four as in `messages.Counters`."""
     moments: bytes | None = None
     """When requests first ran and got their first token (`moments.MomentKind`); None: nobody looked for them."""
+    peak_active_blocks: int = -1
+    peak_active_ns: int = -1
+    """Time from the beginning of the second until `peak_active_blocks` was first reached."""
+    peak_running: int = -1
+    peak_running_ns: int = -1
+    peak_waiting: int = -1
+    peak_waiting_ns: int = -1
+    held_slots: int = -1
+    """Slots that requests hold, and those of them that are wasted (`state.pool_use`)."""
+    wasted_slots: int = -1
+    carried_step: CarriedStep | None = None
 
 
 class TimedEvent(msgspec.Struct, frozen=True, gc=False):

@@ -11,11 +11,29 @@ from typing import Final
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 
 _NEEDED_FOR: Final[dict[str, tuple[str, ...]]] = {
-    "free_rows": ("active_blocks", "free_blocks", "longest_free_run", "num_free_runs"),
+    "free_rows": (
+        "active_blocks",
+        "peak_active_blocks",
+        "peak_active_ns",
+        "free_blocks",
+        "longest_free_run",
+        "num_free_runs",
+    ),
     "physical_rows": ("longest_free_run", "num_free_runs"),
     "ref_counts": ("shared_blocks", "copied_blocks", "swapped_blocks", "offloaded_blocks", "loaded_blocks"),
-    "filled": ("used_slots",),
+    "filled": ("used_slots", "held_slots", "wasted_slots"),
     "requests": ("restored_tokens", "recomputed_tokens", "admitted", "refused", "longest_wait_s", "stalled_s"),
+    "counters": (
+        "prefill_tokens",
+        "decode_tokens",
+        "prompt_tokens",
+        "cached_tokens",
+        "preemptions",
+        "finished",
+        "aborted",
+        "draft_tokens",
+        "accepted_tokens",
+    ),
     "steps": (
         "num_steps",
         "schedule_ns",

@@ -15,7 +15,9 @@ MAX_PARTIAL_BYTES = 16 << 20
 _MAX_TILE_ELEMENTS = 4096
 NEAR = 0.7
 """How far from the far bound to the near one a block's keys are taken to lie, where the middle is 0.5 and 1 the bound
-that no key exceeds: that of a whole block says more of its widest channels than of its keys."""
+that no key exceeds: that of a whole block says more of its widest channels than of its keys.
+
+See docs/internals/decisions/0019-sparse-decode-ranks-by-attention-share.md."""
 
 
 def block_scores(

@@ -7,9 +7,8 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from kvscope_kernels.benchmark.timing import Call, capture, replay_s
-from kvscope_kernels.dispatch import Linear
-from kvscope_kernels.linear.skinny_linear import ALWAYS, MAX_ROWS, FewRows, linear, linear_torch
+from kvscope_kernels.graph_timing import Call, capture, replay_s
+from kvscope_kernels.linear.skinny_linear import ALWAYS, MAX_ROWS, FewRows, Linear, linear, linear_torch
 
 _WORTH: Final = 0.97
 """Of torch's time: what is gained must be more than timing's own noise."""

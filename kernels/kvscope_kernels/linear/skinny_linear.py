@@ -5,7 +5,7 @@ capability 9 they stand in wherever they can, as measured there; elsewhere where
 (`linear.choice`).
 """
 
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -54,6 +54,19 @@ class FewRows(NamedTuple):
 
 ALWAYS: Final = FewRows(True, True)
 NEVER: Final = FewRows(False, False)
+
+
+class Linear(Protocol):
+    """Type of `linear` and `linear_torch`."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        few: FewRows | None = None,
+    ) -> Tensor: ...
 
 
 def linear(

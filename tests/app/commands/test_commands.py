@@ -37,7 +37,7 @@ def test_info_in_words_and_as_json(record: Callable, capsys: pytest.CaptureFixtu
     assert main(["info", str(path)]) == 0
     words = capsys.readouterr().out
     assert "400 blocks of 16 tokens" in words
-    assert "600 of 1 engine start" in words
+    assert "600 of 1 engine start, 600 steps" in words
     assert words.splitlines()[-1].endswith("MB, complete")
     assert main(["info", "sample"]) == 0
     assert "allocator paged" in capsys.readouterr().out, "the one that comes with kvscope"
@@ -61,12 +61,20 @@ def test_info_says_what_is_damaged(record: Callable, capsys: pytest.CaptureFixtu
     [
         (["info"], "FILE.mcap"),
         (["info", "nowhere.mcap"], "'nowhere.mcap' cannot be read"),
+        *(
+            (
+                [*words, "nowhere"],
+                "'nowhere' cannot be read: No such file or directory; accepted are a recording's path",
+            )
+            for words in (["info"], ["export", "--out", "x.csv"], ["recover"], ["replay"], ["compare", "sample"])
+        ),
+        (["--open", "nowhere"], "(FILE.mcap or FILE.mcap.part) and the words sample and sample-hybrid"),
         (["info", __file__], "is not a recording"),
         (["infos", "x"], "'infos'"),
         (["--theme", "dark", "info", "x"], "info x"),
         (["export", "FILE"], "--out"),
         (["export", "FILE", "--out", "x.doc"], "'x.doc'"),
-        (["export", "FILE", "--out", "x.csv"], "'x.csv'"),
+        (["export", "FILE", "--out", "x.doc"], ".csv, .parquet, .arrow, .html, .perfetto-trace, .pftrace, .png, .svg"),
         (["export", "FILE", "--out", "x.csv", "--kind", "all"], "'all'"),
         (["export", "FILE", "--out", "metrics.csv", "--from", "soon"], "'soon'"),
         (["export", "FILE", "--out", "metrics.csv", "--from", "nan"], "'nan'"),
@@ -90,7 +98,7 @@ def test_info_says_what_is_damaged(record: Callable, capsys: pytest.CaptureFixtu
         (["record", "ipc:///x/telemetry", "--out", "x.mcap", "--segment-bytes", "many"], "'many'"),
         (["record", "ipc:///x/telemetry", "--out", "no/x.mcap"], "no/x.mcap"),
         (["record", "ipc:///x/telemetry", "--out", "x.mcap", "--key", "nokey"], "nokey"),
-        (["bench", "--nonsense"], "--nonsense"),
+        (["top", "--nonsense"], "--nonsense"),
     ],
 )
 def test_bad_input_is_one_line_that_names_it(
@@ -118,13 +126,19 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     words = capsys.readouterr().out
     assert words.startswith("usage: kvscope [options]\n       kvscope COMMAND ...")
-    assert all(f"\n    {name} " in words for name in ("info", "record", "export", "recover", "bench"))
+    assert all(f"\n    {name} " in words for name in ("info", "record", "export", "recover", "top"))
 
 
 def test_a_format_may_be_named_and_a_mended_file_names_itself(record: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
     path = record(60).path
     assert main(["export", str(path), "--to", "csv", "--out", str(tmp_path / "run.txt")]) == 0
-    assert (tmp_path / "run.txt").read_text().startswith("time")
+    assert (tmp_path / "run.txt").read_text("utf-8-sig").startswith("time")
     assert main(["export", str(path), "--to", "perfetto", "--out", str(tmp_path / "run")]) == 0
     assert main(["recover", str(path)]) == 0
     assert (tmp_path / "session-recovered.mcap").exists()
+
+
+def test_a_recovered_sample_is_written_into_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["recover", "sample"]) == 0
+    assert (tmp_path / "sample-recovered.mcap").exists()

@@ -68,17 +68,17 @@ def test_as_json_and_as_a_file(pair: tuple[str, str], tmp_path: Path, capsys: py
     assert "already exists" in capsys.readouterr().err
 
 
-def test_without_either_the_window_is_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_either_the_window_is_to_open(pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QT_QPA_PLATFORM", "offscreen")
-    wanted = parse(["compare", "a.mcap", "b.mcap", "--theme", "light"], COMMANDS)
+    wanted = parse(["compare", *pair, "--theme", "light"], COMMANDS)
     assert not isinstance(wanted, Options)
-    assert wanted() == Options(theme="light", recordings=("a.mcap", "b.mcap"), compares=True)
+    assert wanted() == Options(theme="light", recordings=pair, compares=True)
 
 
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["A.mcap"], "B.mcap"),
+        (["FILE"], "B.mcap"),
         (["FILE", "nowhere.mcap", "--table"], "'nowhere.mcap' cannot be read"),
         (["FILE", __file__, "--json"], "is not a recording"),
         (["FILE", "FILE", "--table", "--json"], "not allowed with"),

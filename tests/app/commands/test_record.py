@@ -1,4 +1,4 @@
-"""`kvscope record` against a synthetic engine over real sockets."""
+"""`kvscope record` against a simulated engine over real sockets."""
 
 from __future__ import annotations
 
@@ -10,20 +10,26 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
+from typing import Any, Self
 
+import msgspec
 import pytest
 from tests.telemetry.alarms.receiver import receiving
 from tests.telemetry.conftest import assert_same_state, make_endpoint, make_messages, serve
+from tests.telemetry.external.conftest import FakeServer, server
 
 from kvscope_app.commands.segments import SegmentedWriter
 from kvscope_app.main import main
-from kvscope_telemetry.messages.telemetry import Frame
+from kvscope_telemetry.addresses import Address
+from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, Snapshot
 from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.source import SourceState, SourceStatus
+from kvscope_telemetry.sources.sink import Sink
 
 WAIT_S = 240.0
-__all__ = ["assert_same_state", "make_endpoint", "make_messages", "serve"]
+__all__ = ["assert_same_state", "make_endpoint", "make_messages", "serve", "server"]
 
 
 def assert_unbroken(recording: Recording) -> None:
@@ -46,9 +52,58 @@ def test_so_many_seconds_are_recorded(
     assert main(["record", endpoint, "--out", str(tmp_path / "x.mcap"), "--seconds", "1.5"]) == 0
     recording = Recording.open(tmp_path / "x.mcap")
     assert_unbroken(recording)
-    assert 1.4 <= recording.info.duration_s <= 10.0
+    assert 0.1 <= recording.info.duration_s <= 10.0
     assert re.search(rf"^{tmp_path / 'x.mcap'}: \d+\.\d s, ", capsys.readouterr().out)
     assert [path.name for path in tmp_path.glob("x*")] == ["x.mcap"]
+
+
+class WrongClock:
+    """A source whose engine starts anew, or whose clock jumps by 100 years, with each message."""
+
+    status = SourceStatus(SourceState.LIVE)
+
+    def __init__(self, sink: Sink, snapshot: Snapshot, *, restarts: bool) -> None:
+        self._sink, self._snapshot, self._restarts = sink, snapshot, restarts
+        self._numbers = count()
+
+    def take_update(self) -> None:
+        number = next(self._numbers)
+        if self._restarts or not number:
+            hello = msgspec.structs.replace(self._snapshot.hello, epoch=self._snapshot.hello.epoch + number)
+            self._sink.write(msgspec.structs.replace(self._snapshot, hello=hello))
+            return
+        time_ns = self._snapshot.time_ns + 100 * 365 * 86_400 * 10**9 * (number % 2)
+        self._sink.write(Heartbeat(epoch=self._snapshot.hello.epoch, time_ns=time_ns, seq=0, step=0))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_seconds_are_those_of_the_local_clock_whatever_the_engines_clock_says(
+    make_messages: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: bool
+) -> None:
+    snapshot = make_messages(0)[1]
+    monkeypatch.setattr(Address, "open", lambda self, sink: WrongClock(sink, snapshot, restarts=restarts))
+    begun_s = time.monotonic()
+    path = tmp_path / "x.mcap"
+    assert main(["record", "ipc:///tmp/none", "--out", str(path), "--seconds", "0.5"]) == 0
+    assert time.monotonic() - begun_s >= 0.5
+    assert path.exists()
+
+
+def test_seconds_end_a_recording_of_an_address_where_nothing_answers(
+    make_endpoint: Callable[[], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endpoint = make_endpoint()
+    assert main(["record", endpoint, "--out", str(tmp_path / "x.mcap"), "--seconds", "0.3"]) == 1
+    printed = capsys.readouterr().err
+    assert f"kvscope: nothing was recorded: no telemetry from {endpoint} for 0.3 s" in printed
+    assert "waiting up to 0.3 s" in printed
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("with_texts", [False, True])
@@ -82,11 +137,10 @@ def test_segments_follow_each_other_and_each_stands_alone(
     assert_same_state: Callable,  # type: ignore[type-arg]
 ) -> None:
     messages = make_messages(500)
-    length_s = (messages[-1].time_ns - messages[1].time_ns) / 1e9
-    writer = SegmentedWriter(tmp_path / "x.mcap", segment_seconds=length_s / 3)
+    seconds = count()  # one passes with each message
+    writer = SegmentedWriter(tmp_path / "x.mcap", segment_seconds=len(messages) / 3, clock=lambda: next(seconds))
     for message in messages:
         assert writer.write(message)
-        time.sleep(0)
     assert writer.close() == ""
     segments = [Recording.open(path) for path in sorted(tmp_path.glob("x-*.mcap"))]
     assert [segment.path.name for segment in segments] == ["x-001.mcap", "x-002.mcap", "x-003.mcap"]
@@ -109,7 +163,7 @@ def test_a_bound_of_bytes_makes_segments_too(make_messages: Callable, tmp_path: 
     assert len(list(tmp_path.glob("x-*.mcap"))) >= 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_file_whole(
     serve: Callable,
     make_endpoint: Callable,
@@ -236,3 +290,36 @@ def test_alarms_that_make_no_sense_end_it_before_anything_is_written(
     assert main([*words, "--alarm", "running > 3", "--alarm-webhook", "file:///x"]) == 2
     assert "webhook 'file:///x' is not accepted: http://HOST/" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+class AlternatingPages(dict[str, tuple[int, str, bytes]]):
+    """Answers of two vLLM servers behind one address, each in turn."""
+
+    num_asked = 0
+
+    def get(self, path: str, default: Any = None) -> Any:
+        if path != "/metrics":
+            return default
+        self.num_asked += 1
+        engine = self.num_asked % 2
+        lines = (
+            f"process_start_time_seconds {1 + engine}",
+            f"vllm:prompt_tokens_total {1_000 + 150_000_000 * engine}",
+            f"vllm:generation_tokens_total {500 + 9_000_000 * engine}",
+            f"vllm:num_preemptions_total {3 + 302_000 * engine}",
+            "vllm:num_requests_running 1",
+        )
+        return 200, "text/plain", "\n".join((*lines, "")).encode()
+
+
+def test_several_engines_behind_one_address_are_reported_and_their_counters_unknown(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.answers = AlternatingPages()
+    path = tmp_path / "x.mcap"
+    assert main(["record", f"vllm://127.0.0.1:{server.port}", "--out", str(path), "--seconds", "4.5"]) == 0
+    assert "are several engines behind this address?" in capsys.readouterr().err
+    assert main(["info", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^tokens +unknown prefill, unknown decode$", shown, re.MULTILINE), shown
+    assert re.search(r"^preemptions +unknown;", shown, re.MULTILINE), shown

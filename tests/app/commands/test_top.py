@@ -1,4 +1,4 @@
-"""`kvscope top` against synthetic engines over real sockets: one reading, and a terminal of its own."""
+"""`kvscope top` against simulated engines over real sockets: one reading, and a terminal of its own."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def test_keys_a_resize_and_an_engine_that_dies(serve: Callable, make_endpoint: C
         assert termios.tcgetattr(shown.slave) == shown.modes
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_signals_leave_the_terminal_as_it_was(make_endpoint: Callable, number: signal.Signals, code: int) -> None:  # type: ignore[type-arg]
     with terminal([make_endpoint()], (24, 80), TERM="vt100", LC_ALL="C") as shown:
         shown.await_text("Connecting")

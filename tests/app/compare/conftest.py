@@ -1,4 +1,4 @@
-"""Two recordings of synthetic engines, of other pools and lengths, and sessions on them."""
+"""Two recordings of simulated engines, of other pools and lengths, and sessions on them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import time
 
 import msgspec
 import pytest
+from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_app.compare.pair import Pair
 from kvscope_app.session.session import Session
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 WAIT_S = 60.0
 BEGAN_NS = 1_700_000_000_000_000_000
@@ -31,8 +31,8 @@ class SteppedClock:
 
 
 def record(path, num_frames, num_blocks, seed=0, start_ns=1_000_000_000, wall_ns=BEGAN_NS):
-    """Some seconds of a synthetic engine that began at `wall_ns`, however long it takes to make them."""
-    engine = SyntheticEngine(num_blocks=num_blocks, num_running=6, epoch=9, seed=seed, clock=SteppedClock(start_ns))
+    """Some seconds of a simulated engine that began at `wall_ns`, however long it takes to make them."""
+    engine = SimulatedEngine(num_blocks=num_blocks, num_running=6, epoch=9, seed=seed, clock=SteppedClock(start_ns))
     engine.hello = msgspec.structs.replace(engine.hello, wall_time_ns=wall_ns)
     with RecordingWriter(path, keyframe_interval_ns=1_000_000_000) as writer:
         for message in (engine.hello, engine.snapshot(), *(engine.advance() for _ in range(num_frames))):

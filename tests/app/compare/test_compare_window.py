@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import weakref
 
 import pytest
@@ -14,6 +13,7 @@ from PySide6.QtWidgets import QApplication, QSplitter
 from tests.app import window_driver as driver
 from tests.app.compare.conftest import record, settle
 from tests.app.window_driver import load_only
+from tests.simulated_engine.command import COMMAND
 
 from kvscope_app.command_line import Options
 from kvscope_app.compare.align_bar import CHOSEN, STARTS
@@ -27,6 +27,7 @@ from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.own_engine.engine_process import EngineProcess
 from kvscope_app.playback.recording_opening import RecordingOpening
 from kvscope_app.views.chart.panel import stop_ground
+from kvscope_app.views.page_map.color_modes import ATTENTION, FILL
 from kvscope_telemetry.exports.comparison.alignment import Alignment
 from kvscope_telemetry.messages.telemetry import Event, EventData, Frame
 from kvscope_telemetry.recordings.reader import Recording
@@ -34,7 +35,7 @@ from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.summaries.bookmark import new_bookmark
 
 WAIT_MS = 120_000
-SYNTHETIC = [sys.executable, "-m", "kvscope_telemetry.synthetic", "--endpoint", "{endpoint}", "--blocks", "300"]
+SIMULATED = [*COMMAND, "--endpoint", "{endpoint}", "--blocks", "300"]
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def desktop(qapp, tmp_path):
 @pytest.fixture
 def endpoint():
     """Of an engine that is another process."""
-    process = EngineProcess(command=SYNTHETIC)
+    process = EngineProcess(command=SIMULATED)
     process.start()
     yield process.endpoint
     process.close()
@@ -92,7 +93,7 @@ def test_where_a_run_was_not_recorded_is_said(make_compared):
     window.pair.go_live()
     window.show_texts()
     assert "after the end of this recording" in driver.lines(window.sides[1])
-    assert "synthetic" in driver.text(window.sides[0])
+    assert "simulated" in driver.text(window.sides[0])
     window.pair.align(Alignment.of(window.pair.a.timeline.range_ns[1], window.pair.b.timeline.range_ns[0]))
     window.pair.go_live()
     window.pair.go_to(window.pair.origin_ns)
@@ -128,7 +129,7 @@ def test_the_table_is_copied_and_exported(make_compared, tmp_path):
     assert lines[0].split("\t") == list(HEADINGS)
     assert len(lines) == 1 + len(window.figures.model.rows)
     export_table(window, str(tmp_path / "table"))
-    assert (tmp_path / "table.csv").read_text("utf-8").startswith("key,label,unit,a,b,")
+    assert (tmp_path / "table.csv").read_text("utf-8-sig").startswith("key,label,unit,a,b,")
     export_table(window, str(tmp_path / "table.csv"))
     assert window.banner.text == "The table could not be exported"
 
@@ -379,3 +380,13 @@ def test_a_comparison_keeps_its_size_and_how_its_parts_share_it(desktop, paths, 
     QCoreApplication.sendPostedEvents()
     assert shares(again) == chosen
     again.close()
+
+
+def test_colour_mode_that_one_recording_lacks_is_chosen_in_the_other(make_compared):
+    window = make_compared()
+    first, second = (side.map for side in window.sides)
+    assert first.why_not(ATTENTION)
+    first.set_mode(ATTENTION)
+    assert not first.mode == second.mode == ATTENTION
+    second.set_mode(FILL)
+    assert first.mode == second.mode == FILL

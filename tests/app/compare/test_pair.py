@@ -155,11 +155,14 @@ def test_events_of_either_are_gone_to(make_pair):
     )
     go(pair, 0.0)
     later = [time_ns for time_ns in times if time_ns > pair.cursor_ns]
-    for expected in sorted(set(later))[:4]:
+    visited: list[int] = []
+    while len(visited) < 4:
         assert pair.go_to_event(None, forward=True)
-        assert pair.cursor_ns == expected
+        if visited[-1:] != [pair.cursor_ns]:  # several events may have one time
+            visited.append(pair.cursor_ns)
+    assert visited == sorted(set(later))[:4]
     assert pair.go_to_event(None, forward=False)
-    assert pair.cursor_ns == sorted(set(later))[2]
+    assert pair.cursor_ns == visited[2]
     assert not pair.go_to_event(["refused"], forward=True) or pair.cursor_ns in times
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QContextMenuEvent
 from PySide6.QtWidgets import QApplication, QMenu, QMessageBox
@@ -12,7 +13,9 @@ from kvscope_app.debugger.debug_actions import DEBUG, OF_BLOCK, OF_REQUEST, Limi
 from kvscope_app.debugger.selection_menus import add_to_requests
 from kvscope_app.views.requests.requests_view import RequestsView
 from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.messages.capabilities import OWN_ENGINE
 from kvscope_telemetry.messages.commands import Abort, Control, Done, Evict, Failed, Pin, Preempt, SetLimits, Unpin
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Heartbeat
 from kvscope_telemetry.source import SourceState, SourceStatus, Update
 
@@ -148,9 +151,9 @@ def test_the_selected_request_is_preempted_and_aborted_by_name(engine, session, 
     actions = window.actions_by_name
     assert "No request is selected" in actions["preempt_swap"].toolTip()
     session.select_request(3)
-    assert actions["preempt_swap"].text() == "Preempt request #3 (swap)"
-    actions["preempt_swap"].trigger()
-    assert engine.source.sent[-1] == Preempt(number=3, how="swap", tag=engine.source.sent[-1].tag)
+    assert actions["preempt_recompute"].text() == "Preempt request #3 (recompute)"
+    actions["preempt_recompute"].trigger()
+    assert engine.source.sent[-1] == Preempt(number=3, how="recompute", tag=engine.source.sent[-1].tag)
     answer(engine, session, Failed, reason="request 3 cannot be swapped out: no lower tier")
     assert window.statusBar().currentMessage().lower().startswith("request 3 cannot be swapped out")
     actions["abort_request"].trigger()
@@ -172,6 +175,42 @@ def test_what_waits_or_has_ended_cannot_be_preempted(engine, session, window, po
     session.select_request(5)
     assert "waiting" in window.actions_by_name["preempt_swap"].toolTip()
     assert window.actions_by_name["abort_request"].isEnabled()
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "num_host", "refused"),
+    [
+        (OWN_ENGINE, 0, {"preempt_swap": "This engine has no lower tier to swap to"}),
+        (OWN_ENGINE, 4, {}),
+        (
+            replace(OWN_ENGINE, engine="vllm"),
+            4,
+            {
+                "preempt_swap": "vllm recomputes what it preempts: it cannot swap",
+                "pin_block": "In vllm, blocks cannot be pinned",
+                "pin_prefix": "In vllm, blocks cannot be pinned",
+                "pin_request": "In vllm, blocks cannot be pinned",
+                "limits": "In vllm, limits of a batch cannot be changed",
+            },
+        ),
+    ],
+)
+def test_actions_that_the_engine_refuses_are_disabled_and_say_why(
+    make_engine, make_session, make_window, poll, capabilities, num_host, refused
+):
+    engine = make_engine(capabilities=capabilities, num_host=num_host)
+    session = make_session(engine)
+    engine.ledger.hash[4] = 1
+    engine.hold([4], owner=3)
+    engine.request(3, blocks=(4,))
+    poll(session)
+    window = make_window(session)
+    be(engine, session)
+    session.select_request(3)
+    choose(window, 4)
+    names = ("preempt_swap", "preempt_recompute", "pin_block", "pin_prefix", "pin_request", "limits")
+    disabled = {name: window.actions_by_name[name] for name in names if not window.actions_by_name[name].isEnabled()}
+    assert {name: action.toolTip() for name, action in disabled.items()} == refused
 
 
 def test_a_block_is_pinned_unpinned_and_evicted(engine, session, window, poll):
@@ -196,6 +235,52 @@ def test_a_block_is_pinned_unpinned_and_evicted(engine, session, window, poll):
     assert "in use" in actions["evict_block"].toolTip()
     choose(window, -1)
     assert "No block is selected" in actions["pin_block"].toolTip()
+
+
+def test_a_pin_that_would_leave_an_unfinished_request_too_few_blocks_is_disabled_and_says_why(
+    engine, session, window, poll
+):
+    """The pool has 64 blocks of 16 slots."""
+    actions = window.actions_by_name
+    engine.ledger.parent[9] = 2  # the block before it in its text is 8
+    engine.ledger.hash[20] = 4
+    engine.frame([9, 20])
+    engine.request(4, blocks=(20, 21), num_prompt_tokens=20, max_tokens=63 * 16 - 20)
+    poll(session)
+    be(engine, session)
+    choose(window, 9)
+    assert actions["pin_block"].isEnabled()
+    assert not actions["pin_prefix"].isEnabled()
+    reason = "Pinning these would leave 62 of 64 blocks to others, and request 4 may need 63"
+    assert actions["pin_prefix"].toolTip() == reason
+    session.select_request(2)
+    assert actions["pin_request"].toolTip() == reason
+    beat(engine, poll, session, pinned=pack(40))
+    be(engine, session)
+    choose(window, 9)
+    assert actions["pin_block"].toolTip() == reason
+    engine.request(4, state=RequestState.FINISHED)
+    poll(session)
+    be(engine, session)
+    choose(window, 9)
+    assert actions["pin_prefix"].isEnabled()
+
+
+def test_a_pin_of_what_a_request_begins_with_or_may_begin_with_is_offered(engine, session, window, poll):
+    """The engine counts such blocks as the request's own; of one that waits, the window does not know them."""
+    actions = window.actions_by_name
+    engine.request(6, blocks=(4, 5), max_tokens=64 * 16 - 20)
+    poll(session)
+    be(engine, session)
+    choose(window, 4)
+    assert actions["pin_block"].isEnabled()
+    choose(window, 8)
+    assert not actions["pin_block"].isEnabled()
+    engine.request(6, state=RequestState.PREEMPTED, max_tokens=64 * 16 - 20)
+    poll(session)
+    be(engine, session)
+    choose(window, 8)
+    assert actions["pin_block"].isEnabled()
 
 
 def test_what_a_request_wrote_is_pinned_and_evicted_together(engine, session, window):

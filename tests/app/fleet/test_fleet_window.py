@@ -23,7 +23,7 @@ from kvscope_telemetry.fleet.entries import FleetEntry
 from kvscope_telemetry.fleet.list_reader import Listed
 from kvscope_telemetry.fleet.pool_bins import PoolBins
 from kvscope_telemetry.fleet.row import FleetRow
-from kvscope_telemetry.keys.connections import read_connections
+from kvscope_telemetry.sockets.connections import read_connections
 from kvscope_telemetry.source import SourceState
 
 
@@ -231,17 +231,18 @@ def test_threads_end_with_the_window(qtbot, tmp_path):
 
 def test_three_engines_of_a_file_and_one_opens(qtbot, tmp_path, monkeypatch):
     """Over real sockets; the window that opens is another test's."""
+    from tests.simulated_engine.engine import SimulatedEngine
+    from tests.simulated_engine.server import SimulatedServer
+
     from kvscope_app.command_line import Options, parse
     from kvscope_app.desktop import Desktop
     from kvscope_app.main import COMMANDS
-    from kvscope_telemetry.synthetic.engine import SyntheticEngine
-    from kvscope_telemetry.synthetic.server import SyntheticServer
 
     where = [f"ipc://{tmp_path}/{number}/telemetry" for number in range(3)]
     (tmp_path / "list").write_text("".join(f"{at} engine {number}\n" for number, at in enumerate(where)))
     options = parse(["fleet", "--file", str(tmp_path / "list"), "--every", "60"], COMMANDS)().fleet
-    engines = [SyntheticEngine(num_blocks=200, num_running=4, epoch=number + 1) for number in range(3)]
-    servers = [SyntheticServer(engine, at, rate=10.0) for engine, at in zip(engines, where, strict=True)]
+    engines = [SimulatedEngine(num_blocks=200, num_running=4, epoch=number + 1) for number in range(3)]
+    servers = [SimulatedServer(engine, at, rate=10.0) for engine, at in zip(engines, where, strict=True)]
     settings = QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat)
     desktop = Desktop(QApplication.instance(), Options(theme="dark"), settings)
     opened = []

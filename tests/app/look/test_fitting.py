@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from PySide6.QtWidgets import QPushButton, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtCore import QMargins
+from PySide6.QtWidgets import QLineEdit, QPushButton, QTextEdit, QToolButton, QVBoxLayout, QWidget
 
+from kvscope_app.look.flow_layout import FlowLayout
+from kvscope_app.look.makers import head_row
 from kvscope_app.look.passing_strip import PassingStrip
 from kvscope_app.look.widgets import FittingLabel, Segments
 
@@ -77,3 +80,79 @@ def test_words_of_a_row_that_gives_way_are_whole_at_any_size_of_text(qtbot):
             button.setFont(font)
             assert button.minimumSizeHint().width() > button.fontMetrics().horizontalAdvance(button.text())
             assert button.minimumSizeHint().width() < button.sizeHint().width() + 10
+
+
+@pytest.fixture
+def row(qtbot):
+    made = Segments(["State", "Owner", "Sharing"], "Colour by", gives_way=True)
+    made.set_possible(1, False)
+    made.set_tip(1, "Not known here")
+    window = QWidget()
+    qtbot.addWidget(window)
+    QVBoxLayout(window).addWidget(made)
+    window.show()
+    yield made
+    window.close()
+
+
+def test_one_button_with_a_menu_stands_where_words_of_a_row_would_be_cut(row, qtbot):
+    window, chosen = row.window(), []
+    row.chosen.connect(chosen.append)
+    buttons = [part for part in row.findChildren(QToolButton) if part is not row.instead]
+    window.resize(window.minimumSizeHint())
+    qtbot.waitUntil(row.instead.isVisible)
+    assert not any(button.isVisible() for button in buttons)
+    assert (row.instead.text(), row.instead.accessibleName()) == ("State ▾", "Colour by")
+    assert row.instead.width() >= row.instead.fontMetrics().horizontalAdvance(row.instead.text())
+    row.instead.menu().aboutToShow.emit()
+    actions = row.instead.menu().actions()
+    assert [(a.text(), a.isChecked(), a.isEnabled(), a.toolTip()) for a in actions] == [
+        ("State", True, True, "State"),
+        ("Owner", False, False, "Not known here"),
+        ("Sharing", False, True, "Sharing"),
+    ]
+    actions[2].trigger()
+    assert chosen == [2]
+    assert row.instead.text() == "Sharing ▾"
+    window.resize(window.sizeHint())
+    qtbot.waitUntil(lambda: all(button.isVisible() for button in buttons))
+    assert not row.instead.isVisible()
+    assert buttons[2].isChecked()
+
+
+def test_no_word_of_a_row_is_cut_at_any_width(row):
+    window = row.window()
+    for width in range(window.sizeHint().width() + 40, window.minimumSizeHint().width(), -1):
+        window.resize(width, window.height())
+        window.layout().activate()
+        row.layout().activate()
+        for button in row.findChildren(QToolButton):
+            wide = button.fontMetrics().horizontalAdvance(button.text())
+            assert button.isHidden() or button.width() >= wide, (width, button.text())
+
+
+def test_widgets_flow_onto_lines_without_overlap(qtbot):
+    parts = [QPushButton(text) for text in ("Preemptions", "Selected request", "Export…")]
+    count = FittingLabel("342 events", "342")
+    flow = FlowLayout(QLineEdit(), *parts[:2], count, parts[2], margins=QMargins(8, 6, 8, 4))
+    window, head = QWidget(), head_row(flow)
+    qtbot.addWidget(window)
+    column = QVBoxLayout(window)
+    column.setContentsMargins(0, 0, 0, 0)
+    column.addWidget(head)
+    column.addWidget(QTextEdit(), 1)
+    window.show()
+    num_lines = set()
+    for width in (1000, 500, 300, 200):
+        window.resize(width, 500)
+        column.activate()
+        flow.activate()
+        boxes = [flow.itemAt(number).geometry() for number in range(flow.count())]
+        assert not any(a.intersects(b) for number, a in enumerate(boxes) for b in boxes[:number])
+        assert all(head.rect().contains(box) for box in boxes)
+        assert all(box.width() >= part.sizeHint().width() for box, part in zip(boxes[1:3], parts, strict=False))
+        assert count.text() == "342 events"
+        num_lines.add(len({box.center().y() // 20 for box in boxes}))
+        if width == 1000:
+            assert boxes[-1].right() == 1000 - 8 - 1, "what is left goes to the field and the label"
+    assert num_lines == {1, 2, 3, 4} or max(num_lines) > min(num_lines) == 1

@@ -54,3 +54,10 @@ def test_short_numbers(value, shown):
 def test_plural():
     assert text.plural(1, "block") == "1 block"
     assert text.plural(2000, "block") == "2\u202f000 blocks"
+
+
+def test_whole_numbers_in_a_text_are_grouped_but_not_those_of_names():
+    sentence = "the prompt has 8206 tokens of 8192. tcp://127.0.0.1:7710, request-12345, 0.12345 and 999 stay"
+    assert text.grouped(sentence) == (
+        "the prompt has 8\u202f206 tokens of 8\u202f192. tcp://127.0.0.1:7710, request-12345, 0.12345 and 999 stay"
+    )

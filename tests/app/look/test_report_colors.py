@@ -9,9 +9,9 @@ import pytest
 from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.views.throughput.panels import PANELS
 from kvscope_app.views.timeline.lane_colors import PHASE_COLORS
-from kvscope_app.views.timeline.request_lanes import LanePhase
 from kvscope_telemetry.exports.report import inks
 from kvscope_telemetry.exports.report.page import page
+from kvscope_telemetry.request_phase import RequestPhase
 
 PAIRS = [(LIGHT, inks.LIGHT), (DARK, inks.DARK)]
 
@@ -38,8 +38,8 @@ def test_curves_have_the_colors_of_the_throughput_view(theme, report):
 
 @pytest.mark.parametrize(("theme", "report"), PAIRS, ids=["light", "dark"])
 def test_phases_have_the_colors_of_the_timeline(theme, report):
-    same = {"queued": LanePhase.QUEUED, "active": LanePhase.PREFILL, "decoding": LanePhase.DECODE}
-    same |= {"preempted": LanePhase.PREEMPTED, "swapped": LanePhase.SWAPPED}
+    same = {"queued": RequestPhase.QUEUED, "active": RequestPhase.PREFILL, "decoding": RequestPhase.DECODE}
+    same |= {"preempted": RequestPhase.PREEMPTED, "swapped": RequestPhase.SWAPPED}
     assert {n: report[n] for n in same} == {n: getattr(theme, PHASE_COLORS[phase]) for n, phase in same.items()}
 
 

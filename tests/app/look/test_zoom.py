@@ -6,17 +6,30 @@ import re
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QApplication, QTableWidget, QToolButton, QWidget
+from PySide6.QtWidgets import (
+    QAbstractButton,
+    QApplication,
+    QFileDialog,
+    QListView,
+    QMessageBox,
+    QStyleOptionViewItem,
+    QTableWidget,
+    QToolButton,
+    QWidget,
+)
 from tests.app import window_driver as driver
 
 from kvscope_app.look.makers import label
+from kvscope_app.look.sheet import Sheet
 from kvscope_app.look.theme import DARK
 from kvscope_app.look.theming.stylesheet import stylesheet
 from kvscope_app.look.theming.theme_keeper import ThemeKeeper
 from kvscope_app.look.zoom import scaled, zoom_of
 from kvscope_app.settings.settings_keeper import read_settings
+from kvscope_app.views.memory.bar import Swatch
+from kvscope_app.views.page_map import legend_items
 from kvscope_app.views.throughput.throughput_view import ThroughputView
-from kvscope_app.window.sheets.help_sheets import Sheet
+from kvscope_app.window.status_bar import Dot
 
 
 @pytest.fixture(autouse=True)
@@ -126,6 +139,17 @@ def test_a_last_column_goes_on_to_end_where_its_table_ends(qapp, themes, qtbot):
         assert sum(table.columnWidth(column) for column in range(3)) == table.viewport().width()
 
 
+def test_hidden_parts_get_the_usual_text_size_back(qapp, session, make_window, themes):
+    window = make_window(session, with_views=True)
+    themes.finish()
+    usual = qapp.font().pointSizeF()
+    parts = [part for part in window.findChildren(QWidget) if part.font().pointSizeF() == usual]
+    for percent in (110, 125, 150, 125, 110, 100):
+        themes.settings.change(zoom_percent=percent)
+        themes.finish()
+    assert {part.font().pointSizeF() for part in parts} == {usual}
+
+
 @pytest.mark.parametrize("percent", [100, 175, 300])
 def test_a_sheet_has_room_for_its_words_and_no_more_than_the_screen(qapp, themes, qtbot, percent):
     themes.settings.change(zoom_percent=percent)
@@ -141,3 +165,96 @@ def test_a_sheet_has_room_for_its_words_and_no_more_than_the_screen(qapp, themes
     assert sheet.width() <= screen.width()
     assert sheet.height() <= screen.height()
     assert words.height() >= min(words.heightForWidth(words.width()), screen.height() // 2)
+
+
+def lengths(window):
+    """Icons and fixed sizes of all parts, in the order in which they were made."""
+    found = []
+    for part in window.findChildren(QWidget):
+        if isinstance(part, QAbstractButton) and not part.icon().isNull():
+            found.append((described(part), part.iconSize().width()))
+        if isinstance(part, Dot | Swatch):
+            found.append((described(part), part.width()))
+    legend = window.page_map.legend
+    return [*found, ("legend", legend.swatch_width(legend_items.Swatch("#ffffff", "word")))]
+
+
+def described(part):
+    return f"{type(part.parentWidget()).__name__} > {type(part).__name__} {part.accessibleName()}"
+
+
+def test_restored_zoom_scales_what_a_changed_zoom_scales(session, make_window, themes):
+    views = ("memory", "throughput", "devices", "prefixes", "inspector")
+    window = make_window(session, with_views=views)
+    themes.settings.change(zoom_percent=200)
+    themes.finish()
+    changed = lengths(window)
+    window.close()
+    restored = lengths(make_window(session, with_views=views))
+    assert [(name, size) for name, size in restored if (name, size) not in changed] == []
+    assert len(restored) == len(changed) > 30
+
+
+@pytest.mark.parametrize("percent", [100, 300])
+def test_window_fits_its_screen_at_every_zoom(percent, session, make_window, themes, qtbot):
+    themes.settings.change(zoom_percent=percent)
+    window = make_window(session, with_views=("throughput", "requests", "timeline"), size=(700, 600))
+    room = window.screen().availableGeometry().size()  # 800 × 800
+    asks_for_more = window.minimumSizeHint().boundedTo(room) != window.minimumSizeHint()
+    assert asks_for_more is (percent == 300)
+    qtbot.waitUntil(lambda: window.width() <= room.width() and window.height() <= room.height())
+
+
+def test_default_layout_of_a_zoomed_window_puts_docks_behind_tabs(session, make_window, themes):
+    themes.settings.change(zoom_percent=300)
+    window = make_window(session, size=(1600, 1000))
+    window.reset_layout()
+    assert window.docks["requests"] in window.tabifiedDockWidgets(window.docks["throughput"])
+
+
+def icon_sizes(window):
+    """Icons of tables, and of a question and a file dialog over the window."""
+    question = QMessageBox(QMessageBox.Icon.Question, "Recordings", "With text?", parent=window)
+    files = QFileDialog(window)
+    files.setOption(QFileDialog.Option.DontUseNativeDialog)
+    files.show()
+    question.show()
+    listed = QStyleOptionViewItem()
+    files.findChild(QListView, "listView").initViewItemOption(listed)
+    found = {
+        "requests": window.views["requests"].table.iconSize().width(),
+        "prefixes": window.views["prefixes"].table.iconSize().width(),
+        "question": question.iconPixmap().deviceIndependentSize().width(),
+        "files": listed.decorationSize.width(),
+        "folder up": files.findChild(QToolButton, "toParentButton").iconSize().width(),
+    }
+    for dialog in (question, files):
+        dialog.close()
+        dialog.deleteLater()
+    return found
+
+
+def test_icons_of_tables_and_dialogs_follow_a_changed_and_a_restored_zoom(session, make_window, themes):
+    views = ("requests", "prefixes")
+    window = make_window(session, with_views=views)
+    before = icon_sizes(window)
+    themes.settings.change(zoom_percent=200)
+    themes.finish()
+    grown = {name: 2 * size for name, size in before.items()}
+    assert icon_sizes(window) == grown
+    window.close()
+    assert icon_sizes(make_window(session, with_views=views)) == grown
+
+
+@pytest.mark.parametrize("theme", ["dark", "light"])
+def test_no_heading_of_a_table_is_cut_at_the_largest_text(session, make_window, themes, theme):
+    themes.choose(theme)
+    themes.settings.change(zoom_percent=300)
+    window = make_window(session, with_views=("requests", "prefixes"))
+    for name in ("requests", "prefixes"):
+        header = window.views[name].table.horizontalHeader()
+        shown = [column for column in range(header.count()) if not header.isSectionHidden(column)]
+        titles = {str(header.model().headerData(column, Qt.Orientation.Horizontal)): column for column in shown}
+        padding = 2 * scaled(8)
+        wide = {title: header.fontMetrics().horizontalAdvance(title) + padding for title in titles}
+        assert [title for title, column in titles.items() if header.sectionSize(column) < wide[title]] == []

@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import closing
 
 import pytest
+from tests.simulated_engine.engine import SimulatedEngine
+from tests.simulated_engine.server import SimulatedServer
 from tests.telemetry.alarms.receiver import receiving
 
 from kvscope_app.session.kept.kept_timeline import KeptTimeline
@@ -13,17 +15,15 @@ from kvscope_app.session.session import Session
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.sources.live_source import LiveSource
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
-from kvscope_telemetry.synthetic.server import SyntheticServer
 
 WAIT_MS = 120_000
 
 
 @pytest.fixture
 def window(make_window, settings, tmp_path, qtbot):
-    """On a synthetic engine, with two seconds kept; its docks' views are loaded."""
+    """On a simulated engine, with two seconds kept; its docks' views are loaded."""
     endpoint = f"ipc://{tmp_path}/telemetry"
-    with closing(SyntheticServer(SyntheticEngine(num_blocks=100, num_running=6), endpoint, rate=25.0)):
+    with closing(SimulatedServer(SimulatedEngine(num_blocks=100, num_running=6), endpoint, rate=25.0)):
         source = LiveSource(endpoint)
         session = Session(source)
         session.keep(KeptTimeline(make_ring(settings), source.set_sink))

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
-from PySide6.QtCore import Qt, QTimer
+from PySide6.QtCore import QRect, Qt, QTimer
 from PySide6.QtWidgets import QDialogButtonBox
 from shiboken6 import isValid
 from tests.app import window_driver as driver
+from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_app.marks import alarm_strip
 from kvscope_app.marks.alarm_sheet import AlarmSheet
@@ -22,11 +23,10 @@ from kvscope_telemetry.alarms.figures import SECOND_FIGURES
 from kvscope_telemetry.alarms.rules import DEFAULT_RULES, Rule, parse_rule
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import Stop
+from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.summaries.bookmark import settled
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
-from kvscope_telemetry.timeline.ring_recording import RingRecording
 
 WAIT_MS = 120_000
 START_NS = 1_700_000_000 * SECOND_NS
@@ -72,6 +72,26 @@ def test_one_trouble_is_one_notice_and_one_bookmark(scripted, session):
     (mark,) = session.bookmarks.shown
     assert mark.until_ns == START_NS + 30 * SECOND_NS
     assert strip.isVisible()
+
+
+def test_alarm_that_goes_on_shows_its_worst_value_so_far(scripted, session):
+    tell(session, [second(at, longest_wait_s=float(at)) for at in range(12)])
+    strip, at_first = scripted.alarm_strip, session.bookmarks.shown
+    assert strip.text.endswith(", up to 11 s so far")
+    assert [mark.text for mark in at_first] == ["up to 11 s"]
+    for at in range(12, 96):
+        tell(session, [second(at, longest_wait_s=float(at))])
+    assert strip.text.endswith(", up to 95 s so far")
+    assert [(mark.bookmark_id, mark.text) for mark in session.bookmarks.shown] == [
+        (at_first[0].bookmark_id, "up to 95 s")
+    ]
+
+
+def test_renamed_bookmark_of_an_alarm_that_goes_on_keeps_its_name(scripted, session):
+    tell(session, [second(at, longest_wait_s=float(at)) for at in range(12)])
+    session.bookmarks.rename(session.bookmarks.shown[0], "the long one")
+    tell(session, [second(at, longest_wait_s=float(at)) for at in range(12, 20)])
+    assert [mark.text for mark in session.bookmarks.shown] == ["the long one"]
 
 
 def test_a_notice_of_what_is_over_goes_by_itself(scripted, session, monkeypatch, qtbot):
@@ -259,8 +279,8 @@ def test_figures_are_picked_from_a_list(sheet, qtbot):
 
 def test_the_sheet_tells_what_a_figure_is_now(scripted, session, sheet):
     tell(session, [second(at, used=43) for at in range(3)])
-    assert sheet.rows[0].now == "now 43.0 %"
-    assert sheet.rows[4].now == "now unknown"
+    assert sheet.rows[0].now == "last second: 43.0 %"
+    assert sheet.rows[4].now == "last second: unknown"
 
 
 def test_the_sheet_tells_what_cannot_be_measured_at_an_engine(make_engine, make_session, make_window):
@@ -268,8 +288,8 @@ def test_the_sheet_tells_what_cannot_be_measured_at_an_engine(make_engine, make_
     window = make_window(make_session(make_engine(capabilities=capabilities)))
     sheet = AlarmSheet(window.alarms, window.themes.theme, window)
     notes = {row.rule.name: row.note for row in sheet.rows}
-    assert notes["Blocks run out"] == "Cannot be measured here: vLLM does not tell blocks_run_out_s"
-    assert notes["Engine stuck"] == "Cannot be measured here: vLLM does not tell stalled_s"
+    assert notes["Blocks run out"] == "Cannot be measured here: vLLM does not report blocks_run_out_s"
+    assert notes["Engine stuck"] == "Cannot be measured here: vLLM does not report stalled_s"
     assert notes[KV_USAGE] == notes["Frames lost"] == ""
     assert ok(sheet).isEnabled()  # the rules are sound
     sheet.close()
@@ -291,7 +311,7 @@ def test_live_alarms_are_kept_in_the_ring(window, qtbot):
     qtbot.waitUntil(lambda: window.alarm_strip.isVisible(), timeout=WAIT_MS)
     assert [mark.kind for mark in session.bookmarks.shown] == [KV_USAGE]
     assert session.kept.ring.flush(60.0)
-    ring_recording = RingRecording.open(session.kept.ring.folder, session.kept.ring.origin_ns)
+    ring_recording = Recording.open(session.kept.ring.folder, origin_ns=session.kept.ring.origin_ns)
     assert list(settled(ring_recording.bookmarks()).values()) == session.bookmarks.shown
     window.alarm_strip.go.click()
     assert session.timeline.paused
@@ -349,7 +369,7 @@ def test_a_recording_shows_where_they_would_have_rung(play, themes, tmp_path, qt
         now[0] += 25_000_000
         return now[0]
 
-    engine = SyntheticEngine(num_blocks=100, num_running=6, clock=tick)
+    engine = SimulatedEngine(num_blocks=100, num_running=6, clock=tick)
     with RecordingWriter(path) as writer:
         writer.write(engine.snapshot(), wait=True)
         for _ in range(200):
@@ -368,19 +388,25 @@ def test_a_recording_shows_where_they_would_have_rung(play, themes, tmp_path, qt
     assert receiver.posts == []
 
 
-def test_a_rule_that_has_no_room_beside_its_time_goes_on_below(qtbot):
+def test_alarm_line_without_room_wraps_its_rule_and_details_and_cuts_neither(qtbot):
     line = AlarmLine()
     qtbot.addWidget(line)
-    line.tell(
-        "Long wait: longest_wait_s > 10 and running > 8 for 10 s", "over after 25.0 s, up to 97.0 %; from 12:00:00.000"
-    )
+    rule, detail = "Long wait: longest_wait_s > 10 and running > 8 for 10 s", "up to 97.0 %; since 12:00:00.000, " * 4
+    line.tell(rule, detail)
     line.resize(2_000, 40)
     line.show()
     assert not line.is_narrow
     low = line.heightForWidth(2_000) if line.hasHeightForWidth() else line.sizeHint().height()
-    line.resize(round(line.rule.fontMetrics().horizontalAdvance(line.rule.text()) * 0.7), 200)
+    width = round(line.rule.fontMetrics().horizontalAdvance(rule) * 0.7)
+    line.resize(width, 400)
     assert line.is_narrow
-    assert line.rule.height() >= 2 * line.rule.fontMetrics().height(), "two lines of the rule"
-    assert line.heightForWidth(line.width()) > 2 * low
+    qtbot.waitUntil(lambda: line.detail.width() == width, timeout=WAIT_MS)
+    for label in (line.rule, line.detail):
+        metrics = label.fontMetrics()
+        needed = metrics.boundingRect(QRect(0, 0, label.width(), 9999), Qt.TextFlag.TextWordWrap, label.text())
+        assert needed.height() >= 2 * metrics.height(), "two lines or more"
+        assert label.height() >= needed.height()
+        assert label.width() >= needed.width()
+    assert line.heightForWidth(width) > 3 * low
     line.resize(2_000, 40)
     assert not line.is_narrow

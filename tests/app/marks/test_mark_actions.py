@@ -162,6 +162,24 @@ def test_a_loop_is_played_until_esc(window, qtbot, arrive):
     qtbot.waitUntil(lambda: session.timeline.cursor_ns > passed_ns, timeout=WAIT_MS)
 
 
+def test_rename_and_add_are_pressed_again_while_a_name_is_written(window, qtbot):
+    session, view = window.session, window.views["bookmarks"]
+    first, last = session.timeline.range_ns
+    session.bookmarks.add((first + last) // 2, "old")
+    window.focus_view("bookmarks")
+    view.refresh()
+    view.list.setCurrentIndex(view.model.index(0, 0))
+    view.refresh()
+    view.rename.click()
+    view.rename.click()
+    editor = view.list.indexWidget(view.model.index(0, 0))
+    editor.setText("new")
+    view.add.click()
+    assert view.list.indexWidget(view.model.index(0, 0)) is editor
+    qtbot.keyClick(editor, Qt.Key.Key_Return)
+    qtbot.waitUntil(lambda: {each.text for each in session.bookmarks.shown} == {"new", ""}, timeout=WAIT_MS)
+
+
 def test_a_loop_between_two_bookmarks(window, qtbot):
     session, view = window.session, window.views["bookmarks"]
     first, _ = session.timeline.range_ns

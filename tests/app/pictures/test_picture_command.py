@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
+import re
 import subprocess
 import sys
 import time
@@ -14,12 +15,14 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from PIL import Image
-from tests.telemetry.conftest import record_in
+from tests.telemetry.conftest import record_in, simulated_messages
 
 from kvscope_app.main import main
 from kvscope_app.pictures import stage
 from kvscope_app.pictures.picture_command import moments
 from kvscope_telemetry.exports.span import Span
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.writer import RecordingWriter
 
 
 @pytest.fixture(scope="module")
@@ -98,12 +101,40 @@ def test_of_a_view_on_time_the_range_is_shown(qapp, path, tmp_path, view):
     part = pixels(export(path, tmp_path / "b.png", "--view", view, "--at", "2", "--from", "1", "--until", "3"))
     assert not np.array_equal(whole, part)
     image = opened(export(path, tmp_path / "x.webp", "--view", view, "--from", "1", "--until", "3", "--fps", "2"))
-    assert image.n_frames == 5
+    assert image.n_frames == 4
+
+
+def test_picture_of_a_growing_recording_shows_what_is_written_so_far(qapp, tmp_path):
+    with RecordingWriter(tmp_path / "x.mcap", keyframe_interval_ns=1_000_000_000) as writer:
+        for message in simulated_messages(200):
+            writer.write(message, wait=True)
+        assert writer.flush()
+        assert Recording.open(tmp_path / "x.mcap.part").may_grow
+        export(str(tmp_path / "x.mcap.part"), tmp_path / "x.png", "--view", "throughput")
+
+
+def test_picture_without_a_size_grows_until_all_rows_fit(qapp, path, tmp_path):
+    assert main(["export", path, "--out", str(tmp_path / "x.svg"), "--view", "events", "--at", "3"]) == 0
+    root = ElementTree.parse(tmp_path / "x.svg").getroot()
+    assert int(root.get("height")) > 600
+    assert "more row" not in "".join(root.itertext())
+
+
+def test_picture_of_a_given_size_says_how_many_rows_have_no_space(qapp, path, tmp_path):
+    root = ElementTree.parse(export(path, tmp_path / "x.svg", "--view", "events", "--caption")).getroot()
+    assert (root.get("width"), root.get("height")) == ("480", "320")
+    assert re.search(r"[\d,]+ more rows", "".join(root.itertext()))
+
+
+def test_size_below_the_minimum_of_a_view_is_refused_with_the_minimum(qapp, path, tmp_path, capsys):
+    assert main(["export", path, "--out", str(tmp_path / "x.png"), "--view", "requests", "--size", "160x160"]) == 2
+    assert re.search(r"160x160 is too small for a picture of Requests: at least \d+x\d+", capsys.readouterr().err)
+    assert os.listdir(tmp_path) == []
 
 
 def test_nothing_is_left_of_what_failed(qapp, path, tmp_path, capsys):
     assert main(["export", path, "--out", str(tmp_path / "x.apng"), "--from", "1", "--until", "1.01"]) == 2
-    assert "one frame" in capsys.readouterr().err
+    assert "less than two frames" in capsys.readouterr().err
     assert main(["export", path, "--out", str(tmp_path / "x.png"), "--at", "900"]) == 2
     assert os.listdir(tmp_path) == []
 
@@ -117,5 +148,5 @@ def test_a_machine_that_is_elsewhere_meanwhile_changes_no_picture(qapp, path, tm
 
 def test_moments_of_a_video():
     num, shown = moments(Span(0, 1_000_000_000, 3_000_000_000), speed=2.0, fps=10.0)
-    assert num == 11
-    assert list(shown) == pytest.approx([1.0 + 0.2 * number for number in range(11)])
+    assert num == 10
+    assert list(shown) == pytest.approx([1.0 + 2.0 * number / 9 for number in range(10)])

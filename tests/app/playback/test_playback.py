@@ -10,6 +10,7 @@ from PySide6.QtCore import QPoint, QSettings, Qt
 from PySide6.QtWidgets import QLabel, QToolButton
 from tests.app import window_driver as driver
 from tests.app.window_driver import load_only
+from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_app.command_line import Options
 from kvscope_app.desktop import Desktop
@@ -17,8 +18,8 @@ from kvscope_app.look.clock_text import clock_text
 from kvscope_app.main import main
 from kvscope_app.playback.playback import SPEEDS, time_text
 from kvscope_app.playback.playback_actions import EventJumps
+from kvscope_app.recent_recordings.open_file import try_to_open
 from kvscope_app.session.session import Session
-from kvscope_app.window.open_file import try_to_open
 from kvscope_telemetry.messages.commands import Control
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import MemoryBreakdown
@@ -26,7 +27,6 @@ from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.source import SourceState
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 WAIT_MS = 120_000
 NUM_FRAMES = 600
@@ -45,8 +45,8 @@ class SteppedClock:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    """A synthetic engine's recording, of several seconds."""
-    engine = SyntheticEngine(num_blocks=120, num_running=6, epoch=9, clock=SteppedClock())
+    """A simulated engine's recording, of several seconds."""
+    engine = SimulatedEngine(num_blocks=120, num_running=6, epoch=9, clock=SteppedClock())
     path = tmp_path_factory.mktemp("recordings") / "day.mcap"
     with RecordingWriter(path, keyframe_interval_ns=1_000_000_000) as writer:
         for message in (engine.hello, MemoryBreakdown(epoch=9, time_ns=1, kv_bytes=5), engine.snapshot()):
@@ -284,6 +284,9 @@ def test_every_panel_is_drawn_where_it_stands_still(session, make_window, qtbot)
     window = make_window(session, with_views=("throughput",), size=(1500, 1000))
     session.poll()
     view = window.views["throughput"]
+    window.docks["throughput"].setFloating(True)
+    window.docks["throughput"].resize(1000, 1500)  # all panels in sight: the others are drawn when they are scrolled to
+    qtbot.waitUntil(lambda: view.height() > 1200, timeout=WAIT_MS)
     view.charts.drawn.clear()
     go(session, 6.0)
     driver.poll_until(session, lambda: set(view.charts.drawn) == set(view.charts.shown), qtbot)

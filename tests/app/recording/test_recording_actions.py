@@ -5,19 +5,26 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QDialog, QFileDialog, QInputDialog, QLabel
+from PySide6.QtWidgets import QDialog, QFileDialog, QLabel
 from tests.app import window_driver as driver
+from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_app.playback.playback_actions import STEPPED
-from kvscope_app.recording.kept_dialog import KeptDialog
+from kvscope_app.recording.kept_dialog import KeptDialog, SaveHistoryDialog
 from kvscope_app.recording.left_rings import LeftRings
-from kvscope_app.recording.recording_actions import free_path, keep_last, minutes_offered, minutes_question, record
+from kvscope_app.recording.recording_actions import (
+    free_path,
+    keep_last,
+    minutes_offered,
+    minutes_question,
+    record,
+    recording_menu,
+    stop_recording,
+)
 from kvscope_app.session.kept.kept_timeline import KeptTimeline
 from kvscope_app.session.kept.rings import find_left_rings, kept_bounds, make_ring, rings_folder
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
-from kvscope_telemetry.timeline.ring_client import RingClient
-from kvscope_telemetry.timeline.ring_recording import RingRecording
+from kvscope_telemetry.recordings.ring_client import RingClient
 
 WAIT_MS = 120_000
 
@@ -99,22 +106,61 @@ def test_before_anything_is_kept_the_bar_is_there_and_waits(session, make_window
 
 
 def test_recording_shows_a_dot_and_ends_whole(window, qtbot, tmp_path):
-    label = driver.status(window, "recording")
+    label, action = driver.status(window, "recording"), window.actions_by_name["record"]
+    assert not action.isChecked()
     record(window, str(tmp_path / "now"))
     window.status_bar.refresh()
     assert label.text().startswith("● 0:")
+    assert label.text().endswith("now.mcap")
+    assert str(tmp_path / "now.mcap") in label.toolTip()
+    assert (action.text(), action.isChecked()) == ("Stop recording", True)
+    assert driver.button(driver.corner(window), "Start recording…").isChecked(), "it stands in the menu bar"
     qtbot.waitUntil(lambda: window.session.kept.recorder.writer.num_written > 5, timeout=WAIT_MS)
-    window.actions_by_name["stop_recording"].trigger()
+    action.trigger()
     qtbot.waitUntil(lambda: (tmp_path / "now.mcap").exists(), timeout=WAIT_MS)
     window.status_bar.refresh()
     assert label.text() == ""
+    assert (action.text(), action.isChecked()) == ("Start recording…", False)
     qtbot.waitUntil(lambda: "now.mcap" in window.statusBar().currentMessage(), timeout=WAIT_MS)
     assert Recording.open(tmp_path / "now.mcap").info.is_complete
+
+
+def test_recording_is_listed_as_recent_while_it_is_written(window, qtbot, tmp_path):
+    record(window, str(tmp_path / "now"))
+    assert window.themes.settings.values.recent_recordings == (str(tmp_path / "now.mcap"),)
+    keep_last(window, 60.0, str(tmp_path / "last"))
+    recent = (str(tmp_path / "last.mcap"), str(tmp_path / "now.mcap"))
+    qtbot.waitUntil(lambda: window.themes.settings.values.recent_recordings == recent, timeout=WAIT_MS)
+    stop_recording(window)
+
+
+def test_recording_in_the_status_bar_can_be_clicked_to_stop_it(window, qtbot, tmp_path):
+    record(window, str(tmp_path / "now"))
+    window.status_bar.refresh()
+    window.status_bar.recording_clicked.disconnect()  # a menu grabs the keyboard
+    with qtbot.waitSignal(window.status_bar.recording_clicked, timeout=WAIT_MS):
+        qtbot.mouseClick(driver.status(window, "recording"), Qt.MouseButton.LeftButton)
+    path, copy, stop = recording_menu(window).actions()
+    assert (path.text(), copy.text(), stop.text()) == (str(tmp_path / "now.mcap"), "Copy path", "Stop recording")
+    stop.trigger()
+    qtbot.waitUntil(lambda: (tmp_path / "now.mcap").exists(), timeout=WAIT_MS)
+
+
+def test_record_action_is_not_checked_while_the_file_dialog_asks(window):
+    action = window.actions_by_name["record"]
+    action.trigger()
+    assert not action.isChecked()
+    window.findChild(QFileDialog).reject()
+    assert not action.isChecked()
 
 
 def test_a_place_that_will_not_do_is_told(window, qtbot, tmp_path):
     record(window, str(tmp_path / "no" / "such" / "folder.mcap"))
     assert "Recording failed" in window.banner.text
+    window.banner.hide()
+    record(window, str(tmp_path / ("x" * 300)))
+    assert "Recording failed" in window.banner.text
+    assert "File name too long" in window.banner.accessibleName()
     window.banner.hide()
     task = keep_last(window, 1.0, str(tmp_path / "no" / "such" / "folder.mcap"))
     assert task is not None
@@ -123,8 +169,8 @@ def test_a_place_that_will_not_do_is_told(window, qtbot, tmp_path):
 
 def test_the_last_minutes_are_asked_for_and_kept(window, qtbot, tmp_path):
     window.actions_by_name["keep_last"].trigger()
-    dialog = window.findChild(QInputDialog)
-    assert dialog.labelText().startswith("Save the last … minutes (")
+    dialog = window.findChild(SaveHistoryDialog)
+    assert driver.text(dialog).startswith("Save the last … minutes (")
     dialog.accept()
     files = window.findChild(QFileDialog)
     assert files.selectedFiles()[0].endswith(".mcap")
@@ -163,7 +209,7 @@ def test_where_nothing_could_be_kept_nobody_is_asked_how_much(window, qtbot, mon
     window.banner.hide()
     window.actions_by_name["keep_last"].trigger()
     assert window.banner.text == "The past is not kept: No space left on device"
-    assert not window.findChildren(QInputDialog)
+    assert not window.findChildren(SaveHistoryDialog)
 
 
 def test_a_name_that_is_free_is_proposed(window, tmp_path):
@@ -187,7 +233,7 @@ def test_how_much_is_kept_is_shown_and_set(window, settings):
 
 def test_what_a_crashed_session_left_is_offered_opened_and_discarded(window, settings, qtbot, qapp):
     left = make_ring(settings)
-    engine = SyntheticEngine(num_blocks=60, num_running=3, epoch=77)
+    engine = SimulatedEngine(num_blocks=60, num_running=3, epoch=77)
     for message in (engine.hello, engine.snapshot(), *(engine.advance() for _ in range(30))):
         left.write(message, wait=True)
     left.close(keep=True)
@@ -197,7 +243,7 @@ def test_what_a_crashed_session_left_is_offered_opened_and_discarded(window, set
     qtbot.waitUntil(lambda: "ended unexpectedly" in window.banner.text, timeout=WAIT_MS)
     driver.press(window.banner, "Open")
     qtbot.waitUntil(lambda: bool(shown), timeout=WAIT_MS)
-    assert isinstance(shown[0], RingRecording)
+    assert isinstance(shown[0], Recording)
     assert shown[0].info.num_frames == 30
     assert window.banner.text == ""
     found = find_left_rings()
@@ -207,13 +253,14 @@ def test_what_a_crashed_session_left_is_offered_opened_and_discarded(window, set
 
 
 def test_crashed_sessions_that_are_too_old_go_and_that_is_said(window, settings, qtbot):
-    left = make_ring(settings)
-    engine = SyntheticEngine(num_blocks=60, num_running=3, epoch=77)
-    week_ago = replace(engine.hello, wall_time_ns=engine.hello.wall_time_ns - 8 * 24 * 3600 * 10**9)
-    snapshot = replace(engine.snapshot(), hello=week_ago)
-    for message in (week_ago, snapshot, *(engine.advance() for _ in range(30))):
-        left.write(message, wait=True)
-    left.close(keep=True)
+    """Too old is what ended a week before the newest of them."""
+    engine = SimulatedEngine(num_blocks=60, num_running=3, epoch=77)
+    left = [make_ring(settings) for _ in range(2)]
+    for ring, days in zip(left, (8, 0), strict=True):
+        hello = replace(engine.hello, wall_time_ns=engine.hello.wall_time_ns - days * 24 * 3600 * 10**9)
+        for message in (hello, replace(engine.snapshot(), hello=hello), *(engine.advance() for _ in range(30))):
+            ring.write(message, wait=True)
+        ring.close(keep=True)
     LeftRings(window, lambda: [window], lambda recorded: None).begin()
-    qtbot.waitUntil(lambda: "Old session histories deleted" in window.banner.text, timeout=WAIT_MS)
-    assert list(rings_folder().iterdir()) == [window.session.kept.ring.folder]
+    qtbot.waitUntil(lambda: "1 crashed session deleted" in window.banner.accessibleName(), timeout=WAIT_MS)
+    assert set(rings_folder().iterdir()) == {window.session.kept.ring.folder, left[1].folder}

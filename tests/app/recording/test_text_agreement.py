@@ -7,6 +7,8 @@ from contextlib import closing
 import numpy as np
 import pytest
 from PySide6.QtWidgets import QFileDialog, QMessageBox
+from tests.simulated_engine.engine import SimulatedEngine
+from tests.simulated_engine.server import SimulatedServer
 
 from kvscope_app.recording.recording_actions import keep_last, record, stop_recording
 from kvscope_app.session.kept.kept_timeline import KeptTimeline
@@ -20,17 +22,15 @@ from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.sources.live_source import LiveSource
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
-from kvscope_telemetry.synthetic.server import SyntheticServer
 
 WAIT_MS = 120_000
 
 
 @pytest.fixture
 def window(make_window, settings, tmp_path, qtbot):
-    """On a synthetic engine that lets us operate it."""
+    """On a simulated engine that lets us operate it."""
     endpoint = f"ipc://{tmp_path}/telemetry"
-    with closing(SyntheticServer(SyntheticEngine(num_blocks=60, num_running=4), endpoint, rate=20.0)):
+    with closing(SimulatedServer(SimulatedEngine(num_blocks=60, num_running=4), endpoint, rate=20.0)):
         source = LiveSource(endpoint)
         session = Session(source)
         session.keep(KeptTimeline(make_ring(settings), source.set_sink))
@@ -96,7 +96,7 @@ def played(tmp_path, qtbot):
     from kvscope_telemetry.messages.commands import BlockContent
     from kvscope_telemetry.texts.published_texts import PublishedTexts
 
-    engine = SyntheticEngine(num_blocks=60, num_running=4)
+    engine = SimulatedEngine(num_blocks=60, num_running=4)
     with RecordingWriter(tmp_path / "texts.mcap") as writer:
         texts = PublishedTexts(writer.write_texts)
         for message in (engine.hello, engine.snapshot(), *(engine.advance() for _ in range(60))):
@@ -132,7 +132,7 @@ def test_a_played_block_tells_its_text_from_the_file(played, qtbot):
 
 
 def test_a_file_without_texts_is_not_asked(tmp_path, qtbot):
-    engine = SyntheticEngine(num_blocks=60, num_running=4)
+    engine = SimulatedEngine(num_blocks=60, num_running=4)
     with RecordingWriter(tmp_path / "none.mcap") as writer:
         for message in (engine.hello, engine.snapshot(), engine.advance()):
             writer.write(message, wait=True)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import pytest
+from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_app.session import overview_reading
 from kvscope_app.session.session import Session
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 WAIT_MS = 60_000
 
 
 @pytest.fixture
 def path(tmp_path):
-    engine = SyntheticEngine(num_blocks=40, num_running=2)
+    engine = SimulatedEngine(num_blocks=40, num_running=2)
     with RecordingWriter(tmp_path / "r.mcap") as writer:
         for message in (engine.hello, engine.snapshot(), *(engine.advance() for _ in range(20))):
             writer.write(message, wait=True)

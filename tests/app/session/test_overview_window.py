@@ -30,7 +30,7 @@ def overview_of(seconds, **columns):
 def test_each_second_is_a_bin():
     window = overview_window(overview_of(range(10)), WALL_NS, 2 * SECOND_NS, 6 * SECOND_NS, ["num_steps"])
     assert window.columns["num_steps"].tolist() == [3, 4, 5, 6]
-    assert (window.time_s + window.end_ns / 1e9).tolist() == pytest.approx([2.5, 3.5, 4.5, 5.5])
+    assert (window.time_s + window.end_ns / 1e9).tolist() == pytest.approx([3.0, 4.0, 5.0, 6.0])
     assert (window.bin_ns, window.is_over) == (SECOND_NS, True)
     assert window.rate("num_steps").tolist() == [3, 4, 5, 6]
 

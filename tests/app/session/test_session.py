@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from kvscope_app.session import pace
+from kvscope_app.session.history import History
 from kvscope_telemetry.messages.commands import Control, Done
 from kvscope_telemetry.source import SourceState, Update
 
@@ -38,6 +39,17 @@ def test_paused_views_stand_still_while_everything_is_taken(engine, session, pol
     session.timeline.go_live()
     assert session.mirror.num_active == 3
     assert session.timeline.behind_seconds == 0.0
+
+
+def test_memory_before_the_first_breakdown_has_the_weights_of_a_later_one(engine, session, poll, monkeypatch):
+    engine.memory(weights_bytes=300, kv_bytes=64, allocated_bytes=500)
+    poll(session)
+    assert session.memory.allocated_bytes == 500
+    monkeypatch.setattr(type(session.timeline), "history", History())  # that of a moment before the breakdown
+    assert (session.memory.weights_bytes, session.memory.kv_bytes, session.memory.allocated_bytes) == (300, 64, -1)
+    engine.begin(8)
+    poll(session)
+    assert session.memory is None, "weights of another engine start"
 
 
 def test_pausing_twice_keeps_the_first_moment(engine, session, poll):

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from PySide6.QtCore import QSettings
 from PySide6.QtTest import QTest
+from tests.simulated_engine.engine import SimulatedEngine
+from tests.simulated_engine.server import SimulatedServer
 from tests.telemetry.conftest import assert_same_state
 
 from kvscope_app.session.kept.kept_timeline import KeptTimeline
@@ -18,9 +20,6 @@ from kvscope_app.session.kept.rings import make_ring, rings_folder
 from kvscope_app.session.session import Session
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.sources.live_source import LiveSource
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
-from kvscope_telemetry.synthetic.server import SyntheticServer
-from kvscope_telemetry.timeline.ring_recording import RingRecording
 
 __all__ = ["assert_same_state"]
 
@@ -34,13 +33,13 @@ def settings(tmp_path):
 
 
 def make_server(folder):
-    engine = SyntheticEngine(num_blocks=200, num_running=6)
-    return SyntheticServer(engine, f"ipc://{folder}/telemetry", rate=25.0)
+    engine = SimulatedEngine(num_blocks=200, num_running=6)
+    return SimulatedServer(engine, f"ipc://{folder}/telemetry", rate=25.0)
 
 
 @contextmanager
 def kept_session(folder):
-    """A session on a synthetic engine, that has kept three seconds."""
+    """A session on a simulated engine, that has kept three seconds."""
     with closing(make_server(folder)):
         source = LiveSource(f"ipc://{folder}/telemetry")
         session = Session(source)
@@ -109,7 +108,7 @@ def arrive(session, qtbot):
 
 
 def state_by_the_ring(session, time_ns):
-    ring_recording = RingRecording.open(session.kept.ring.folder, session.kept.ring.origin_ns)
+    ring_recording = Recording.open(session.kept.ring.folder, origin_ns=session.kept.ring.origin_ns)
     return ring_recording.state_at((time_ns - ring_recording.start_ns) / 1e9)
 
 

@@ -103,6 +103,8 @@ def test_processes_do_not_lose_each_others_changes(file):
 
 def test_a_disk_that_takes_nothing_leaves_the_choice_for_this_run(settings, monkeypatch):
     keeper = SettingsKeeper(settings)
+    reasons = []
+    keeper.write_failed.connect(reasons.append)
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -110,7 +112,7 @@ def test_a_disk_that_takes_nothing_leaves_the_choice_for_this_run(settings, monk
     monkeypatch.setattr(SettingsFile, "_write", full)
     keeper.change(theme="light")
     assert keeper.values.theme == "light"
-    assert keeper.failure == "No space left on device"
+    assert reasons == ["No space left on device"]
 
 
 def test_rules_of_alarms_are_kept(settings):

@@ -7,8 +7,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QKeyCombination, Qt
-from PySide6.QtGui import QKeySequence
+from PySide6.QtCore import QKeyCombination, QPoint, Qt
+from PySide6.QtGui import QColor, QKeySequence
 from PySide6.QtWidgets import (
     QAbstractButton,
     QAbstractSpinBox,
@@ -178,6 +178,33 @@ def test_the_focus_is_seen(window, qtbot):
         assert widget.grab().toImage().pixelColor(0, 0).name() == window.themes.theme.accent
         window.page_map.canvas.setFocus()
         assert widget.grab().toImage().pixelColor(0, 0).name() != window.themes.theme.accent
+
+
+@on_time
+def test_focus_frame_vanishes_from_the_screen_when_the_focus_leaves(window, qtbot):
+    """Read what was painted: `grab()` would paint the widget anew, and hide that nobody did."""
+    plot = window.views["throughput"].charts.panels["decode"].plot
+    canvas = window.page_map.canvas
+    for name, widget in (("throughput", plot), ("timeline", window.views["timeline"].canvas), ("heatmap", None)):
+        window.focus_view(name)
+        window.views[name].draw_all()
+        widget = widget or window.views[name].map
+        for focused, other in ((widget, canvas), (canvas, widget)):
+            focused.setFocus()
+            qtbot.waitUntil(lambda shown=focused: accent_on_frame(window, shown) > 0.9)
+            qtbot.waitUntil(lambda left=other: accent_on_frame(window, left) == 0, timeout=10_000)
+
+
+def accent_on_frame(window, widget) -> float:
+    """Share of the accent's pixels in the upper edge of a widget and in both sides of it, as they are on the screen."""
+    corner = widget.mapTo(window, QPoint(0, 0))
+    image = (
+        window.screen().grabWindow(window.winId(), corner.x(), corner.y(), widget.width(), widget.height()).toImage()
+    )
+    last, height = image.width() - 1, image.height() * 3 // 4  # that of the page map ends above its lowest rows
+    edges = [(x, 0) for x in range(image.width())] + [(x, y) for x in (0, last) for y in range(height)]
+    accent = QColor(window.themes.theme.accent).rgb()
+    return sum(image.pixel(x, y) == accent for x, y in edges) / len(edges)
 
 
 @on_time

@@ -8,6 +8,7 @@ from tests.app.views.timed_fakes import START_NS, second, small_overview, timed
 
 from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.session.shown_stops import StopBand, stops_until, words_at
+from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec, stop_ground
 from kvscope_app.views.heatmap.cell_text import cell_words
 from kvscope_app.views.heatmap.pools import Pools
@@ -16,7 +17,6 @@ from kvscope_app.views.timeline.lane_descriptions import found_in_lane, found_in
 from kvscope_app.views.timeline.lane_layout import LaneLayout
 from kvscope_app.views.timeline.lane_picture import ShownLanes, bare_lanes, draw
 from kvscope_app.views.timeline.request_lanes import RequestLanes
-from kvscope_app.views.timeline.time_span import TimeSpan
 from kvscope_telemetry.messages.telemetry import SUSPENDED, Stop
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
@@ -50,6 +50,8 @@ def test_a_request_is_not_green_while_the_engine_stands_still(overview):
     assert found_in_lane("paused", shown, at(30), 0).words == ""
     assert "(without 10.0 s paused)" in found_in_row(row, shown, at(20), 0).words
     assert "paused" in bare_lanes(small_overview())
+    overview.stops.add(Stop(begin_ns=at(26), end_ns=at(28), kind=SUSPENDED))
+    assert "(without 12.0 s paused or suspended)" in found_in_row(row, shown, at(20), 0).words
 
 
 def test_a_cell_of_the_heatmap_says_why_it_did_not_change(overview):

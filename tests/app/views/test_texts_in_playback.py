@@ -6,6 +6,8 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+from tests.simulated_engine.engine import SimulatedEngine
+from tests.simulated_engine.server import SimulatedServer
 
 from kvscope_app.look.theme import DARK
 from kvscope_app.session.kept.kept_timeline import KeptTimeline
@@ -25,8 +27,6 @@ from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.sources.live_source import LiveSource
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
-from kvscope_telemetry.synthetic.server import SyntheticServer
 from kvscope_telemetry.texts.block_texts import Asked
 from kvscope_telemetry.texts.published_texts import PublishedTexts
 
@@ -39,8 +39,8 @@ def word(block):
 
 
 def make_recording(path, *, with_texts):
-    """Sixty steps of a synthetic engine."""
-    engine = SyntheticEngine(num_blocks=60, num_running=4)
+    """Sixty steps of a simulated engine."""
+    engine = SimulatedEngine(num_blocks=60, num_running=4)
     with RecordingWriter(path) as writer:
         texts = PublishedTexts(writer.write_texts)
         for message in (engine.hello, engine.snapshot(), *(engine.advance() for _ in range(60))):
@@ -110,7 +110,7 @@ def held(session):
         table = requests.table(number)
         if len(table) and ledger.hash[table[0]]:
             return number, table.tolist()
-    raise AssertionError("the synthetic engine runs requests with full blocks")
+    raise AssertionError("the simulated engine runs requests with full blocks")
 
 
 def test_the_prefix_tree_has_texts(play, show, qtbot):
@@ -232,7 +232,7 @@ def test_a_recording_without_texts_says_so_everywhere(play, show):
 def live(settings, tmp_path, qtbot):
     """A live session on a real socket that keeps its past, without texts."""
     endpoint = f"ipc://{tmp_path}/telemetry"
-    with closing(SyntheticServer(SyntheticEngine(num_blocks=60, num_running=4), endpoint, rate=20.0)):
+    with closing(SimulatedServer(SimulatedEngine(num_blocks=60, num_running=4), endpoint, rate=20.0)):
         source = LiveSource(endpoint)
         session = Session(source)
         session.keep(KeptTimeline(make_ring(settings), source.set_sink))
@@ -248,7 +248,7 @@ def test_the_kept_past_tells_what_the_engine_no_longer_has(live, qtbot):
     keeping.set_on(True)
     qtbot.waitUntil(lambda: live.kept.has_texts, timeout=WAIT_MS)
     keeping.set_on(False)
-    ring_recording = live.kept.read_ring_recording(lambda share: True)
+    ring_recording = live.kept.open_recording(lambda share: True)
     text = next(text for text in ring_recording.texts() if text.hash)
     gone = Asked(text.epoch, 10**6, 0, 16, int(text.hash, 16))  # no row of the engine's
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import socket
+import subprocess
+
 import pytest
 
-from kvscope_app.window import display_server
 from kvscope_app.window.display_server import missing_library, require_display, require_qt, require_sound_qt
 from kvscope_telemetry.errors import KvscopeError
 
@@ -26,14 +30,44 @@ def test_xcb_asked_for_without_display():
         require_display({"QT_QPA_PLATFORM": "xcb", "WAYLAND_DISPLAY": "wayland-0"})
 
 
-@pytest.mark.parametrize("environment", [{"QT_QPA_PLATFORM": "offscreen"}, {"WAYLAND_DISPLAY": "wayland-0"}])
-def test_other_platforms_are_trusted(environment, monkeypatch):
-    asked = []
-    monkeypatch.setattr(display_server, "require_x_server", asked.append)
-    require_display(environment)
-    assert asked == []
-    require_display({"DISPLAY": ":0"})
-    assert asked == [":0"]
+@pytest.mark.parametrize("platform", ["offscreen", "wayland-egl", "vnc:size=640x480", "minimal;xcb"])
+def test_platforms_without_a_display_are_accepted(platform):
+    assert require_display({"QT_QPA_PLATFORM": platform}) is None, "nothing was raised"
+
+
+def test_unknown_platform_is_refused_with_those_that_are_installed():
+    with pytest.raises(KvscopeError, match=r"QT_QPA_PLATFORM='foo' is not accepted: one of .*offscreen.*xcb") as raised:
+        require_display({"QT_QPA_PLATFORM": "foo", "DISPLAY": ":4711"})
+    assert "\n" not in str(raised.value)
+    require_display({"QT_QPA_PLATFORM": "foo", "QT_PLUGIN_PATH": "/elsewhere"})
+
+
+def test_dead_wayland_compositor_is_named(tmp_path):
+    environment = {"WAYLAND_DISPLAY": "wayland-77", "XDG_RUNTIME_DIR": str(tmp_path)}
+    with pytest.raises(KvscopeError, match="WAYLAND_DISPLAY='wayland-77' does not answer"):
+        require_display(environment)
+    with socket.socket(socket.AF_UNIX) as compositor:
+        compositor.bind(str(tmp_path / "wayland-77"))
+        compositor.listen()
+        require_display(environment)
+        require_display(environment | {"DISPLAY": ":4711"})
+
+
+@pytest.mark.skipif(shutil.which("Xvfb") is None, reason="Xvfb, an X server without a screen, is not installed")
+def test_x_server_of_8_bits_per_pixel_is_refused(tmp_path):
+    read_end, write_end = os.pipe()
+    command = ["Xvfb", "-displayfd", str(write_end), "-screen", "0", "320x200x8", "-nolisten", "tcp"]
+    with (
+        open(read_end) as numbers,
+        subprocess.Popen(command, pass_fds=[write_end], stderr=subprocess.DEVNULL) as server,
+    ):
+        os.close(write_end)
+        try:
+            display = f":{numbers.readline().strip()}"
+            with pytest.raises(KvscopeError, match="has 8 bits per pixel; 15 or more are needed"):
+                require_display({"DISPLAY": display})
+        finally:
+            server.terminate()
 
 
 def test_a_missing_library_is_named_with_its_package():

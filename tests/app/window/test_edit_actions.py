@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QAbstractListModel, QModelIndex, Qt
 from PySide6.QtGui import QGuiApplication, QStandardItem, QStandardItemModel
-from PySide6.QtWidgets import QDockWidget, QTableView
+from PySide6.QtWidgets import QDockWidget, QListView, QTableView
 
 from kvscope_app.look.table_text import as_tsv
 from kvscope_app.views.console.conversation import Message
@@ -46,6 +46,20 @@ def test_a_table_is_copied_with_its_titles(window, qtbot):
     assert title[0] == view.model.headerData(3, Qt.Orientation.Horizontal)
     assert "#" not in title
     assert [row[0] for row in rows] == [view.model.index(row, 3).data() for row in range(3)]
+
+
+def test_list_is_copied_as_one_column(qtbot):
+    class Names(QAbstractListModel):
+        def rowCount(self, parent=QModelIndex()):  # noqa: B008
+            return 2
+
+        def data(self, index, role):
+            return ["first", "second"][index.row()] if role == Qt.ItemDataRole.DisplayRole else None
+
+    view = QListView()
+    qtbot.addWidget(view)
+    view.setModel(Names(view))
+    assert as_tsv(view, [0, 1]) == "first\nsecond\n"
 
 
 def test_cards_are_copied_with_all_they_say(qtbot):

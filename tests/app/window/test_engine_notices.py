@@ -11,6 +11,8 @@ from PySide6.QtWidgets import QLabel, QMessageBox, QPushButton
 from tests.app import window_driver as driver
 
 from kvscope_app.window.sheets.attach_sheet import AttachSheet
+from kvscope_app.window.window_actions import what_closing_ends
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.source import SourceState
 
 REASON = "max_model_len=8192 is not accepted with allocator='contiguous': " + "so many blocks are not there, " * 5
@@ -124,3 +126,20 @@ def test_activations_of_8_bits_are_asked_for_with_what_they_cost(
     assert keeper.engine.options_set == []
     next(b for b in question.buttons() if b is not question.defaultButton()).click()
     assert keeper.engine.options_set == [("--quantization", value), "restart"]
+
+
+def test_closing_asks_while_the_own_engine_has_unfinished_requests(make_engine, make_session, make_window, poll):
+    engine = make_engine()
+    session = make_session(engine)
+    engine.request(1)
+    poll(session)
+    owning, watching = make_window(session, keeper=Keeper()), make_window(session)
+    assert what_closing_ends(owning) == "Stop the engine and its 1 unfinished request?"
+    assert what_closing_ends(watching) == ""
+    owning.actions_by_name["close"].trigger()
+    (box,) = owning.findChildren(QMessageBox)
+    assert owning.isVisible()
+    box.reject()
+    engine.request(1, state=RequestState.FINISHED)
+    poll(session)
+    assert what_closing_ends(owning) == ""

@@ -14,6 +14,7 @@ from PySide6.QtCore import QTimer, qCritical
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QMainWindow, QPushButton, QWidget
 
+from kvscope_app.actions.action_registry import ActionSpec
 from kvscope_app.views.prefixes.prefixes_view import PrefixesView
 from kvscope_app.window.error_notices import MAX_ERRORS, ErrorNotices, InternalErrors
 from kvscope_telemetry.errors import BadInput
@@ -88,6 +89,26 @@ def test_the_part_is_named_by_the_room_of_the_newest_call(window, notices, sessi
         QTimer.singleShot(1, view.refresh)
         qtbot.waitUntil(lambda: notices.strip is not None and notices.strip.text != "")
     assert notices.strip.text == "Something went wrong in Prefixes"
+
+
+def test_strip_names_the_action_that_failed_and_what_was_raised(window, notices, session, qtbot):
+    def fail():
+        raise KeyError(SECRET)
+
+    window.actions_by_name.add_action(ActionSpec("test", "Copy &everything…", "Edit", fail))
+    with expected(notices.errors, qtbot):
+        window.actions_by_name["test"].trigger()
+        qtbot.waitUntil(lambda: notices.strip is not None and notices.strip.text != "")
+    assert notices.strip.text == "“Copy everything” failed"
+    assert "KeyError in fail (" in notices.strip.accessibleName()
+    assert "during “Copy everything”" in notices.errors.report
+    assert SECRET not in notices.strip.accessibleName() + notices.errors.report
+
+
+def test_error_outside_the_views_names_its_feature(errors):
+    code = compile("1 / 0", "/home/someone/kvscope_app/recording/recording_actions.py", "exec")
+    hear(errors, lambda: exec(code))
+    assert errors.newest.part == "Recording"
 
 
 def test_one_that_comes_again_is_counted_and_one_that_was_dismissed_stays_away(window, notices, errors, qtbot, capsys):

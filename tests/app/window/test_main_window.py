@@ -10,6 +10,8 @@ from PySide6.QtCore import QSettings, Qt
 from PySide6.QtWidgets import QLineEdit, QListWidget, QMessageBox, QProgressBar, QPushButton
 from tests.app import window_driver as driver
 
+from kvscope_app.actions.command_palette import NOTHING_FOUND, CommandPalette, action_text, match_rank
+from kvscope_app.look.sheet import Sheet
 from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.settings.settings_keeper import read_settings
 from kvscope_app.views.base import View
@@ -18,13 +20,11 @@ from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.page_map.color_modes import COLOR_MODES, OWNER, STATE
 from kvscope_app.window import layout
 from kvscope_app.window.main_window import MainWindow
-from kvscope_app.window.sheets.command_palette import NOTHING_FOUND, CommandPalette, action_text, match_rank
-from kvscope_app.window.sheets.help_sheets import Sheet
 from kvscope_app.window.window_actions import entries
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.commands import Control, Failed
-from kvscope_telemetry.source import SourceState
+from kvscope_telemetry.source import SourceState, Update
 
 
 def test_emitting_signals_keeps_reference_counts(session):
@@ -32,7 +32,7 @@ def test_emitting_signals_keeps_reference_counts(session):
     before = sys.getrefcount(True), sys.getrefcount(None)
     for _ in range(200):
         session.status_changed.emit()
-        session.timeline.updated.emit(None)
+        session.timeline.updated.emit(Update())
     after = sys.getrefcount(True), sys.getrefcount(None)
     assert all(abs(b - a) < 50 for a, b in zip(before, after, strict=True))
 
@@ -254,6 +254,18 @@ def test_a_layout_of_another_version_is_not_taken(session, make_window, settings
     assert not layout.restore(window, settings)
 
 
+def test_layout_of_a_larger_maximized_window_opens_maximized(session, make_window, settings, qtbot):
+    """Qt 6.11 crashed in the second restoreState after a window was shown that is too small for its layout."""
+    wide = make_window(session, size=(3000, 900))
+    wide.resizeDocks([wide.docks["throughput"]], [2000], Qt.Orientation.Horizontal)
+    wide.setWindowState(Qt.WindowState.WindowMaximized)  # of a window that was shown before, as a user does
+    wide.close()
+    again = make_window(session, with_views=True)
+    assert again.isMaximized()
+    assert again.width() < 2000
+    assert again.docks["throughput"].isVisible()
+
+
 @pytest.mark.qt_log_ignore("grabbing the keyboard", extend=True)
 def test_the_palette_finds_and_runs(session, make_window, qtbot):
     window = make_window(session)
@@ -281,6 +293,16 @@ def test_the_palette_says_that_nothing_is_called_so(session, make_window, qtbot)
         "PyTorch memory segments…"
     ]
     palette.close()
+
+
+def test_file_menu_opens_attaches_records_exports_and_quits(session, make_window):
+    window = make_window(session, open_recording=print, attach=print)
+    (file,) = [action.menu() for action in window.menuBar().actions() if action.text() == "&File"]
+    names = [action.objectName() for action in file.actions() if action.objectName()]
+    assert names[0] == "open"
+    assert names[-2:] == ["close", "quit"]
+    assert {"recordings", "attach", "record", "keep_last", "compare", "export", "save_picture"} <= set(names)
+    assert window.actions_by_name["record"].shortcut().toString() == "Ctrl+R"
 
 
 def test_palette_ranks_word_beginnings_first():
@@ -391,12 +413,27 @@ def in_front(window, name):
     return window.rect().intersects(window.docks[name].geometry())
 
 
-def test_what_if_is_behind_another_view_at_first(session, make_window, qtbot):
+def test_default_layout_shows_timeline_above_requests_and_both_wider_than_the_map(session, make_window, qtbot):
     window = make_window(session, size=(1500, 900))
     window.reset_layout()
+    timeline, requests = window.docks["timeline"], window.docks["requests"]
+    assert {"dock_requests", "dock_events", "dock_prefixes"} <= tabs(window, "what_if")
+    assert tabs(window, "timeline") == {"dock_heatmap"}
+    qtbot.waitUntil(
+        lambda: all(in_front(window, name) for name in ("throughput", "timeline", "requests")), timeout=120_000
+    )
+    assert not any(in_front(window, name) for name in ("what_if", "memory", "heatmap"))
+    assert timeline.geometry().bottom() < requests.geometry().top()
+    for dock in (timeline, requests):
+        assert dock.width() > window.page_map.width()
+        assert dock.geometry().right() == window.docks["throughput"].geometry().right()
+
+
+def test_default_layout_has_tabs_where_a_window_is_low_or_small(session, make_window, qtbot):
+    window = make_window(session, size=(1300, 720))
+    window.reset_layout()
     assert {"dock_requests", "dock_timeline", "dock_events"} <= tabs(window, "what_if")
-    qtbot.waitUntil(lambda: in_front(window, "requests") and not in_front(window, "what_if"), timeout=120_000)
-    assert not in_front(window, "timeline")
+    qtbot.waitUntil(lambda: in_front(window, "requests") and not in_front(window, "timeline"), timeout=120_000)
     window.resize(1040, 640)
     window.reset_layout()
     assert {"dock_throughput", "dock_memory", "dock_requests", "dock_timeline"} <= tabs(window, "what_if")

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from PySide6.QtWidgets import QScrollArea
 
-from kvscope_app.load.load_view import LoadView
+from kvscope_app.views.console.load_view import LoadView
 from kvscope_app.views.memory.memory_view import MemoryView
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from PySide6.QtCore import Qt
 
 from kvscope_app.views.page_map.color_modes import AGE
@@ -15,7 +17,7 @@ def test_choices_of_the_views_are_kept(session, make_window, qtbot):
     requests.filter.setCurrentText("Running")
     requests.filter.textActivated.emit("Running")
     requests.table.setColumnWidth(3, 177)
-    throughput.charts.bar.range_chosen.emit(600.0)
+    throughput.charts.bar.range_chosen.emit(math.inf)
     for kind in ("preempted", "refused"):
         events.kind_actions[kind].trigger()
     first.close()
@@ -27,7 +29,7 @@ def test_choices_of_the_views_are_kept(session, make_window, qtbot):
     assert not second.actions_by_name["flash"].isChecked()
     assert requests.filter.currentText() == "Running"
     assert requests.table.columnWidth(3) == 177
-    assert throughput.charts.range_s == 600
+    assert throughput.charts.range_s == math.inf
     assert events.kinds.text().startswith(("preempted, refused", "refused, preempted"))
     second.close()
     assert set(second.themes.settings.values.request_columns) == {
@@ -36,7 +38,7 @@ def test_choices_of_the_views_are_kept(session, make_window, qtbot):
 
 
 def test_a_value_of_a_later_version_is_left_alone(session, make_window, themes):
-    themes.settings.change(request_filter="Sleeping", event_kinds=("teleported",), chart_range_s=7.5)
+    themes.settings.change(request_filter="Sleeping", event_kinds=("teleported",))
     window = make_window(session, with_views=("requests", "throughput", "events"))
     assert window.views["requests"].filter.currentText() == "All"
     assert window.views["events"].kinds.text().startswith("All kinds")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from PySide6.QtCore import QRect
+from PySide6.QtCore import QRect, Qt
+from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QLabel, QMainWindow
 from tests.app import window_driver as driver
 
@@ -96,3 +97,11 @@ def test_what_weights_were_rounded_to_is_said(bar, engine, session, poll):
 def test_weights_of_another_form_keep_its_name():
     assert [rounded_words(form) for form in ("int4", "fp8", "")] == ["4-bit weights", "fp8 weights", ""]
     assert rounded_words("int4-a8") == "4-bit weights, 8-bit activations"
+
+
+def test_address_of_the_engine_is_shown_and_a_click_copies_it(bar, qtbot):
+    label = driver.named(bar, "address")
+    assert label.text() == "ipc:///fake/telemetry"
+    qtbot.mouseClick(label, Qt.MouseButton.LeftButton)
+    assert QGuiApplication.clipboard().text() == "ipc:///fake/telemetry"
+    assert bar.currentMessage() == "Copied ipc:///fake/telemetry"

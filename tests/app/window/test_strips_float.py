@@ -1,9 +1,11 @@
-"""Banners, alarms and the bar of a held engine float over the map: nothing in it moves when one appears or goes."""
+"""Banners, alarms and the bar of a paused engine lie over the bottom of the map's canvas, where no blocks are shown."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
-from PySide6.QtCore import QRect
+from PySide6.QtCore import QPoint, QRect, Qt
 from PySide6.QtWidgets import QApplication, QPushButton
 
 from kvscope_telemetry.alarms.alarm_engine import Alarm
@@ -21,13 +23,23 @@ def window(request, engine, session, make_window, poll, qtbot):
     return made
 
 
-def places(window):
-    """Where the map, its cells and all around it are."""
+def geometry_around_cells(window):
+    """Geometry of the map, its buttons and all around it."""
     QApplication.processEvents()
     view = window.page_map
-    parts = [view, view.canvas, window.playback, *view.findChildren(QPushButton)]
-    cells = [view.canvas.cell_rect(block) for block in range(0, 64, 7)]
-    return [part.geometry() for part in parts], cells, view.scene.grid.columns
+    return [part.geometry() for part in (view, view.canvas, window.playback, *view.findChildren(QPushButton))]
+
+
+def cells(window):
+    QApplication.processEvents()
+    canvas = window.page_map.canvas
+    return [canvas.cell_rect(block) for block in range(canvas.scene.grid.num_blocks)]
+
+
+def has_wanted_height(strip):
+    """Whether `strip` is as high as its wrapped text needs; buttons fold a turn of the event loop later."""
+    wanted = strip.heightForWidth(strip.width())
+    return strip.height() == (wanted if wanted >= 0 else strip.sizeHint().height())
 
 
 def strips(window):
@@ -37,17 +49,41 @@ def strips(window):
     yield "paused_bar", lambda: window.paused_bar.show()
 
 
-def test_nothing_in_the_map_moves_when_a_strip_appears_or_goes(window):
-    before = places(window)
-    shown = []
+def test_strip_covers_no_block_and_moves_nothing_but_cells(window, qtbot):
+    around, cells_before = geometry_around_cells(window), cells(window)
+    canvas = window.page_map.canvas
     for name, show in strips(window):
         show()
-        shown.append(getattr(window, name))
-        assert places(window) == before, name
-        assert all(strip.isVisible() for strip in shown)
-    for strip in shown:
+        assert geometry_around_cells(window) == around, name
+        strip = getattr(window, name)
+        qtbot.waitUntil(partial(has_wanted_height, strip))
+        top = strip.mapTo(window, QPoint()).y() - canvas.mapTo(window, QPoint()).y()
+        assert max(cell.bottom() for cell in cells(window)) < top, name
+        assert canvas.map_rect.bottom() < top, name
         strip.hide()
-        assert places(window) == before
+        assert geometry_around_cells(window) == around, name
+        assert cells(window) == cells_before, name
+
+
+def test_many_strips_in_a_low_window_leave_the_map_its_minimum_height(window):
+    for _, show in strips(window):
+        show()
+    window.resize(window.minimumSizeHint())
+    QApplication.processEvents()
+    canvas = window.page_map.canvas
+    assert canvas.map_rect.height() >= canvas.minimumHeight()
+
+
+def test_blocks_of_an_enlarged_map_cannot_be_clicked_where_strips_cover_it(window, qtbot):
+    canvas = window.page_map.canvas
+    canvas.zoom(4.0)
+    window.paused_bar.show()
+    QApplication.processEvents()
+    chosen = []
+    canvas.chosen.connect(chosen.append)
+    for y in (canvas.map_rect.bottom() + 2, canvas.map_rect.bottom() - 8):
+        qtbot.mouseClick(canvas, Qt.MouseButton.LeftButton, pos=QPoint(canvas.width() // 2, y))
+    assert len(chosen) == 1
 
 
 def test_strips_lie_over_the_bottom_of_the_map_and_are_whole(window):

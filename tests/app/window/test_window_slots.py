@@ -12,7 +12,8 @@ from kvscope_app.window.window_slots import WindowSlots
 
 OTHER = (
     "import sys, pathlib; from kvscope_app.window.window_slots import WindowSlots;"
-    " slots = WindowSlots(pathlib.Path(sys.argv[1])); print(slots.take('window'), flush=True); sys.stdin.read()"
+    " slots = WindowSlots(pathlib.Path(sys.argv[1])); slot = slots.take('window');"
+    " slots.start_opening('window', slot); print(slot, flush=True); sys.stdin.read()"
 )
 
 
@@ -37,6 +38,7 @@ def test_another_desktop_takes_the_next_until_it_is_killed(slots, tmp_path):
         other.send_signal(signal.SIGKILL)
         other.wait(120)
     assert slots.take("window") == 1
+    assert slots.start_opening("window", 1), "the killed process had not finished opening its window"
 
 
 def test_without_a_folder_the_windows_of_this_desktop_are_told_apart(tmp_path):
@@ -44,3 +46,15 @@ def test_without_a_folder_the_windows_of_this_desktop_are_told_apart(tmp_path):
     slots = WindowSlots(tmp_path / "file" / "kvscope.ini")
     assert [slots.take("window"), slots.take("window")] == [1, 2]
     slots.close()
+
+
+def test_finished_and_closed_windows_are_no_failed_starts(slots, tmp_path):
+    slots.take("window")
+    assert not slots.start_opening("window", 1)
+    slots.finish_opening("window", 1)
+    slots.give_back("window", 1)
+    assert not slots.start_opening("window", slots.take("window"))
+    slots.close()  # before it was open, in good order
+    again = WindowSlots(tmp_path / "kvscope.ini")
+    assert not again.start_opening("window", again.take("window"))
+    again.close()

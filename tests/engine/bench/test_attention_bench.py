@@ -78,8 +78,8 @@ def test_workspace_is_what_is_made_and_not_what_was_there() -> None:
 
 def test_perplexity_by_full_attention_is_the_models_own(tiny_model: Callable[..., str]) -> None:
     from kvscope_engine.bench.laboratory.captured import DenseContext, perplexity_after, read
-    from kvscope_engine.model.loading.loader import load_model
-    from kvscope_engine.model.running.forward import Forward
+    from kvscope_engine.model.layers.forward import Forward
+    from kvscope_engine.model.loader.model_loader import load_model
     from kvscope_telemetry.engine_config import EngineConfig
 
     loaded = load_model(EngineConfig(model=tiny_model(), device="cpu", dtype="float32"), lambda _: None)
@@ -163,7 +163,7 @@ def test_a_text_that_is_none_is_refused(content: bytes | None, words: str, tmp_p
 def test_decoding_with_fewer_blocks_changes_perplexity(tiny_model: Callable[..., str]) -> None:
     """Of 27 blocks 16 are read at least."""
     from kvscope_engine.bench.laboratory.sparse_quality import sparse_quality
-    from kvscope_engine.model.loading.loader import load_model
+    from kvscope_engine.model.loader.model_loader import load_model
     from kvscope_telemetry.engine_config import EngineConfig
 
     name = tiny_model(num_hidden_layers=3)

@@ -11,8 +11,9 @@ import torch
 
 from kvscope_engine.bench import kv_cache, perplexity
 from kvscope_engine.bench.workloads import sample_text
-from kvscope_engine.model.loading.loader import LoadedModel, load_model
-from kvscope_engine.model.running.attention import ATTENTION_NAME
+from kvscope_engine.model.layers.attention.paged_attention import ATTENTION_NAME
+from kvscope_engine.model.loaded_model import LoadedModel
+from kvscope_engine.model.loader.model_loader import load_model
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
 

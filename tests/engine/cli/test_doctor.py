@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from kvscope_engine.cli import machine_checks
-from kvscope_engine.model.fused.int8_linear import can_round
-from kvscope_engine.model.loading import device
-from kvscope_engine.model.memory import paging
+from kvscope_engine.model.device_memory import paging
+from kvscope_engine.model.layers.fused.int8_linear import can_round
+from kvscope_engine.model.platforms import device
 from kvscope_telemetry.messages.devices import Gpu, GpuProcess
 
 Run = Callable[..., tuple[int, str, str]]

@@ -1,4 +1,4 @@
-"""A small part of `scripts/attack_http.py` on a real engine: many choices of one client, and one of another."""
+"""One client asks a real engine for hundreds of choices, and another one asks for one."""
 
 from __future__ import annotations
 

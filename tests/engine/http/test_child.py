@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
 from pathlib import Path
 
@@ -15,9 +16,10 @@ import pytest
 from tests.engine.http.served import Served, wait_for
 
 from kvscope_engine.cli.main import main
+from kvscope_engine.http import child as child_module
 from kvscope_engine.http.child import HttpChild, connectable
-from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.keys.connections import NO_KEY
+from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.sockets.connections import NO_KEY
 
 
 def children() -> list[int]:
@@ -33,7 +35,7 @@ def health(address: str) -> int:
         return 0
 
 
-def test_a_child_serves_and_its_death_is_told(served: Served) -> None:
+def test_killed_child_is_reported_and_restarted_on_the_same_port(served: Served) -> None:
     received: list[str] = []
     before = set(children())
     child = HttpChild("127.0.0.1:0", api_key="", options=[], tell=received.append)
@@ -46,8 +48,35 @@ def test_a_child_serves_and_its_death_is_told(served: Served) -> None:
         (pid,) = set(children()) - before
         os.kill(pid, signal.SIGKILL)
         wait_for(lambda: received, "a word on its end")
-        assert f"on {child.url} was killed by signal 9" in received[0]
+        assert f"on {child.url} was killed by signal 9; restarting it" in received[0]
+        wait_for(lambda: health(child.url) == 200, "an API that serves again")
         assert served.ask("/health")[0] == 200
+    assert health(child.url) == 0
+
+
+def test_child_that_does_not_stay_up_ends_the_engine_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_module, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(child_module.sys, "executable", "/bin/false")
+    received: list[str] = []
+    stopped = threading.Event()
+    child = HttpChild("127.0.0.1:0", api_key="", options=[], tell=received.append, stop_engine=stopped.set)
+    with pytest.raises(KvscopeError, match=r"ended: 1; it was restarted 5 times"), child.running("ipc:///none", NO_KEY):
+        assert stopped.wait(60)
+    assert len(received) == child_module.MAX_RESTARTS
+
+
+def test_child_that_refuses_its_options_is_not_restarted(tmp_path: Path) -> None:
+    received: list[str] = []
+    stopped = threading.Event()
+    child = HttpChild(
+        "127.0.0.1:0", api_key="", options=["--no-such-option"], tell=received.append, stop_engine=stopped.set
+    )
+    with (
+        pytest.raises(KvscopeError, match=r"ended: 2; it was restarted 0 times"),
+        child.running(f"ipc://{tmp_path}", NO_KEY),
+    ):
+        assert stopped.wait(60)
+    assert received == []
 
 
 def test_a_child_ends_with_its_engine(served: Served) -> None:
@@ -107,7 +136,7 @@ def test_where_an_engine_is_reached(bound: str, reached: str) -> None:
 
 def test_the_process_imports_no_torch() -> None:
     program = (
-        "import sys, kvscope_engine.http.server, kvscope_engine.model.text.tokenizer_files;"
+        "import sys, kvscope_engine.http.server, kvscope_engine.tokenization.tokenizer_files;"
         " from transformers.utils.chat_template_utils import _compile_jinja_template;"
         " sys.exit('torch' in sys.modules)"
     )

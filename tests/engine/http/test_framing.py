@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+from typing import Any
 
 import pytest
 from tests.engine.http.served import Served, answer_on, read_all
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+from kvscope_engine.http.protocol import FREE_CHUNKS, MIN_CHUNK_BYTES, SLICE_BYTES, Connection
 
 HIDDEN = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
 BODY = b'{"prompt": "x", "max_tokens": 1}'
@@ -106,3 +112,66 @@ def test_what_is_right_is_answered(served: Served) -> None:
     two = served.connect()
     two.sendall(HIDDEN + HIDDEN.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
     assert read_all(two).count(b"HTTP/1.1 200") == 2
+
+
+def test_body_of_many_tiny_chunks_is_refused(served: Served) -> None:
+    got, message = answer(served, CHUNKED + b"1\r\n \r\n" * (2 * FREE_CHUNKS))
+    assert (got, "send larger chunks" in message) == (400, True)
+
+
+def test_body_of_many_chunks_of_usual_size_is_answered(served: Served) -> None:
+    chunk = b"%x\r\n%b\r\n" % (MIN_CHUNK_BYTES, b" " * MIN_CHUNK_BYTES)
+    whole = CHUNKED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    connection = served.connect()
+    connection.sendall(whole + chunk * (FREE_CHUNKS + 100) + b"20\r\n" + BODY + b"\r\n0\r\n\r\n")
+    assert answer_on(connection)[0] == 200
+
+
+def test_other_requests_are_served_while_a_large_chunked_body_is_parsed() -> None:
+    """Every turn of the event loop parses at most one slice, so that any other connection has its turn in between."""
+    received: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (message := await receive())["type"] == "http.request" and message["more_body"]:
+            received.append(len(message["body"]))
+
+    async def count_turns() -> int:
+        config = Config(app, lifespan="off", log_config=None)
+        config.load()
+        connection = Connection(config=config, server_state=ServerState(), app_state={})
+        connection.connection_made(FakeTransport())
+        connection.data_received(CHUNKED + b"1\r\n \r\n" * FREE_CHUNKS)
+        turns = 0
+        while sum(received) < FREE_CHUNKS and turns < 1000:
+            turns += 1
+            await asyncio.sleep(0)
+        connection.connection_lost(None)
+        await asyncio.sleep(0)
+        return turns
+
+    turns = asyncio.run(count_turns())
+    num_slices = len(b"1\r\n \r\n" * FREE_CHUNKS) // SLICE_BYTES
+    assert num_slices <= turns < 10 * num_slices
+    assert max(received) <= SLICE_BYTES
+
+
+class FakeTransport(asyncio.Transport):
+    """Transport of a connection that keeps nothing of what is written."""
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

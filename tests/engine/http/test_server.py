@@ -37,6 +37,18 @@ def test_a_whole_answer(served: Served) -> None:
     assert answer["usage"]["completion_tokens"] == 6
 
 
+@pytest.mark.parametrize(("model", "pool", "shown"), [(8192, 128, 128), (100, 128, 100), (100, 0, 100), (0, 0, None)])
+def test_model_length_is_what_the_pool_holds_where_that_is_less(
+    serving: Callable[..., Served], model: int, pool: int, shown: int | None
+) -> None:
+    served = serving(max_model_len=model, max_request_tokens=pool)
+    served.wait_ready()
+    assert served.ask("/v1/models")[1]["data"][0].get("max_model_len") == shown
+    if pool == shown:
+        status, answer = served.ask(COMPLETIONS, {"prompt": [1] * pool})
+        assert (status, "at most 127 are accepted" in answer["error"]["message"]) == (400, True)
+
+
 def test_a_stream_with_usage(served: Served) -> None:
     body = {"prompt": ["a", "bc"], "max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}}
     *chunks, usage, done = events(read_all(served.post(COMPLETIONS, body, "Connection: close")))

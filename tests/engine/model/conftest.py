@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from kvscope_engine.model.fetching.cache_folder import cache_folder
-from kvscope_engine.model.fetching.default_model import default_gguf
-from kvscope_engine.model.gguf.cache import converted_gguf
-from kvscope_engine.model.loading.loader import LoadedModel, load_model
-from kvscope_engine.model.running.attention import ATTENTION_NAME
-from kvscope_engine.model.running.runner import ModelRunner
-from kvscope_engine.model.running.storage_for_model import storage_for_model
-from kvscope_engine.model.text.tokenizer import Tokenizer
-from kvscope_engine.model.text.tokenizer_files import load_tokenizer
+from kvscope_engine.cache_folder import cache_folder
+from kvscope_engine.model.layers.attention.paged_attention import ATTENTION_NAME
+from kvscope_engine.model.loaded_model import LoadedModel
+from kvscope_engine.model.loader.download.default_model import default_gguf
+from kvscope_engine.model.loader.gguf.gguf_cache import converted_gguf
+from kvscope_engine.model.loader.model_loader import load_model
+from kvscope_engine.model.runner.kv_cache_spec import storage_for_model
+from kvscope_engine.model.runner.model_runner import ModelRunner
 from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.request import Request
+from kvscope_engine.tokenization.tokenizer import Tokenizer
+from kvscope_engine.tokenization.tokenizer_files import load_tokenizer
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.messages.commands import TokenLogprobs
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
@@ -151,6 +152,7 @@ def write_gguf(path: Path, seed: int, changes: dict[str, Any]) -> None:
     import gguf
 
     tokens = byte_tokens()
+    tokens[:3] = changes.get("tokens", tokens[:3])
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("tiny")
     writer.add_block_count(changes.get("block_count", 2))
@@ -163,11 +165,17 @@ def write_gguf(path: Path, seed: int, changes: dict[str, Any]) -> None:
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model("gpt2")
+    if "pre" in changes:
+        writer.add_tokenizer_pre(changes["pre"])
     writer.add_token_list(tokens)
     writer.add_token_types([3, 3, 3, *[1] * (len(tokens) - 3)])
     writer.add_token_merges(["a b"])
     writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
+    writer.add_eos_token_id(changes.get("eos_token_id", 2))
+    if "eot_token_id" in changes:
+        writer.add_eot_token_id(changes["eot_token_id"])
+    if "eom_token_id" in changes:
+        writer.add_eom_token_id(changes["eom_token_id"])
     writer.add_unk_token_id(0)
     writer.add_chat_template(CHAT_TEMPLATE)
     for name, tensor in gguf_tensors(len(tokens), seed).items():

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from kvscope_engine.model.gguf.cache import convert_gguf
-from kvscope_engine.model.loading.checkpoint import load_weights
-from kvscope_engine.model.loading.hf_config import read_config
+from kvscope_engine.model.hf_config import read_config
+from kvscope_engine.model.loader.checkpoint import load_weights
+from kvscope_engine.model.loader.gguf.gguf_cache import convert_gguf
 from kvscope_telemetry.errors import BadInput
 
 Make = Callable[..., Any]

@@ -13,11 +13,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kvscope_engine.model.fused import fuse
-from kvscope_engine.model.fused.fuse import fuse_model
-from kvscope_engine.model.fused.packed_linear import PackedLinear, can_pack
-from kvscope_engine.model.loading.loader import LoadedModel
-from kvscope_engine.model.running.runner import ModelRunner
+from kvscope_engine.model.layers.fused.packed_linear import PackedLinear, can_pack
+from kvscope_engine.model.loaded_model import LoadedModel
+from kvscope_engine.model.runner.model_runner import ModelRunner
+from kvscope_engine.model.verification import fuse
+from kvscope_engine.model.verification.fuse import fuse_model
 from kvscope_telemetry.errors import BadInput
 
 Load = Callable[..., LoadedModel]
@@ -120,13 +120,13 @@ def test_a_whole_that_is_not_what_it_was_is_refused(tiny_loaded: Load, monkeypat
 
     monkeypatch.setattr(fuse, "pack_linears", pack)
     monkeypatch.setattr(fuse, "can_pack", lambda *_: True)
-    monkeypatch.setattr("kvscope_engine.model.fused.packed_linear.PackedLinear", fuse_plain_linear())
+    monkeypatch.setattr("kvscope_engine.model.layers.fused.packed_linear.PackedLinear", fuse_plain_linear())
     with pytest.raises(BadInput, match=r"do not give what they gave before \(the logits after layer"):
         fuse_model(tiny_loaded("llama").module)
 
 
 def fuse_plain_linear() -> Any:
-    from kvscope_engine.model.fused.packed_linear import FusedLinear
+    from kvscope_engine.model.layers.fused.packed_linear import FusedLinear
 
     return FusedLinear
 

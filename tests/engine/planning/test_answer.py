@@ -11,7 +11,7 @@ import pytest
 from tests.engine.planning.conftest import LLAMA_8B, SMALL, Make
 
 from kvscope_engine.cli.main import main
-from kvscope_engine.model.gguf.entries import MANIFEST, fingerprint
+from kvscope_engine.model.loader.gguf.gguf_entries import MANIFEST, fingerprint
 from kvscope_engine.planning.answer import answer
 from kvscope_engine.planning.inference import InferenceQuestion, plan_inference
 from kvscope_engine.planning.report_text import text
@@ -121,7 +121,7 @@ def test_a_converted_file_is_planned_without_reading_its_head_again(
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(SMALL))
     (folder / MANIFEST).write_text(json.dumps({"config.json": fingerprint(folder / "config.json")}))
-    monkeypatch.setattr("kvscope_engine.model.gguf.cache.entry_folder", lambda *_: folder)
+    monkeypatch.setattr("kvscope_engine.model.loader.gguf.gguf_cache.entry_folder", lambda *_: folder)
     monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path / "cache"))
     assert read_skeleton(str(gguf)).num_parameters == read_skeleton(str(folder)).num_parameters
     (folder / "config.json").write_text("{}")

@@ -8,10 +8,10 @@ import pytest
 import torch
 from tests.engine.planning.conftest import Make, allocated_peak, close
 
-from kvscope_engine.model.checks.hook_check import seen_calls
-from kvscope_engine.model.running.forward import Forward
-from kvscope_engine.model.running.kv_storage import KVStorage
-from kvscope_engine.model.running.profile_run import NoAttention
+from kvscope_engine.model.kv_cache.kv_storage import KVStorage
+from kvscope_engine.model.layers.attention.no_attention import NoAttention
+from kvscope_engine.model.layers.forward import Forward
+from kvscope_engine.model.verification.hook_check import seen_calls
 from kvscope_engine.planning.answer import answer
 from kvscope_engine.planning.inference import InferenceQuestion, forward_shape, plan_inference
 from kvscope_engine.planning.skeleton import build

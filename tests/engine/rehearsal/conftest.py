@@ -15,10 +15,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kvscope_engine.model.memory.gpu_holders import GpuHolders
+from kvscope_engine.model.device_memory.gpu_holders import GpuHolders
 from kvscope_kernels import Ops
 from kvscope_kernels.attention_args import AttentionArgs
-from kvscope_kernels.experts.weights import ExpertWeights
+from kvscope_kernels.fused_moe.expert_weights import ExpertWeights
 from kvscope_kernels.linear.skinny_linear import FewRows
 from kvscope_kernels.rotate_write import Rotation
 
@@ -241,10 +241,11 @@ def ledger() -> Ledger:
 @pytest.fixture
 def rehearsed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """A context in which a GPU of so many bytes is there, but computes nothing: proofs find no difference."""
-    from kvscope_engine.model.checks import eager_check, hook_check, trial
-    from kvscope_engine.model.checks.agreement import Difference
-    from kvscope_engine.model.checks.layer_trace import Trace
-    from kvscope_engine.model.fused import float32_head, fuse, fused_experts, fused_mlp, fused_norm, packed_linear
+    from kvscope_engine.model import tensor_agreement
+    from kvscope_engine.model.layers.fused import float32_head, fused_experts, fused_mlp, fused_norm, packed_linear
+    from kvscope_engine.model.tensor_agreement import Difference
+    from kvscope_engine.model.verification import eager_check, fuse, hook_check
+    from kvscope_engine.model.verification.layer_trace import Trace
 
     @contextmanager
     def gpu(total_bytes: int, runs_proofs: bool = True) -> Iterator[FakeGpu]:
@@ -253,7 +254,7 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
             monkeypatch.setattr(fuse, "whole_trace", lambda *_: Trace())
             monkeypatch.setattr(fuse, "fault_of", lambda *_: "")
         monkeypatch.setattr(eager_check, "difference", lambda *_: Difference(0.0, 0.0, 0.0))
-        monkeypatch.setattr(trial, "share_of_spread", lambda *_: 0.0)
+        monkeypatch.setattr(tensor_agreement, "share_of_spread", lambda *_: 0.0)
         for module in (eager_check, fused_norm, fused_mlp, fused_experts, packed_linear, float32_head):
             monkeypatch.setattr(module, "ops_for", lambda _: shape_true_ops())
         monkeypatch.setattr(fused_experts, "four_bits", lambda weight: None)  # it looks at numbers

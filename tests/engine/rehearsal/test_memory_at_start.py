@@ -10,16 +10,21 @@ import pytest
 import torch
 
 from kvscope_engine.bench.shapes import SHAPES as LLAMA_SHAPES
-from kvscope_engine.model.checks.hook_check import check_hook
 from kvscope_engine.model.cpu_offload import streaming
-from kvscope_engine.model.fetching.names import ModelName
-from kvscope_engine.model.loading.loader import LoadedModel, _check_gpu_memory, _keep_on_host, _make_ready
-from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
-from kvscope_engine.model.loading.support import blueprint
-from kvscope_engine.model.memory.memory_plan import MemoryPlan, StepReserves, with_room_for_blocks
-from kvscope_engine.model.running.kv_storage import block_bytes
-from kvscope_engine.model.running.memory import plan_memory
-from kvscope_engine.model.running.storage_for_model import storage_for_model
+from kvscope_engine.model.device_memory.memory_plan import MemoryPlan, StepReserves, with_room_for_blocks
+from kvscope_engine.model.kv_cache.kv_storage import block_bytes
+from kvscope_engine.model.loaded_model import LoadedModel
+from kvscope_engine.model.loader.download.model_names import ModelName
+from kvscope_engine.model.loader.model_loader import (
+    _check_gpu_memory,
+    _keep_on_host,
+    _make_ready,
+)
+from kvscope_engine.model.loader.supported_models import blueprint
+from kvscope_engine.model.runner.kv_cache_spec import storage_for_model
+from kvscope_engine.model.runner.pool_size import plan_memory
+from kvscope_engine.model.verification.hook_check import check_hook
+from kvscope_engine.model.verification.ready_to_run import make_ready_to_run
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.telemetry import ModelInfo

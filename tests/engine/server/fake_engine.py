@@ -72,6 +72,9 @@ class Options:
     exit_with_parent: int = 0
     record: str = ""
     """A file to record to."""
+    max_model_len: int = 0
+    max_request_tokens: int = 0
+    """What the whole block pool holds."""
 
 
 @dataclass
@@ -180,8 +183,8 @@ class FakeEngine:
             epoch=EPOCH,
             time_ns=time.monotonic_ns(),
             wall_time_ns=time.time_ns(),
-            model=ModelInfo(name="fake"),
-            cache=CacheInfo(num_blocks=NUM_BLOCKS, block_size=16),
+            model=ModelInfo(name="fake", max_model_len=self.options.max_model_len),
+            cache=CacheInfo(num_blocks=NUM_BLOCKS, block_size=16, max_request_tokens=self.options.max_request_tokens),
             device=DeviceInfo(kind="cpu"),
         )
         self.publish(self.hello)

@@ -1,4 +1,4 @@
-"""A part of the storm of `scripts/fuzz_commands.py`; the whole of it with KVSCOPE_SOAK=1."""
+"""A part of the storm of `fuzz_commands.py`; the whole of it with KVSCOPE_SOAK=1."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[3] / "scripts" / "fuzz_commands.py"
+SCRIPT = Path(__file__).parent / "fuzz_commands.py"
 COUNT, SEED = (1_000_000, 1) if os.environ.get("KVSCOPE_SOAK") else (10_000, 2)
 
 

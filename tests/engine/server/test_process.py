@@ -47,7 +47,7 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_it_in_order(serving: Serving, client: Client, number: signal.Signals) -> None:
     process = serving(step_s=0.01)
     client.wait_ready()

@@ -11,31 +11,31 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_engine.server.service import EngineService
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import BlockContent, Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
-from kvscope_telemetry.messages.telemetry import Frame, Goodbye, Heartbeat, Progress, Snapshot, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import Frame, Goodbye, Heartbeat, Hello, Progress, Snapshot, TelemetryMessage
 from kvscope_telemetry.messages.wire import encode
 from kvscope_telemetry.recordings.engine_recorder import EngineRecorder
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 if TYPE_CHECKING:
     from conftest import Client
 
 
 @pytest.fixture
-def engine() -> SyntheticEngine:
-    return SyntheticEngine(num_blocks=200, num_running=4)
+def engine() -> SimulatedEngine:
+    return SimulatedEngine(num_blocks=200, num_running=4)
 
 
 def take(recorder: EngineRecorder, message: TelemetryMessage) -> None:
     recorder.record(message, encode(message))
 
 
-def test_it_begins_with_a_state_and_is_whole(engine: SyntheticEngine, tmp_path: Path) -> None:
+def test_it_begins_with_a_state_and_is_whole(engine: SimulatedEngine, tmp_path: Path) -> None:
     with EngineRecorder(tmp_path / "x.mcap") as recorder:
         take(recorder, Progress(stage="load"))
         take(recorder, engine.hello)
@@ -50,12 +50,12 @@ def test_it_begins_with_a_state_and_is_whole(engine: SyntheticEngine, tmp_path: 
     recording = Recording.open(tmp_path / "x.mcap")
     assert recording.info.is_complete
     messages = [message for _, message in recording.messages()]
-    assert [type(message) for message in messages] == [Snapshot, *[Frame] * 5, Goodbye]
-    assert messages[1:6] == frames
+    assert [type(message) for message in messages] == [Hello, Snapshot, *[Frame] * 5, Goodbye]
+    assert messages[2:7] == frames
 
 
 def test_a_hole_is_mended_by_a_new_state(
-    engine: SyntheticEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: SimulatedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvscope_telemetry.recordings.engine_recorder.MIN_PAUSE_S", 0.0)
     with EngineRecorder(tmp_path / "x.mcap") as recorder:
@@ -72,7 +72,7 @@ def test_a_hole_is_mended_by_a_new_state(
 
 
 def test_texts_are_asked_for_between_steps_and_written(
-    engine: SyntheticEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: SimulatedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvscope_telemetry.texts.published_texts.ASK_EVERY_S", 0.0)
     with EngineRecorder(tmp_path / "x.mcap", texts=True) as recorder:
@@ -87,7 +87,7 @@ def test_texts_are_asked_for_between_steps_and_written(
     assert {text.text for text in recording.texts()} == {"hi"}
 
 
-def test_without_being_asked_for_there_are_no_texts(engine: SyntheticEngine, tmp_path: Path) -> None:
+def test_without_being_asked_for_there_are_no_texts(engine: SimulatedEngine, tmp_path: Path) -> None:
     with EngineRecorder(tmp_path / "x.mcap") as recorder:
         recorder.give(engine.snapshot())
         take(recorder, engine.advance())
@@ -103,7 +103,7 @@ def test_without_a_state_there_is_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_end_before_its_time_is_told_once(engine: SyntheticEngine, tmp_path: Path) -> None:
+def test_an_end_before_its_time_is_told_once(engine: SimulatedEngine, tmp_path: Path) -> None:
     received: list[str] = []
     recorder = EngineRecorder(tmp_path / "x.mcap", received.append)
     recorder.give(engine.snapshot())

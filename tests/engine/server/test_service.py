@@ -276,7 +276,9 @@ def test_status_snapshot_and_block_text(start: Callable[..., Running], client: C
     client.run(submit("a", max_tokens=3))
     snapshot = client.ask(GetSnapshot(tag=41), Snapshot)
     assert (snapshot.tag, snapshot.seq) == (41, running.engine.last_seq)
-    assert client.ask(GetSnapshot(tag=42), Snapshot).tag == 42
+    again = client.ask(GetSnapshot(tag=42), Snapshot)
+    assert again.tag == 42
+    assert again.time_ns > snapshot.time_ns, "a recording that begins with it begins now"
     text = client.ask(GetBlockText(blocks=(3, 1), tag=43), BlockText)
     assert (text.tag, [content.block for content in text.contents]) == (43, [3, 1])
     assert client.ask(Control(action="reset_prefix_cache", tag=44), Done).tag == 44

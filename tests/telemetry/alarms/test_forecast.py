@@ -66,9 +66,9 @@ def test_at_a_moment_of_a_overview() -> None:
         for s in range(1, 40)
     ]
     overview.extend(summaries)
-    assert forecast_at(overview, 15 * SECOND_NS) == pytest.approx(45.0)
-    assert forecast_at(overview, 24 * SECOND_NS) is None  # five seconds of this engine
-    assert forecast_at(overview, 39 * SECOND_NS) == pytest.approx(21.0)
-    assert forecast_at(overview, 50 * SECOND_NS) is None
+    assert forecast_at(overview, 16 * SECOND_NS) == pytest.approx(45.0)
+    assert forecast_at(overview, 25 * SECOND_NS) is None  # five seconds of this engine
+    assert forecast_at(overview, 40 * SECOND_NS) == pytest.approx(21.0)
+    assert forecast_at(overview, 51 * SECOND_NS) is None
     assert forecast_at(overview, 0) is None
     assert forecast_at(SessionOverview(), 0) is None

@@ -1,4 +1,4 @@
-"""Recordings of a synthetic engine, and of a story of three requests that is known in advance."""
+"""Recordings of a simulated engine, and of a story of three requests that is known in advance."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.simulated_engine.engine import SimulatedEngine
 from tests.telemetry.conftest import SteppedClock
 
 from kvscope_telemetry.ledger import Ledger
@@ -26,7 +27,6 @@ from kvscope_telemetry.messages.telemetry import (
 )
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 MS = 1_000_000
 HOSTILE = '=1+1 "<script>alert(1)</script>'
@@ -53,7 +53,7 @@ def _rows(states: dict[int, tuple[RequestState, int, int]]) -> RequestRows:
 
 def story(name: str = "slow") -> list[TelemetryMessage]:
     """Request 1 waits 100 ms, is swapped out for request 2 for 300 ms, and ends; 2 runs on; 3 is refused."""
-    hello = SyntheticEngine(num_blocks=100, epoch=9, clock=SteppedClock()).hello
+    hello = SimulatedEngine(num_blocks=100, epoch=9, clock=SteppedClock()).hello
     start, blocks = hello.time_ns, Ledger(hello.cache.num_rows).pack_all()
     snapshot = Snapshot(hello=hello, seq=0, step=0, time_ns=start, blocks=blocks)
     waiting, running = RequestState.WAITING, RequestState.RUNNING

@@ -30,7 +30,7 @@ def with_samples() -> list[TelemetryMessage]:
 
 def rows_of(recording: Recording, path: Path, *span: float) -> list[dict[str, str]]:
     export(recording, Wanted.of(path), *span)
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:
         return list(csv.DictReader(file))
 
 

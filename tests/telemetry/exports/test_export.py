@@ -20,8 +20,7 @@ from kvscope_telemetry.recordings.reader import Recording
     ("name", "kind", "named"),
     [
         ("x.doc", None, "'x.doc' is not accepted: its name ends in one of .csv, .parquet, .arrow,"),
-        ("x.csv", None, "choose one of metrics, requests, events, bookmarks, devices with --to"),
-        ("metrics-requests.csv", None, "with --to"),
+        ("metrics-requests.csv", None, "names several tables: choose one of metrics, requests with --kind"),
         ("report.html", "events", "a kind (events) goes with tables"),
     ],
 )
@@ -30,6 +29,10 @@ def test_a_name_says_what_is_wanted(name: str, kind: str | None, named: str) -> 
         Wanted.of(Path(name), kind)
     assert named in str(raised.value)
     assert Wanted.of(Path("x.csv"), "events").kind == Wanted.of(Path("all-events.csv")).kind == "events"
+
+
+def test_table_whose_name_says_nothing_is_of_metrics() -> None:
+    assert Wanted.of(Path("Run.CSV")) == Wanted(Path("Run.CSV"), "metrics", ".csv")
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def marked(make_messages: Messages, folder: Path) -> tuple[Recording, list[Bookm
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:
         return list(csv.DictReader(file))
 
 

@@ -6,11 +6,11 @@ import csv
 from contextlib import closing
 from pathlib import Path
 
-from tests.telemetry.timeline.conftest import Session
+from tests.telemetry.recordings.conftest import Session
 
 from kvscope_telemetry.exports.export import Wanted, export
-from kvscope_telemetry.timeline.ring import Ring
-from kvscope_telemetry.timeline.ring_recording import RingRecording
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.ring import Ring
 
 
 def test_what_is_left_of_a_ring_is_exported(tmp_path: Path) -> None:
@@ -19,11 +19,11 @@ def test_what_is_left_of_a_ring_is_exported(tmp_path: Path) -> None:
         session = Session(ring)
         session.go_on(900)
         assert ring.flush(60.0)
-        ring_recording = RingRecording(tmp_path / "ring", ring.origin_ns)
+        ring_recording = Recording.open(tmp_path / "ring", origin_ns=ring.origin_ns)
         assert ring_recording.first_s > 0
         for name in ("requests.csv", "metrics.csv", "report.html", "trace.perfetto-trace"):
             export(ring_recording, Wanted.of(tmp_path / name))
-    with (tmp_path / "metrics.csv").open(newline="") as file:
+    with (tmp_path / "metrics.csv").open(encoding="utf-8-sig", newline="") as file:
         seconds = [float(row["second_s"]) for row in csv.DictReader(file)]
     assert seconds[0] >= ring_recording.first_s - 1
     assert len(seconds) > 10

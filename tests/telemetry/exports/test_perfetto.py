@@ -14,6 +14,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as trace_pb2
 from kvscope_telemetry.exports.export import Wanted, export
 from kvscope_telemetry.exports.perfetto.packets import varint
 from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.request_index import recorded_requests
 from kvscope_telemetry.summaries.bookmark import Bookmark
 
 BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4
@@ -63,7 +64,7 @@ def test_tracks_counters_and_slices(record: Callable, tmp_path: Path) -> None:  
             depth[event.track_uuid] += 1 if event.type == BEGIN else -1
             assert 0 <= depth[event.track_uuid] <= 1
     assert set(depth.values()) == {0}
-    num_requests = len(recording.requests())
+    num_requests = len(recorded_requests(recording))
     assert sum(track.name.startswith("#") for track in names.values()) == num_requests > 30
     usage = next(uuid for uuid, track in counters.items() if track.name == "KV usage")
     values = [p.track_event.double_counter_value for p in trace.packet if p.track_event.track_uuid == usage]

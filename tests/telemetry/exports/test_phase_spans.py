@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvscope_telemetry.exports.phase_spans import PhaseKind, RequestHistory, read_request_histories, within
+from kvscope_telemetry.exports.phase_spans import RequestHistory, read_request_histories, within
 from kvscope_telemetry.exports.span import Span, span_of, timed_messages
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot
 from kvscope_telemetry.recordings.overview import read_overview
 from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.request_phase import RequestPhase
 
 MS = 1_000_000
 
@@ -24,11 +25,11 @@ def test_phases_follow_from_events(tell: Callable[..., Recording]) -> None:
     first, second = histories_of(recording)
     phases = [(phase.kind, first.length_ns(phase, 0) // MS) for phase in first.phases]
     assert phases == [
-        (PhaseKind.QUEUED, 100),
-        (PhaseKind.PREFILL, 50),
-        (PhaseKind.DECODE, 150),
-        (PhaseKind.SWAPPED, 300),
-        (PhaseKind.DECODE, 800),
+        (RequestPhase.QUEUED, 100),
+        (RequestPhase.PREFILL, 50),
+        (RequestPhase.DECODE, 150),
+        (RequestPhase.SWAPPED, 300),
+        (RequestPhase.DECODE, 800),
     ]
     swapped = first.phases[3]
     assert swapped.other == 2
@@ -75,7 +76,7 @@ def test_states_tell_where_no_event_does(make_messages: Callable) -> None:  # ty
     with_events, without = read_request_histories(messages), read_request_histories(mute)
     assert [history.info.number for history in with_events] == [history.info.number for history in without]
     assert [history.num_output_tokens for history in with_events] == [history.num_output_tokens for history in without]
-    assert any(phase.kind is PhaseKind.PREEMPTED for history in without for phase in history.phases)
+    assert any(phase.kind is RequestPhase.PREEMPTED for history in without for phase in history.phases)
     for history in (*with_events, *without):
         for phase, following in zip(history.phases, history.phases[1:], strict=False):
             assert phase.start_ns <= phase.end_ns == following.start_ns

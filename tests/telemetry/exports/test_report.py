@@ -13,12 +13,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
+from tests.telemetry.exports.conftest import story
 
 from kvscope_telemetry.exports.export import Wanted, export
 from kvscope_telemetry.exports.report.charts import ChartLine, TimeAxis, chart
 from kvscope_telemetry.exports.report.page import clean
 from kvscope_telemetry.exports.report.png import png
+from kvscope_telemetry.messages.telemetry import Event, EventData, Frame
 from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.writer import RecordingWriter
 
 HOSTILE = "\"'><script>alert(1)</script>\0<img src=x onerror=alert(2)>"
 VOID = {"meta", "br", "img", "link", "hr"}
@@ -95,6 +99,21 @@ def test_it_tells_who_had_the_worst_of_it_and_why(tell: Callable[..., Recording]
     assert "waited 0.10 s in the queue" in page.text
     assert "swapped out for request #2, 0.30 s aside: request #2 needed 3 blocks" in page.text
     assert "too long" in page.text
+
+
+def test_report_of_a_suspended_process_does_not_call_it_paused(tmp_path: Path) -> None:
+    messages = story()
+    frame = messages[-1]
+    assert isinstance(frame, Frame)
+    suspended = EventData(kind="process_suspended", lasted_ns=500_000_000)
+    event = Event(kind="process_suspended", time_ns=frame.time_ns, data=suspended)
+    with RecordingWriter(tmp_path / "suspended.mcap") as writer:
+        for message in (*messages[:-1], replace(frame, events=(*frame.events, event))):
+            writer.write(message, wait=True)
+    html, page = report(Recording.open(writer.path), tmp_path / "report.html")
+    assert '<g class="stopped"><title>process suspended, 0.5 s' in html
+    assert "engine suspended" in page.text
+    assert "paused" not in page.text
 
 
 def test_a_range_without_anything_is_a_page_too(tell: Callable[..., Recording], tmp_path: Path) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
+import threading
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +27,7 @@ HOSTILE = '=1+1 "<script>alert(1)</script>'
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -41,13 +44,45 @@ def test_all_formats_hold_the_same(record: Callable, tmp_path: Path, kind: str) 
     assert from_parquet.schema.equals(from_arrow.schema, check_metadata=True)
     assert from_parquet.equals(from_arrow)
     assert from_parquet.num_rows == len(rows) > 5
-    assert from_parquet.column_names == list(rows[0])
+    readable = {name.removesuffix("_ns") + "_utc" for name in from_parquet.column_names if _is_time(from_parquet, name)}
+    assert from_parquet.column_names == [name for name in rows[0] if name not in readable]
     for name in from_parquet.column_names:
         column = from_parquet.column(name)
         if pa.types.is_timestamp(column.type):
             column = column.cast(pa.int64())
         found = ["" if value is None else str(value) for value in column.to_pylist()]
         assert found == [row[name] for row in rows], name
+
+
+def _is_time(table: pa.Table, name: str) -> bool:
+    return pa.types.is_timestamp(table.schema.field(name).type)
+
+
+def test_csv_file_has_a_byte_order_mark_and_times_that_a_spreadsheet_reads(
+    tell: Callable[..., Recording], tmp_path: Path
+) -> None:
+    export(tell("naïve\0"), Wanted.of(tmp_path / "requests.csv"))
+    assert (tmp_path / "requests.csv").read_bytes().startswith(b"\xef\xbb\xbf")
+    row = read_csv(tmp_path / "requests.csv")[0]
+    assert row["request_id"] == "naïve\ufffd"
+    read_back = datetime.fromisoformat(f"{row['arrival_time_utc']}+00:00")
+    assert int(read_back.timestamp() * 1000) == int(row["arrival_time_ns"]) // 1_000_000
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "arrow", "perfetto", "html"])
+def test_export_to_a_named_pipe_has_the_bytes_of_the_file_without_a_byte_order_mark(
+    tell: Callable[..., Recording], tmp_path: Path, form: str
+) -> None:
+    recording, pipe = tell(), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    export(recording, Wanted.of(pipe, form=form))
+    reader.join(60)
+    export(recording, Wanted.of(tmp_path / "file", form=form))
+    assert read == [(tmp_path / "file").read_bytes().removeprefix(b"\xef\xbb\xbf")]
+    assert pipe.is_fifo()
 
 
 def test_types_and_units(record: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
@@ -66,7 +101,7 @@ def test_types_and_units(record: Callable, tmp_path: Path) -> None:  # type: ign
     ]
     without = [name for name, unit in units.items() if not unit]
     assert all(re.fullmatch(r"epoch|step|\w+_count", name) for name in without), without
-    assert schema.metadata[b"model"] == b"synthetic"
+    assert schema.metadata[b"model"] == b"simulated"
     overview, table = read_overview(recording), parquet.read_table(tmp_path / "metrics.parquet")
     np.testing.assert_array_equal(table.column("decode_tokens"), overview.column("decode_tokens"))
     assert table.column("temperature_celsius").null_count == len(overview)

@@ -123,7 +123,7 @@ def test_the_metrics_are_empty_where_unknown(watched, own):
     recording, overview, span = watched
     file = io.BytesIO()
     write_csv(metrics_table(Content(recording, overview, span)), file)
-    head, first, *_ = (line.split(",") for line in file.getvalue().decode().splitlines())
+    head, first, *_ = (line.split(",") for line in file.getvalue().decode("utf-8-sig").splitlines())
     row = dict(zip(head, first, strict=True))
     assert row["num_steps"] == row["free_blocks"] == row["admitted"] == ""
     assert row["num_running"] == "2"

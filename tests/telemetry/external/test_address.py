@@ -31,6 +31,7 @@ def test_what_is_in_an_address() -> None:
         "vllm://host:8000",
         "sglang://[::1]:30000",
         "vllm://host:443/engine1/?tls=1",
+        "vllm://host:8000/?api_key_over_http=1",
         "vllm://host:8000/?kv_events=tcp://*:5557&rank=3",
         "vllm://host:8000/?kv_events=ipc:///tmp/kv&replay=ipc:///tmp/kv-replay&model=org/m&tokenizer=/a/b",
     ],
@@ -56,6 +57,7 @@ def test_an_address_is_what_it_says(text: str) -> None:
         ("vllm://host:8000/?rank=1&rank=2", "once each"),
         ("vllm://host:8000/?ranks=2", "one address is"),
         ("vllm://host:8000/?tls=yes", "0 or 1"),
+        ("vllm://host:8000/?api_key_over_http=yes", "0 or 1"),
         ("vllm://host:8000/?speed=1", "speed"),
         ("vllm://host:8000/?kv_events=http://host:1", "tcp://HOST:PORT"),
         ("vllm://host:8000/?replay=tcp://host:1", "without kv_events"),
@@ -71,7 +73,7 @@ def test_what_is_not_accepted_is_named(text: str, what: str) -> None:
 
 
 def test_a_key_is_never_shown() -> None:
-    address = parse("vllm://host:8000", api_key="sk-secret")
+    address = parse("vllm://host:8000/?tls=1", api_key="sk-secret")
     assert address.api_key == "sk-secret"
     assert "secret" not in f"{address!r} {address} {address.name}"
     with pytest.raises(BadInput) as caught:

@@ -11,7 +11,7 @@ import pytest
 from kvscope_telemetry.external.slots import MAX_ROWS, Slots
 from kvscope_telemetry.external.tiers import tier_of
 from kvscope_telemetry.kv_events.batches import HASH_MASK, AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
-from kvscope_telemetry.ledger import BlockState, Tier
+from kvscope_telemetry.ledger import BlockState, Ledger, Tier
 
 
 def stored(
@@ -22,8 +22,10 @@ def stored(
 
 def settle(slots: Slots) -> None:
     if slots.must_change:
-        slots.lay_out()
-    slots.write_changes()
+        slots.lay_out(Ledger(sum(slots.num_rows.values())))
+    ids, columns = slots.take_changes()
+    for name, values in columns.items():
+        getattr(slots.ledger, name)[ids] = values
 
 
 def held(slots: Slots, tier: Tier = Tier.HBM) -> list[tuple[int, int]]:
@@ -43,7 +45,7 @@ def test_a_block_told_of_again_takes_no_row_and_unknown_removals_are_nothing() -
     slots.apply(stored(1, 2))
     slots.apply(BlockRemoved((99,), "GPU"))
     slots.apply(BlockRemoved((1,), "CPU"))
-    assert not slots.write_changes().ids.size
+    assert not slots.take_changes()[0].size
     assert np.array_equal(before, slots.ledger.hash)
     assert held(slots) == [(1, 0), (2, 1)]
 
@@ -135,6 +137,7 @@ def test_who_does_not_know_of_groups_means_all_of_them() -> None:
 
 def test_a_row_that_is_given_back_is_given_out_again() -> None:
     slots = Slots(2)
+    settle(slots)
     for number in range(1, 100):
         slots.apply(stored(number))
         slots.apply(BlockRemoved((number,), "GPU"))
@@ -173,7 +176,7 @@ def test_the_number_of_rows_is_bounded() -> None:
     slots = Slots(4)
     slots.want(Tier.HBM, 1 << 40)
     slots.want(Tier.HOST, 1 << 40)
-    slots.lay_out()
+    settle(slots)
     assert slots.ledger.num_blocks == MAX_ROWS
 
 

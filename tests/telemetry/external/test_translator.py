@@ -14,10 +14,11 @@ import pytest
 from kvscope_telemetry.external import translator as module
 from kvscope_telemetry.external.engine import ExternalEngine
 from kvscope_telemetry.external.engines import find_engine
+from kvscope_telemetry.external.page import Page
 from kvscope_telemetry.external.readings import EngineReading
 from kvscope_telemetry.external.server_facts import ServerFacts
 from kvscope_telemetry.external.sglang import SGLANG
-from kvscope_telemetry.external.translator import Translator
+from kvscope_telemetry.external.translator import SEVERAL_ENGINES, Translator
 from kvscope_telemetry.external.vllm import VLLM
 from kvscope_telemetry.kv_events.batches import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KvEvent
 from kvscope_telemetry.kv_events.decoding import decode_batch
@@ -32,7 +33,8 @@ from kvscope_telemetry.messages.telemetry import (
     TelemetryMessage,
 )
 from kvscope_telemetry.messages.unknown import Unknowns
-from kvscope_telemetry.messages.wire import accepted
+from kvscope_telemetry.messages.wire import accepted, decode_telemetry, encode
+from kvscope_telemetry.recordings.overview import read_overview
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.state.follower import Follower
@@ -235,6 +237,82 @@ def test_several_engines_behind_one_address_are_no_end_of_restarts() -> None:
         driver.read(replace(READING, generation_tokens=500 * (number % 2)))
     assert driver.translator.restarts.are_doubtful
     assert len({snapshot.hello.epoch for snapshot in driver.of(Snapshot) if isinstance(snapshot, Snapshot)}) <= 5
+
+
+SMALL = replace(READING, prompt_tokens=1_000, generation_tokens=500, preemptions=3, finished=10)
+LARGE = replace(SMALL, prompt_tokens=150_000_000, generation_tokens=9_000_000, preemptions=302_000, finished=90_000)
+LARGER = replace(SMALL, prompt_tokens=1_000_000, generation_tokens=40_000, preemptions=900, finished=4_000)
+
+
+@pytest.mark.parametrize(
+    "readings",
+    [
+        [SMALL, LARGE] * 20,
+        [LARGE, SMALL] * 20,
+        [SMALL, SMALL, LARGER, LARGER, LARGER] * 8,
+        [replace(SMALL, started_s=1.0), replace(LARGER, started_s=2.0)] * 20,
+    ],
+)
+def test_alternating_counters_of_several_engines_are_reported_and_not_counted(
+    readings: list[EngineReading], tmp_path: Path
+) -> None:
+    driver = TranslatorDriver()
+    for number, reading in enumerate(readings):
+        driver.now_ns = (1 + number) * 1000 * MS
+        driver.read(reading)
+    with RecordingWriter(tmp_path / "several.mcap") as writer:
+        for message in driver.messages:
+            writer.write(message, wait=True)
+    overview = read_overview(Recording.open(writer.path))
+    for name in ("prefill_tokens", "decode_tokens", "preemptions", "cached_tokens", "finished"):
+        assert np.isnan(overview.column(name)[-5:]).all(), name
+    assert np.nansum(overview.column("preemptions")) <= 900 - 3
+    assert driver.translator.restarts.are_doubtful
+    assert SEVERAL_ENGINES in driver.causes()
+    assert driver.follower.mirror.hello is not None
+    assert not driver.follower.mirror.hello.capabilities.counters
+    batches = [frame.batch for frame in driver.of(Frame) if isinstance(frame, Frame)]
+    first_jump = 1_000_000 + 40_000  # without a start time, nothing tells it from work
+    assert sum(batch.num_prefill_tokens + batch.num_decode_tokens for batch in batches) <= first_jump
+
+
+def test_restart_after_which_counters_grow_again_is_one_engine() -> None:
+    driver = TranslatorDriver()
+    for started_s, counts in ((1.0, (10, 500, 9_000)), (2.0, (0, 700, 12_000))):
+        for count in counts:
+            driver.read(replace(SMALL, prompt_tokens=count, generation_tokens=count, started_s=started_s))
+    assert not driver.translator.restarts.are_doubtful
+    assert driver.translator.restarts.count == 1
+    batches = [frame.batch for frame in driver.of(Frame) if isinstance(frame, Frame)]
+    assert sum(batch.num_decode_tokens for batch in batches) == 8_990 + 12_000
+
+
+def test_counters_are_believed_again_a_minute_after_they_last_jumped() -> None:
+    driver = TranslatorDriver()
+    for reading in (SMALL, LARGE) * 3:
+        driver.read(reading)
+    driver.now_ns += 61_000 * MS
+    driver.read(LARGE)
+    driver.read(replace(LARGE, generation_tokens=9_000_008))
+    hello = driver.follower.mirror.hello
+    assert hello is not None
+    assert hello.capabilities.counters
+    batches = [frame.batch for frame in driver.of(Frame) if isinstance(frame, Frame)]
+    assert sum(batch.num_decode_tokens for batch in batches) == 8
+
+
+@pytest.mark.parametrize("value", ["1e300", "1e19", "+Inf", "NaN", "-5"])
+def test_absurd_values_of_a_page_are_unknown_and_end_nothing(value: str) -> None:
+    config = f'vllm:cache_config_info{{num_gpu_blocks="{value}",block_size="{value}"}} 1'
+    names = ("prompt_tokens_total", "generation_tokens_total", "num_requests_running", "num_preemptions_total")
+    buckets = [f'vllm:time_to_first_token_seconds_bucket{{le="{bound}"}} {value}' for bound in ("1.0", "+Inf")]
+    page = "\n".join([*(f"vllm:{name} {value}" for name in names), config, *buckets, ""])
+    driver = TranslatorDriver()
+    driver.read(VLLM.read(Page(page.replace(value, "1"), ("vllm:",))))
+    driver.read(VLLM.read(Page(page, ("vllm:",))))
+    for message in driver.messages:
+        assert decode_telemetry(encode(message)) == message
+    assert driver.follower.mirror.counters.prompt_tokens <= 1
 
 
 def test_what_was_computed_between_readings_is_told_once() -> None:

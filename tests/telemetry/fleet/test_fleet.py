@@ -7,6 +7,8 @@ import time
 
 import numpy as np
 import pytest
+from tests.simulated_engine.engine import SimulatedEngine
+from tests.simulated_engine.server import SimulatedServer
 
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.fleet.entries import FleetEntry, parse_list
@@ -17,8 +19,6 @@ from kvscope_telemetry.fleet.row import FleetRow
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.telemetry import Counters
 from kvscope_telemetry.source import SourceState
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
-from kvscope_telemetry.synthetic.server import SyntheticServer
 
 WAIT_S = 120.0
 S = 1_000_000_000
@@ -69,9 +69,9 @@ def test_the_list_is_followed_and_who_stays_is_not_opened_again():
 
 
 def test_three_engines_over_real_sockets(tmp_path):
-    engines = [SyntheticEngine(num_blocks=200 + 2000 * number, num_running=4, epoch=number + 1) for number in range(3)]
+    engines = [SimulatedEngine(num_blocks=200 + 2000 * number, num_running=4, epoch=number + 1) for number in range(3)]
     where = [f"ipc://{tmp_path}/{number}/telemetry" for number in range(3)]
-    servers = [SyntheticServer(engine, at, rate=20.0) for engine, at in zip(engines, where, strict=True)]
+    servers = [SimulatedServer(engine, at, rate=20.0) for engine, at in zip(engines, where, strict=True)]
     num_threads = threading.active_count()
     fleet = Fleet()
     try:

@@ -47,7 +47,7 @@ def test_an_address_a_line_with_a_name_if_one_likes():
 
 
 def test_keys_are_for_other_engines_and_never_shown():
-    own, other = parse_list(f"{ONE}\n{TWO}", api_key="sk-secret").entries
+    own, other = parse_list(f"{ONE}\n{TWO}&tls=1", api_key="sk-secret").entries
     assert (own.address.api_key, other.address.api_key) == ("", "sk-secret")
     assert "sk-secret" not in repr((own, other))
 

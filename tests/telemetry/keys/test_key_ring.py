@@ -10,10 +10,17 @@ from pathlib import Path
 import pytest
 
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.keys.connections import NO_KEY, Connection, connections_path, key_for, read_connections, remember
 from kvscope_telemetry.keys.key_files import read_client_key
 from kvscope_telemetry.keys.key_ring import KeyRing, default_keys_folder, read_allow_list
 from kvscope_telemetry.messages.roles import Role
+from kvscope_telemetry.sockets.connections import (
+    NO_KEY,
+    Connection,
+    connections_path,
+    key_for,
+    read_connections,
+    remember,
+)
 
 
 @pytest.fixture

@@ -7,7 +7,15 @@ import pytest
 
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.messages import wire
-from kvscope_telemetry.messages.event_kinds import cause_text
+from kvscope_telemetry.messages.event_kinds import (
+    aborted_text,
+    cause_text,
+    displaced_text,
+    emptied_text,
+    evicted_text,
+    finished_text,
+    retracted_text,
+)
 from kvscope_telemetry.messages.telemetry import Event, EventData, Frame
 
 STARTED = EventData(
@@ -92,5 +100,43 @@ def test_old_readers_and_old_engines() -> None:
 
 def test_absurd_numbers_are_refused() -> None:
     absurd = EventData(kind="started", waited_ns=(1 << 64) - 1)
-    with pytest.raises(ProtocolError, match="a number of its data"):
+    with pytest.raises(ProtocolError, match="Event: the number"):
         wire.decode_telemetry(wire.encode(Frame(epoch=1, seq=1, step=1, time_ns=1, events=(event(absurd),))))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (finished_text("stop", 1, 2), "stopped after 1 token; 2 blocks released"),
+        (finished_text("length", 5, 1), "reached its limit of new tokens after 5 tokens; 1 block released"),
+        (
+            finished_text("length", 5, 0, max_tokens=5),
+            "reached its limit of 5 new tokens after 5 tokens; 0 blocks released",
+        ),
+        (
+            finished_text("error", 4, 1, num_draft_tokens=6, num_accepted_tokens=3),
+            "ended by an error after 4 tokens, 3 of 6 draft tokens accepted; 1 block released",
+        ),
+        (finished_text("unheard_of", 4, 1), "unheard_of after 4 tokens; 1 block released"),
+        (aborted_text("cancelled", 1, 2), "cancelled; 1 token was generated, 2 blocks released"),
+        (evicted_text("requested", [(1, "cached block")]), "requested; 1 cached block was evicted"),
+        (
+            evicted_text(
+                "too little was free",
+                [(2, "cached block"), (0, "page"), (1, "cached state")],
+                number=3,
+                order="oldest first",
+            ),
+            "too little was free; 2 cached blocks and 1 cached state were evicted for request #3, oldest first",
+        ),
+        (displaced_text(2, 7), "2 blocks were evicted from host memory, where blocks of request #7 are kept now"),
+        (emptied_text("the prefix cache", 2, 1), "the prefix cache was emptied: 2 cached blocks and 1 cached state"),
+        (
+            retracted_text(4, "fewest", 2, other=5, num_tokens=9, num_blocks=3, num_free_tokens=1),
+            "the running requests needed more blocks than were free or could be evicted, request #5 first; request #4 "
+            "was chosen, having generated the fewest tokens (2); 9 tokens in 3 blocks given up; 1 token free now",
+        ),
+    ],
+)
+def test_causes_without_data_count_what_they_name(text: str, expected: str) -> None:
+    assert text == expected

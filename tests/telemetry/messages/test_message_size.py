@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from tests.simulated_engine.engine import SimulatedEngine
+
 from kvscope_telemetry.messages.message_size import approximate_bytes
 from kvscope_telemetry.messages.wire import encode
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 
 def test_it_is_near_what_the_wire_has() -> None:
-    engine = SyntheticEngine(num_blocks=2_000)
+    engine = SimulatedEngine(num_blocks=2_000)
     for message in (engine.hello, engine.snapshot(), *(engine.advance() for _ in range(100))):
         size = len(encode(message))
         assert 0.8 * size <= approximate_bytes(message) + 300 <= 4 * size + 1_500

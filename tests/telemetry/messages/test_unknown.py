@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_telemetry.errors import ProtocolError, UnknownMessage
 from kvscope_telemetry.ledger import BlockState, Tier
@@ -19,7 +20,6 @@ from kvscope_telemetry.messages.unknown import Unknowns, known_telemetry
 from kvscope_telemetry.recordings.keyframes import snapshot_of
 from kvscope_telemetry.state.coalesce import coalesce
 from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 FUTURE = Path(__file__).with_name("golden_future.txt")
 """A message a line as a version to come may send it, and its name: fields added in every map, kinds of events, states,
@@ -126,7 +126,7 @@ def test_a_long_tag_is_not_repeated_in_full() -> None:
     assert len(str(error.value)) < 120
 
 
-def _messages(engine: SyntheticEngine) -> Iterable[Frame | Snapshot]:
+def _messages(engine: SimulatedEngine) -> Iterable[Frame | Snapshot]:
     yield engine.snapshot()
     for _ in range(20):
         yield engine.advance()
@@ -134,6 +134,6 @@ def _messages(engine: SyntheticEngine) -> Iterable[Frame | Snapshot]:
 
 def test_what_is_known_passes_without_a_copy() -> None:
     unknowns = Unknowns()
-    for message in _messages(SyntheticEngine(num_blocks=100)):
+    for message in _messages(SimulatedEngine(num_blocks=100)):
         assert known_telemetry(message, unknowns) is message
     assert unknowns == Unknowns()

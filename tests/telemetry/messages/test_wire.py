@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
+from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.ledger import BlockRows
@@ -56,6 +57,7 @@ from kvscope_telemetry.messages.telemetry import (
     DeviceInfo,
     DeviceSample,
     Event,
+    EventData,
     Fingerprints,
     Frame,
     Goodbye,
@@ -72,7 +74,6 @@ from kvscope_telemetry.messages.telemetry import (
     TelemetryMessage,
     Timings,
 )
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 GOLDEN = Path(__file__).with_name("golden_messages.txt")
 """A message a line: its name, and its bytes in hexadecimal. From the first release on lines are added, never changed: a
@@ -346,6 +347,17 @@ CONTRADICTIONS = {
     "no blocks": _replaced(HELLO, cache=CacheInfo(num_blocks=0, block_size=4)),
     "absurd block_size": _replaced(HELLO, cache=CacheInfo(num_blocks=3, block_size=1 << 16)),
     "later protocol": _replaced(HELLO, protocol_version=2),
+    "a time beyond all clocks": _replaced(FRAME, time_ns=(1 << 62) + 1),
+    "a step of 146 years": _replaced(FRAME, timings=Timings(run_ns=1 << 62)),
+    "more tokens in a step than fit a u32": _replaced(FRAME, batch=Batch(num_decode_tokens=1 << 40)),
+    "a first token after 584 years": _replaced(FRAME, first_token_ns=b"\xff" * 8),
+    "a token 584 years after the one before": _replaced(FRAME, inter_token_ns=bytes(8) + b"\xff" * 8),
+    "an event of the future": _replaced(FRAME, events=(Event(kind="finished", time_ns=FRAME.time_ns + (1 << 60)),)),
+    "a wait that ended before it began": _replaced(
+        FRAME, events=(Event(kind="admitted", time_ns=1, data=EventData(kind="started", waited_ns=-5)),)
+    ),
+    "a heartbeat beyond all clocks": _replaced(TELEMETRY["Heartbeat"], time_ns=(1 << 63) - 1),
+    "a sample beyond all clocks": _replaced(TELEMETRY["DeviceSample"], time_ns=(1 << 63) - 1),
     "negative heartbeat": _replaced(TELEMETRY["Heartbeat"], seq=-3),
     "negative epoch": _replaced(TELEMETRY["Goodbye"], epoch=-3),
     "negative memory of a GPU": _replaced(DEVICES, gpus=(Gpu(index=0, memory_used_bytes=-1),)),
@@ -407,7 +419,7 @@ def _in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "_LARGE_BYTES", 0)
 
 
-@pytest.mark.parametrize("snapshot", [SNAPSHOT, SyntheticEngine(num_blocks=50).snapshot(tag=3)], ids=["golden", "made"])
+@pytest.mark.parametrize("snapshot", [SNAPSHOT, SimulatedEngine(num_blocks=50).snapshot(tag=3)], ids=["golden", "made"])
 def test_a_large_snapshot_means_the_same_in_pieces(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     _in_pieces(monkeypatch)
     assert wire.decode_reply(wire.encode(snapshot)) == snapshot
@@ -456,7 +468,7 @@ def _damaged(data: bytes, rng: random.Random) -> bytes:
 
 def test_damaged_messages_are_refused_or_read_and_never_hurt(amount: Callable[[int, int], int]) -> None:
     rng = random.Random(20_26)
-    engine = SyntheticEngine(num_blocks=200)
+    engine = SimulatedEngine(num_blocks=200)
     good = [wire.encode(message) for message in (*ALL.values(), engine.advance(), engine.advance())]
     decoders = (wire.decode_telemetry, wire.decode_command, wire.decode_reply)
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

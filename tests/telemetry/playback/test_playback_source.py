@@ -280,7 +280,7 @@ def test_after_a_damaged_chunk_it_goes_on_with_the_next_keyframe(
 ) -> None:
     watcher = watch(record(400).path)
     source = watcher.source
-    for chunk in source.recording.chunks.message_chunks[4:6]:
+    for chunk in source.recording.segments[0].message_chunks[4:6]:
         chunk.crc ^= 1
     watcher.play_to_the_end()
     assert_same_state(watcher.take(), source.recording.state_at(1e9))

@@ -42,7 +42,7 @@ def test_a_file_cut_anywhere_opens_up_to_its_last_whole_chunk(
 ) -> None:
     recorded = record(num_frames := 200)
     data = recorded.path.read_bytes()
-    ends = [chunk.offset + chunk.stored_bytes for chunk in Recording.open(recorded.path).chunks.message_chunks]
+    ends = [chunk.offset + chunk.stored_bytes for chunk in Recording.open(recorded.path).segments[0].message_chunks]
     frames, cut_path = recorded.frames, tmp_path / "cut.mcap"
     rng = random.Random(0)
     cuts = {rng.randrange(len(data)) for _ in range(storm(20, 60))} | {
@@ -154,7 +154,7 @@ def test_an_index_that_lies_is_of_no_consequence(record: Callable[..., Any], tmp
     """Everything after the data section overwritten: chunks are found without it."""
     recorded = record(100)
     data = recorded.path.read_bytes()
-    last = Recording.open(recorded.path).chunks.message_chunks[-1]
+    last = Recording.open(recorded.path).segments[0].message_chunks[-1]
     end = last.offset + last.stored_bytes
     path = tmp_path / "lies.mcap"
     path.write_bytes(data[:end] + b"\x08" * (len(data) - end))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_telemetry.ledger import COLUMNS, DENSE, MEASURED, BlockRows, packing_of
 from kvscope_telemetry.messages.telemetry import Frame, Moves, RequestRows, Snapshot, Work
@@ -17,11 +18,10 @@ from kvscope_telemetry.messages.wire import encode
 from kvscope_telemetry.recordings.columns import Columns, pack
 from kvscope_telemetry.recordings.frame_batch import FrameBatch, pack_frames
 from kvscope_telemetry.state.follower import Follower
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 
-def advanced(num_frames: int, **options: Any) -> tuple[SyntheticEngine, list[Frame]]:
-    engine = SyntheticEngine(**{"num_blocks": 300, "num_running": 8, **options})
+def advanced(num_frames: int, **options: Any) -> tuple[SimulatedEngine, list[Frame]]:
+    engine = SimulatedEngine(**{"num_blocks": 300, "num_running": 8, **options})
     return engine, [engine.advance() for _ in range(num_frames)]
 
 
@@ -89,7 +89,7 @@ def test_any_frames_come_back(frames: list[Frame]) -> None:
 
 
 def test_a_batch_joined_does_what_its_frames_do(record: Callable[..., Any]) -> None:
-    engine = SyntheticEngine(num_blocks=300, num_running=8)
+    engine = SimulatedEngine(num_blocks=300, num_running=8)
     snapshot, frames = engine.snapshot(), [engine.advance() for _ in range(180)]
     one, other = Follower(), Follower()
     for follower, messages in ((one, frames), (other, [_batch(frames).joined(None)[0][1]])):  # type: ignore[index]

@@ -54,7 +54,7 @@ def damaged(path: Path, chunk: Any) -> Recording:
 @pytest.mark.parametrize("which", [slice(4, 5), slice(2, 9), slice(0, None)])
 def test_damaged_delta_checkpoints_cost_time_and_nothing_else(record: Callable[..., Any], which: slice) -> None:
     recorded = record(600, keyframe_interval_ns=LONG_NS)
-    chunks = Recording.open(recorded.path).chunks.checkpoints[which]
+    chunks = Recording.open(recorded.path).segments[0].checkpoints[which]
     recording = [damaged(recorded.path, chunk) for chunk in chunks][-1]
     times = {message.seq: at for at, message in recording.messages() if isinstance(message, Frame)}
     assert_same(recording.state_at(1e9), recorded.mirror_after(602))
@@ -65,7 +65,7 @@ def test_damaged_delta_checkpoints_cost_time_and_nothing_else(record: Callable[.
 
 def test_batches_of_frames_are_gone_over_as_a_whole(record: Callable[..., Any]) -> None:
     recorded = record(900, keyframe_interval_ns=LONG_NS)
-    for chunk in Recording.open(recorded.path).chunks.checkpoints:
+    for chunk in Recording.open(recorded.path).segments[0].checkpoints:
         recording = damaged(recorded.path, chunk)
     messages = [message for _, message in recording.run_up(1e9)]
     joined = [message for message in messages if isinstance(message, DeltaCheckpoint)]
@@ -76,9 +76,9 @@ def test_batches_of_frames_are_gone_over_as_a_whole(record: Callable[..., Any]) 
 def test_behind_a_hole_there_is_no_state(record: Callable[..., Any]) -> None:
     recorded = record(900, keyframe_interval_ns=LONG_NS)
     whole = Recording.open(recorded.path)
-    for chunk in whole.chunks.checkpoints:
+    for chunk in whole.segments[0].checkpoints:
         damaged(recorded.path, chunk)
-    recording = damaged(recorded.path, next(chunk for chunk in whole.chunks.message_chunks[5:] if chunk.num_frames))
+    recording = damaged(recorded.path, next(each for each in whole.segments[0].message_chunks[5:] if each.num_frames))
     before = recording.state_at(1e9).seq
     assert 0 < before < 900
     assert_same(recording.state_at(1e9), recorded.mirror_after(before + 2))

@@ -11,16 +11,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_telemetry.messages.telemetry import Frame
 from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.ring import Ring
+from kvscope_telemetry.recordings.ring_folder import segments_in
+from kvscope_telemetry.recordings.save import save
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.state.follower import Follower
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
-from kvscope_telemetry.timeline.ring import Ring
-from kvscope_telemetry.timeline.ring_folder import segments_in
-from kvscope_telemetry.timeline.ring_recording import RingRecording
-from kvscope_telemetry.timeline.save import save
 
 SECONDS, RATE = 8, 100
 SEED = 20
@@ -30,7 +29,7 @@ SPARED_BYTES = 64
 
 def write_seconds(into: RecordingWriter | Ring) -> None:
     now_ns = 1_000_000_000
-    engine = SyntheticEngine(num_blocks=600, num_running=8, clock=lambda: now_ns)
+    engine = SimulatedEngine(num_blocks=600, num_running=8, clock=lambda: now_ns)
     into.write(engine.snapshot(), wait=True)
     for step in range(SECONDS * RATE):
         now_ns += 1_000_000_000 // RATE
@@ -56,7 +55,7 @@ def in_a_ring(folder: Path) -> Path:
 
 def saved(folder: Path) -> Path:
     segment = in_a_ring(folder)
-    save(RingRecording.open(segment.parent), folder / "saved.mcap", 1 / RATE)
+    save(Recording.open(segment.parent), folder / "saved.mcap", 1 / RATE)
     return folder / "saved.mcap"
 
 
@@ -117,7 +116,7 @@ def test_who_goes_on_from_a_damaged_second_has_the_state_again(tmp_path: Path, a
     path = written(tmp_path)
     whole = Recording.open(path)
     at_ns = whole.start_ns + at_s * 1e9
-    damaged = next(chunk for chunk in whole.chunks.message_chunks if chunk.start_ns <= at_ns <= chunk.end_ns)
+    damaged = next(chunk for chunk in whole.segments[0].message_chunks if chunk.start_ns <= at_ns <= chunk.end_ns)
     data = bytearray(path.read_bytes())
     data[damaged.offset + damaged.stored_bytes // 2] ^= 1
     path.write_bytes(data)

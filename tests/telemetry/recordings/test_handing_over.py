@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.recordings import writer as writing
 from kvscope_telemetry.recordings.mcap_file import McapFile
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 PATIENCE_S = 60.0
 
@@ -34,7 +34,7 @@ class HeldFile(McapFile):
 
 def test_what_came_with_a_state_is_handed_over_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "FLUSH_S", 10 * PATIENCE_S)
-    engine = SyntheticEngine(num_blocks=300, num_running=8)
+    engine = SimulatedEngine(num_blocks=300, num_running=8)
     file = HeldFile(tmp_path / "new.mcap")
     with RecordingWriter(file) as writer:
         writer.write(engine.heartbeat())

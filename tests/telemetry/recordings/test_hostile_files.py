@@ -22,7 +22,16 @@ from kvscope_telemetry.recordings import chunks as chunk_files
 from kvscope_telemetry.recordings import read_budget as budgets
 from kvscope_telemetry.recordings import survey as surveys
 from kvscope_telemetry.recordings.chunks import MAGIC, MAX_CHUNK_MESSAGES
-from kvscope_telemetry.recordings.layout import CHECKPOINTS, FRAMES, HELLOS, KEYFRAMES, MESSAGES, PROFILE, SNAPSHOTS
+from kvscope_telemetry.recordings.layout import (
+    CHECKPOINTS,
+    FORMAT_VERSION,
+    FRAMES,
+    HELLOS,
+    KEYFRAMES,
+    MESSAGES,
+    PROFILE,
+    SNAPSHOTS,
+)
 from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ReadBudget, ReadBudgetSpent
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.regular_file import open_regular, stored_bytes
@@ -156,7 +165,7 @@ def test_chunks_of_zeros_are_looked_at_once_and_not_for_ever(
 def test_a_chunk_that_turns_out_damaged_is_inflated_once(record: Record, tmp_path: Path, monkeypatch: Any) -> None:
     """Its times and counts hold, so that opening does not look into it; every pass over the file meets it."""
     recorded = record(300)
-    bad = [chunk for chunk in Recording.open(recorded.path).chunks.message_chunks if chunk.num_frames][1]
+    bad = [chunk for chunk in Recording.open(recorded.path).segments[0].message_chunks if chunk.num_frames][1]
     data = bytearray(recorded.path.read_bytes())
     data[bad.offset + bad.stored_bytes // 2] ^= 1
     path = tmp_path / "bad.mcap"
@@ -214,7 +223,7 @@ def test_a_flipped_byte_in_the_times_of_a_chunk_changes_nothing(record: Record, 
     data = recorded.path.read_bytes()
     whole = Recording.open(recorded.path)
     path = tmp_path / "flipped.mcap"
-    for each in whole.chunks.message_chunks[:6] + whole.chunks.message_chunks[-1:]:
+    for each in whole.segments[0].message_chunks[:6] + whole.segments[0].message_chunks[-1:]:
         head = data.rindex(struct.pack("<QII", each.inflated_bytes, each.crc, 4), 0, each.offset) - 16
         for byte in range(16):
             flipped = bytearray(data)
@@ -242,7 +251,7 @@ def test_times_that_lie_everywhere_are_not_believed(tmp_path: Path, make_message
 def test_a_message_of_another_time_than_its_chunk_is_left_out_once(record: Record) -> None:
     recording = Recording.open(record(100).path)
     assert isinstance(next(iter(recording.messages()))[1], Hello)
-    first = next(each for each in recording.chunks.message_chunks if each.num_frames)
+    first = next(each for each in recording.segments[0].message_chunks if each.num_frames)
     first.end_ns = first.start_ns
     before = len(list(recording.frames()))
     damaged = recording.num_damaged
@@ -261,7 +270,7 @@ def columns(num_records: int, columns: dict[str, tuple[str, bytes]], kind: str =
 def without_end(path: Path) -> tuple[bytes, int]:
     """A file up to its last chunk, and when it ends."""
     recording = Recording.open(path)
-    last = max(recording._found.chunks, key=lambda each: each.offset)
+    last = max(recording.segments[0]._found.chunks, key=lambda each: each.offset)
     return path.read_bytes()[: last.offset + last.stored_bytes], recording.end_ns
 
 
@@ -323,5 +332,5 @@ def test_another_format_is_refused_in_one_line_that_says_what_to_do(
     path = tmp_path / "other.mcap"
     path.write_bytes(MAGIC + struct.pack("<BQ", 1, len(head)) + head + data[len(MAGIC) + 9 + length :])
     said = refusal(path)
-    assert f"has format {profile.partition('/')[2] or 0}, this version reads format 1" in said
+    assert f"has format {profile.partition('/')[2] or 0}, this version reads format {FORMAT_VERSION}" in said
     assert "open it with the version that recorded it" in said

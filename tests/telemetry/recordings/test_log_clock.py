@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import msgspec
+from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_telemetry.messages.telemetry import Heartbeat
 from kvscope_telemetry.recordings.writer import LogClock
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 
 def test_frames_that_a_heartbeat_overtook_have_times_of_their_own() -> None:
-    engine = SyntheticEngine(num_blocks=20, num_running=2, epoch=3)
+    engine = SimulatedEngine(num_blocks=20, num_running=2, epoch=3)
     clock = LogClock()
     times = [clock.log_time_ns(engine.snapshot())]
     first = engine.advance()

@@ -7,12 +7,13 @@ from typing import Any
 
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot
 from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.request_index import recorded_requests
 
 
 def test_each_request_with_arrival_and_lengths(record: Callable[..., Any]) -> None:
     recorded = record(500)
     recording = Recording.open(recorded.path)
-    requests = recording.requests()
+    requests = recorded_requests(recording)
     infos = {
         info.number: info
         for message in recorded.messages
@@ -36,7 +37,7 @@ def test_each_request_with_arrival_and_lengths(record: Callable[..., Any]) -> No
 
 def test_requests_of_two_epochs_are_kept_apart(record: Callable[..., Any], make_messages: Callable[..., Any]) -> None:
     recorded = record(make_messages(60, epoch=1) + make_messages(60, epoch=2))
-    requests = Recording.open(recorded.path).requests()
+    requests = recorded_requests(Recording.open(recorded.path))
     assert {request.epoch for request in requests} == {1, 2}
     assert len({(request.epoch, request.number) for request in requests}) == len(requests)
     arrivals = [request.arrival_ns for request in requests if request.epoch == 2]

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kvscope_telemetry.recordings.sample import path_of, sample_recording
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.recordings.sample import named_recording, path_of, sample_recording
 
 
 def test_sample_is_a_word_unless_there_is_such_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -13,3 +14,14 @@ def test_sample_is_a_word_unless_there_is_such_a_file(tmp_path: Path, monkeypatc
     (tmp_path / "sample").write_bytes(b"")
     assert path_of("sample") == "sample"
     assert path_of("x.mcap") == "x.mcap"
+
+
+def test_a_name_that_is_no_file_is_refused_with_what_is_accepted(tmp_path: Path) -> None:
+    assert named_recording("sample") == sample_recording()
+    for name in ("samples", str(tmp_path / "x.mcap")):
+        with pytest.raises(BadInput) as caught:
+            named_recording(name)
+        assert str(caught.value) == (
+            f"recording {name!r} cannot be read: No such file or directory; accepted are a recording's path (FILE.mcap "
+            "or FILE.mcap.part) and the words sample and sample-hybrid"
+        )

@@ -11,11 +11,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from tests.simulated_engine.engine import SimulatedEngine
+from tests.simulated_engine.server import SimulatedServer
 
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.sources.live_source import LiveSource
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
-from kvscope_telemetry.synthetic.server import SyntheticServer
 
 WAIT_S = 60.0
 
@@ -93,8 +93,8 @@ def test_somebody_else_listens() -> None:
 def test_an_engine_that_comes_is_followed_and_nothing_is_told_of_before(tmp_path: Path) -> None:
     with LiveSource(f"ipc://{tmp_path}/telemetry") as source:
         assert "no socket file" in first_reason(source)
-        engine = SyntheticEngine(num_blocks=64, num_running=2)
-        with closing(SyntheticServer(engine, f"ipc://{tmp_path}/telemetry", rate=30.0)):
+        engine = SimulatedEngine(num_blocks=64, num_running=2)
+        with closing(SimulatedServer(engine, f"ipc://{tmp_path}/telemetry", rate=30.0)):
             assert source.wait(lambda: source.status.state is SourceState.LIVE, WAIT_S)
             assert source.status.reason == ""
 

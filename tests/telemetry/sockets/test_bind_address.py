@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.sockets.bind_address import IpcAddress, TcpAddress, parse_bind_address
+from kvscope_telemetry.sockets.bind_address import (
+    IpcAddress,
+    TcpAddress,
+    folder_for_sockets,
+    parse_bind_address,
+    runtime_folder,
+    shared_folder,
+)
 
 
 @pytest.mark.parametrize("endpoint", ["ipc:///run/kv", "ipc:///run/kv/", "ipc:///run/kv/telemetry"])
@@ -70,3 +79,38 @@ def test_a_path_that_no_socket_can_have_is_refused_with_the_numbers() -> None:
     parse_bind_address(longest)
     with pytest.raises(BadInput, match="108 bytes, at most 107"):
         parse_bind_address(longest + "d")
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The temporary folder, short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="kv", dir="/tmp") as name:
+        monkeypatch.setattr(tempfile, "tempdir", name)
+        yield Path(name)
+
+
+def test_runtime_folder_is_preferred_for_sockets(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = temporary / "run"
+    runtime.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    assert folder_for_sockets("kvscope-") == runtime
+    assert runtime_folder() == runtime / "kvscope"
+
+
+@pytest.mark.parametrize("what", ["", "relative", "file", "missing", "x" * 100])
+def test_runtime_folder_that_takes_no_sockets_is_passed_over(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    (temporary / "file").touch()
+    (temporary / ("x" * 100)).mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", what if what in ("", "relative") else str(temporary / what))
+    assert folder_for_sockets("kvscope-") == temporary
+    assert runtime_folder() == shared_folder()
+
+
+def test_long_temporary_folder_is_passed_over(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    long = temporary / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    assert folder_for_sockets("kvscope-") == Path("/tmp")

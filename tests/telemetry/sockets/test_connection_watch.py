@@ -132,6 +132,16 @@ def was_cut(bare: socket.socket, data: bytes, most: int) -> bool:
     return True
 
 
+def test_engine_without_proc_answers(
+    start: Callable[[str], Engine], endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(path: str, **options: object) -> object:
+        raise FileNotFoundError(2, "No such file or directory", path)
+
+    monkeypatch.setattr(connections, "open", missing, raising=False)
+    assert start(endpoint).ask()
+
+
 @pytest.mark.parametrize("name", ["command_endpoint", "telemetry_endpoint"])
 def test_a_mute_crowd_locks_out_nobody(
     start: Callable[[str], Engine], endpoint: str, monkeypatch: pytest.MonkeyPatch, name: str

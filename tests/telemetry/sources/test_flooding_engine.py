@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.simulated_engine.server import SimulatedServer
 
 from kvscope_telemetry.sockets.connection_watch import _resident_bytes
 from kvscope_telemetry.sockets.endpoints import endpoints
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.sources.live_source import LiveSource
-from kvscope_telemetry.synthetic.server import SyntheticServer
 
 WAIT_S = 60.0
 MIB = 1 << 20
@@ -75,7 +75,7 @@ def test_a_flood_is_bounded_in_bytes(
     kind: str,
     size: int,
     make_endpoint: MakeEndpoint,
-    serve: Callable[..., SyntheticServer],
+    serve: Callable[..., SimulatedServer],
     watch: Callable[..., LiveSource],
     assert_mirrors: Callable[..., None],
 ) -> None:

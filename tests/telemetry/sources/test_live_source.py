@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.simulated_engine.command import COMMAND
+from tests.simulated_engine.server import SimulatedServer
 
 from kvscope_telemetry import connect
 from kvscope_telemetry.errors import BadInput, EngineDead
@@ -37,12 +38,11 @@ from kvscope_telemetry.messages.telemetry import Frame
 from kvscope_telemetry.messages.wire import decode_telemetry, encode
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.sources.live_source import LiveSource
-from kvscope_telemetry.synthetic.server import SyntheticServer
 
 WAIT_S = 60.0
 
 MakeEndpoint = Callable[[str], str]
-Serve = Callable[..., SyntheticServer]
+Serve = Callable[..., SimulatedServer]
 Watch = Callable[..., LiveSource]
 Treat = Callable[[bytes], list[bytes]]
 MakeProxy = Callable[[str, Treat], str]
@@ -206,7 +206,7 @@ def engine_process() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     processes: list[subprocess.Popen[str]] = []
 
     def start(endpoint: str, *options: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "kvscope_telemetry.synthetic", "--endpoint", endpoint, *options]
+        command = [*COMMAND, "--endpoint", endpoint, *options]
         process = subprocess.Popen([*command, "--until-eof"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         processes.append(process)
         assert process.stdout is not None
@@ -270,6 +270,41 @@ def test_malformed_messages_are_counted_and_hurt_nothing(
     assert_mirrors(source, server)
     assert 300 <= source.status.messages_rejected <= num_bad
     assert source.status.frames_dropped == source.status.resyncs == 0
+
+
+def test_message_whose_time_jumps_is_dropped_and_counted(
+    make_endpoint: MakeEndpoint,
+    serve: Serve,
+    watch: Watch,
+    proxy: MakeProxy,
+    assert_mirrors: AssertMirrors,
+) -> None:
+    times: list[int] = []
+    jumps = iter((2**62, 2**61, 2**60, 2**59))
+    has_joined = threading.Event()
+
+    def set_time(data: bytes) -> list[bytes]:
+        if not has_joined.is_set() or not _is_frame(data):
+            return [data]
+        time_ns = next(jumps, None)
+        frame = decode_telemetry(data)
+        return [data if time_ns is None else encode(msgspec.structs.replace(frame, time_ns=time_ns))]
+
+    server = serve(engine_endpoint := make_endpoint("ipc"))
+    source = watch(proxy(engine_endpoint, set_time))
+    _join(source)
+    has_joined.set()
+
+    def sees_right_times() -> bool:
+        update = source.update_mirror()
+        if update is not None and "time_ns" in update.series:
+            times.extend(update.series["time_ns"].tolist())
+        return source.status.messages_rejected >= 4 and len(times) > 300
+
+    assert source.wait(sees_right_times, WAIT_S)
+    assert_mirrors(source, server)
+    assert source.status.messages_rejected == 4
+    assert all(abs(time.monotonic_ns() - each) < 600e9 for each in times)
 
 
 def test_an_update_that_does_not_fit_costs_a_snapshot_and_nothing_more(
@@ -354,13 +389,15 @@ def test_commands_are_answered_and_our_own_questions_stay_ours(
     server.hold()
     block = int(server.engine.ledger.state.argmax())
     source.send(Submit(request_id="a", prompt="x"))
+    assert [type(reply) for reply in _replies(source, bool)] == [Accepted]
     source.send(Abort(request_id="a"))
+    replies = _replies(source, lambda got: len(got) == 2)
+    assert {type(reply) for reply in replies} == {Done, Finished}
     source.send(GetBlockText(blocks=(block, 1999), tag=5))
+    text, *others = _replies(source, bool)
+    assert not others
     source.send(GetStatus(tag=6))
-    replies = _replies(source, lambda got: bool(got) and isinstance(got[-1], Status))
-    kinds = [type(reply) for reply in replies if not isinstance(reply, Tokens)]
-    assert kinds == [Accepted, Finished, Done, BlockText, Status]
-    text = replies[-2]
+    assert [type(reply) for reply in _replies(source, bool)] == [Status]
     assert isinstance(text, BlockText)
     assert text.contents[0].block == block
     assert len(text.contents[0].token_ids) == server.engine.ledger.filled[block] > 0

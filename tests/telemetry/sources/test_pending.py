@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from tests.simulated_engine.engine import SimulatedEngine
+
 from kvscope_telemetry.messages.telemetry import DeviceSample, Frame
 from kvscope_telemetry.source import Update
 from kvscope_telemetry.state.coalesce import Pending, coalesce
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 
 def _frame(seq: int) -> Update:
@@ -18,7 +19,7 @@ def _seqs(update: Update | None) -> list[int]:
 
 
 def _snapshot(epoch: int = 1) -> Update:
-    return Update(snapshot=SyntheticEngine(num_blocks=10, epoch=epoch).snapshot())
+    return Update(snapshot=SimulatedEngine(num_blocks=10, epoch=epoch).snapshot())
 
 
 def test_what_waits_comes_as_one_update() -> None:
@@ -72,7 +73,7 @@ def test_what_is_no_state_comes_through_while_a_snapshot_is_awaited() -> None:
 
 def test_one_large_update_is_kept() -> None:
     pending = Pending(max_entries=1)
-    pending.put(coalesce([SyntheticEngine(num_blocks=500).advance()]))
+    pending.put(coalesce([SimulatedEngine(num_blocks=500).advance()]))
     assert _seqs(pending.take_update()) == [1]
 
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_telemetry.ledger import COLUMNS
 from kvscope_telemetry.messages.telemetry import Counters, DeviceSample, Frame, Heartbeat
@@ -14,13 +15,12 @@ from kvscope_telemetry.source import SERIES_FIELDS, Update
 from kvscope_telemetry.state.coalesce import coalesce, merge, size_of, state_after
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.state.request_mirror import REQUEST_COLUMNS, equal_requests
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 NUM_FRAMES = 40
 
 
-def _session() -> tuple[SyntheticEngine, Mirror, list[Frame]]:
-    engine = SyntheticEngine(num_blocks=300, num_running=8, clock=iter(range(1, 10**9)).__next__)
+def _session() -> tuple[SimulatedEngine, Mirror, list[Frame]]:
+    engine = SimulatedEngine(num_blocks=300, num_running=8, clock=iter(range(1, 10**9)).__next__)
     mirror = Mirror()
     mirror.reset(engine.snapshot())
     return engine, mirror, [engine.advance() for _ in range(NUM_FRAMES)]
@@ -85,7 +85,7 @@ def test_series_have_an_entry_a_frame_with_the_frames_numbers() -> None:
 
 
 def test_rows_keep_their_order_so_that_the_later_one_can_win() -> None:
-    engine = SyntheticEngine(num_blocks=50)
+    engine = SimulatedEngine(num_blocks=50)
     frames = []
     for state in (1, 2):
         engine.ledger.state[7] = state

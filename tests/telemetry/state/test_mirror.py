@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 import pytest
+from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.ledger import COLUMNS, BlockRows, Ledger
@@ -15,11 +16,10 @@ from kvscope_telemetry.messages.telemetry import Frame, RequestInfo, RequestRows
 from kvscope_telemetry.source import Update
 from kvscope_telemetry.state.coalesce import coalesce
 from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 
-def _following(num_blocks: int = 200, *, seed: int = 0) -> tuple[SyntheticEngine, Mirror]:
-    engine = SyntheticEngine(num_blocks=num_blocks, num_running=8, seed=seed)
+def _following(num_blocks: int = 200, *, seed: int = 0) -> tuple[SimulatedEngine, Mirror]:
+    engine = SimulatedEngine(num_blocks=num_blocks, num_running=8, seed=seed)
     mirror = Mirror()
     mirror.apply(Update(snapshot=engine.snapshot()))
     return engine, mirror
@@ -32,13 +32,13 @@ def _rows_of_one_block(block: int, **values: int) -> BlockRows:
     return ledger.pack(np.array([block], np.uint32))
 
 
-def _frame(engine: SyntheticEngine, **fields: object) -> Frame:
+def _frame(engine: SimulatedEngine, **fields: object) -> Frame:
     return Frame(epoch=1, seq=engine.seq + 1, step=engine.step + 1, time_ns=1, **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_it_equals_the_engine_after_every_step(
-    seed: int, same_requests: Callable[[Mirror, SyntheticEngine], None]
+    seed: int, same_requests: Callable[[Mirror, SimulatedEngine], None]
 ) -> None:
     engine, mirror = _following(seed=seed)
     for _ in range(250):
@@ -52,9 +52,9 @@ def test_it_equals_the_engine_after_every_step(
 
 
 def test_a_late_joiner_gets_everything_from_the_snapshot(
-    same_requests: Callable[[Mirror, SyntheticEngine], None],
+    same_requests: Callable[[Mirror, SimulatedEngine], None],
 ) -> None:
-    engine = SyntheticEngine(num_blocks=200, num_running=8)
+    engine = SimulatedEngine(num_blocks=200, num_running=8)
     for _ in range(300):
         engine.advance()
     mirror = Mirror()
@@ -135,7 +135,7 @@ def test_a_bad_snapshot_leaves_the_state_before() -> None:
 
 
 def test_frames_before_the_first_snapshot_are_refused() -> None:
-    engine = SyntheticEngine(num_blocks=200)
+    engine = SimulatedEngine(num_blocks=200)
     with pytest.raises(ProtocolError, match="first snapshot"):
         Mirror().apply(coalesce([engine.advance()]))
     Mirror().apply(coalesce(()))
@@ -143,7 +143,7 @@ def test_frames_before_the_first_snapshot_are_refused() -> None:
 
 def test_a_new_epoch_replaces_everything_even_the_size() -> None:
     _, mirror = _following()
-    other = SyntheticEngine(num_blocks=77, num_running=3, epoch=2)
+    other = SimulatedEngine(num_blocks=77, num_running=3, epoch=2)
     for _ in range(5):
         other.advance()
     mirror.apply(Update(snapshot=other.snapshot()))

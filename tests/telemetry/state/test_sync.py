@@ -10,12 +10,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.conftest import examples
+from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, Snapshot
 from kvscope_telemetry.state.coalesce import coalesce
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.state.sync import BEHIND_GRACE_NS, MAX_BYTES, REQUEST_INTERVAL_NS, HeldFrames, Sync
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 MS = 1_000_000
 S = 1_000 * MS
@@ -45,7 +45,7 @@ class World:
         self._start()
 
     def _start(self) -> None:
-        self.engine = SyntheticEngine(num_blocks=40, num_running=3, epoch=self.epoch, seed=self.epoch)
+        self.engine = SimulatedEngine(num_blocks=40, num_running=3, epoch=self.epoch, seed=self.epoch)
         self.remember()
 
     def remember(self) -> None:
@@ -212,7 +212,7 @@ def test_repeats_and_late_frames_change_nothing() -> None:
 def test_a_stray_message_of_another_epoch_changes_nothing() -> None:
     world = _in_sync()
     world.pass_time(2 * S)
-    stray = SyntheticEngine(num_blocks=40, epoch=99).advance()
+    stray = SimulatedEngine(num_blocks=40, epoch=99).advance()
     world.sync.frame(stray, world.now_ns)
     for _ in range(30):
         world.step()

@@ -5,17 +5,17 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
+from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.messages.telemetry import Snapshot
 from kvscope_telemetry.source import Update
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.state.whole_blocks import WholeBlocks
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 
-def _engine(num_blocks: int = 200) -> SyntheticEngine:
-    engine = SyntheticEngine(num_blocks=num_blocks, num_running=8)
+def _engine(num_blocks: int = 200) -> SimulatedEngine:
+    engine = SimulatedEngine(num_blocks=num_blocks, num_running=8)
     for _ in range(20):
         engine.advance()
     return engine

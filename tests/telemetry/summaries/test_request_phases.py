@@ -10,11 +10,12 @@ import numpy as np
 from kvscope_telemetry.messages.telemetry import Batch, Frame, Snapshot
 from kvscope_telemetry.recordings.overview import computed_part, read_overview
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.summaries.request_phases import PHASE, PhaseKind, PhaseLog, PhaseNotes, numbers_of
+from kvscope_telemetry.request_phase import RequestPhase
+from kvscope_telemetry.summaries.request_phases import PHASE, PhaseLog, PhaseNotes, numbers_of
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 
-def plain_phases(recording: Recording) -> set[tuple[int, int, PhaseKind]]:
+def plain_phases(recording: Recording) -> set[tuple[int, int, RequestPhase]]:
     """Time, number and kind, said plainly: who is announced waits; whose pieces of a prompt are followed by a single
     token decodes since the last of them."""
     phases, pieces, decoding = set(), {}, set()
@@ -26,7 +27,7 @@ def plain_phases(recording: Recording) -> set[tuple[int, int, PhaseKind]]:
         if not isinstance(message, Frame):
             continue
         offset_ns = time_ns - message.time_ns
-        phases |= {(info.arrival_ns + offset_ns, info.number, PhaseKind.WAITS) for info in message.new_requests}
+        phases |= {(info.arrival_ns + offset_ns, info.number, RequestPhase.QUEUED) for info in message.new_requests}
         sizes = np.frombuffer(message.batch.num_tokens, "<u4").tolist()
         for number, size in zip(np.frombuffer(message.batch.number, "<u4").tolist(), sizes, strict=True):
             if size > 1:
@@ -34,14 +35,14 @@ def plain_phases(recording: Recording) -> set[tuple[int, int, PhaseKind]]:
                 pieces[number] = time_ns
             elif number not in decoding:
                 decoding.add(number)
-                phases.add((pieces.pop(number, time_ns), number, PhaseKind.DECODE))
+                phases.add((pieces.pop(number, time_ns), number, RequestPhase.DECODE))
         for number in (event.number for event in message.events if event.kind in ("preempted", "finished", "aborted")):
             decoding.discard(number)
             pieces.pop(number, None)
     return phases
 
 
-def turns_of(overview: SessionOverview) -> list[tuple[int, int, PhaseKind]]:
+def turns_of(overview: SessionOverview) -> list[tuple[int, int, RequestPhase]]:
     return [(time_ns, number, kind) for time_ns, _, number, kind in numbers_of(overview.phases.rows)]
 
 
@@ -54,7 +55,7 @@ def test_tokens_that_are_guessed_ahead_are_no_piece_of_a_prompt() -> None:
         notes.frame(Frame(epoch=1, seq=at_ns, step=at_ns, time_ns=at_ns, batch=batch), 0)
     log.add(notes.take(), 1)
     phases = [(time_ns, number, kind) for time_ns, _, number, kind in numbers_of(log.rows)]
-    assert phases == [(1, 1, PhaseKind.DECODE), (4, 2, PhaseKind.DECODE)]
+    assert phases == [(1, 1, RequestPhase.DECODE), (4, 2, RequestPhase.DECODE)]
 
 
 def test_they_are_those_of_a_plain_model_and_the_same_when_computed(record: Callable[..., Any]) -> None:
@@ -66,7 +67,7 @@ def test_they_are_those_of_a_plain_model_and_the_same_when_computed(record: Call
     found = set(turns_of(overview))
     plain = plain_phases(recording)
     assert plain <= found
-    assert {kind for *_, kind in found} >= {PhaseKind.WAITS, PhaseKind.DECODE}
+    assert {kind for *_, kind in found} >= {RequestPhase.QUEUED, RequestPhase.DECODE}
     first_ns = min(int(overview.time_ns[0]), recording.start_ns)
     assert all(time_ns <= first_ns + 10**9 for time_ns, *_ in found - plain), "only the first snapshot tells more"
 
@@ -92,4 +93,4 @@ def test_what_a_file_claims_is_taken_as_far_as_it_can_be() -> None:
     packed = np.array([(-5, 1, 0), ((1 << 63) - 1, 2, 2), (7, 3, 99)], PHASE).tobytes() + b"\1\2\3"
     log = PhaseLog()
     log.add(packed, 4)
-    assert numbers_of(log.rows) == [(0, 4, 1, PhaseKind.WAITS), ((1 << 62) - 1, 4, 2, PhaseKind.DECODE)]
+    assert numbers_of(log.rows) == [(0, 4, 1, RequestPhase.QUEUED), ((1 << 62) - 1, 4, 2, RequestPhase.DECODE)]

@@ -7,19 +7,18 @@ import json
 import msgspec
 import numpy as np
 import pytest
+from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.ledger import BlockState, Ledger
 from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.ring import Ring
+from kvscope_telemetry.recordings.save import save
 from kvscope_telemetry.recordings.writer import RecordingWriter
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
 from kvscope_telemetry.texts.block_texts import Asked, RecordedText, TextIndex, decode_text
 from kvscope_telemetry.texts.published_texts import PublishedTexts
 from kvscope_telemetry.texts.text_collector import PARTIAL_EVERY, TextCollector
-from kvscope_telemetry.timeline.ring import Ring
-from kvscope_telemetry.timeline.ring_recording import RingRecording
-from kvscope_telemetry.timeline.save import save
 
 EPOCH = 7
 
@@ -178,8 +177,8 @@ def test_what_is_no_text_is_refused(data):
 
 
 def recorded(path, with_texts=True):
-    """Frames of a synthetic engine, with the texts of blocks between them."""
-    engine = SyntheticEngine(num_blocks=60, num_running=4, epoch=EPOCH)
+    """Frames of a simulated engine, with the texts of blocks between them."""
+    engine = SimulatedEngine(num_blocks=60, num_running=4, epoch=EPOCH)
     with RecordingWriter(path) as writer:
         texts = PublishedTexts(writer.write_texts)
         texts._next_s = -1.0
@@ -228,13 +227,13 @@ def test_a_recovered_and_a_shortened_file_keep_them(tmp_path):
 
 
 def test_a_ring_has_them_when_it_is_given_them(tmp_path):
-    engine = SyntheticEngine(num_blocks=60, num_running=4, epoch=EPOCH)
+    engine = SimulatedEngine(num_blocks=60, num_running=4, epoch=EPOCH)
     ring = Ring(tmp_path / "ring")
     for message in (engine.hello, engine.snapshot(), engine.advance()):
         ring.write(message, wait=True)
     ring.write_texts([RecordedText(epoch=EPOCH, block=3, owner=1, text="hello")])
     ring.flush()
-    ring_recording = RingRecording.open(ring.folder)
+    ring_recording = Recording.open(ring.folder)
     assert ring_recording.has_texts
     assert [text.text for text in ring_recording.texts()] == ["hello"]
     ring.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import shiboken6
 from PySide6.QtCore import QCoreApplication, QEvent, Qt
@@ -32,7 +32,7 @@ def restyled(app: QApplication, theme: Theme) -> Iterator[None]:
     app.setStyleSheet(stylesheet(theme, zoom_of(app)))
     polished = [widget for widget in app.allWidgets() if widget.testAttribute(Qt.WidgetAttribute.WA_WState_Polished)]
     unseen = []
-    for widget in polished:
+    for widget in _parents_first(polished):
         if widget.visibleRegion().isEmpty():
             unseen.append(widget)
         else:
@@ -46,6 +46,21 @@ def restyled(app: QApplication, theme: Theme) -> Iterator[None]:
     for parent in around:
         if parent is not None and parent.isVisible():  # a status bar is as high as its hidden labels too
             QCoreApplication.sendEvent(parent, QEvent(QEvent.Type.LayoutRequest))
+
+
+def _parents_first(widgets: Sequence[QWidget]) -> list[QWidget]:
+    """Sort `widgets` by depth. Polishing gives a widget the font that its parent has at that moment, and Qt passes no
+    later one on: before its parent a widget would keep the text size of a zoom that was left before all was polished.
+    """
+    depths: dict[QWidget | None, int] = {None: 0}
+
+    def depth(widget: QWidget) -> int:
+        if widget not in depths:
+            parent = widget.parentWidget()
+            depths[widget] = 1 if parent is None else depth(parent) + 1
+        return depths[widget]
+
+    return sorted(widgets, key=depth)
 
 
 def _polish(app: QApplication, widget: QWidget) -> None:

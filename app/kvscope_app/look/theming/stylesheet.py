@@ -95,16 +95,20 @@ QTabBar::tab:selected { color: $text; border-bottom-color: $accent; }
 QTabBar::tab:focus { color: $accent; }
 QTabBar::scroller { width: 40px; }
 QTabBar QToolButton { background: $panel; border: none; border-radius: 0; padding: 0; }
-QTabBar QToolButton:hover:enabled { background: $raised; }
+QTabBar QToolButton:hover:enabled, QTabBar QToolButton:focus { background: $raised; }
 QTabBar QToolButton::left-arrow { image: url("$chevron_left"); width: 10px; height: 10px; }
 QTabBar QToolButton::right-arrow { image: url("$chevron_right"); width: 10px; height: 10px; }
 QTabBar QToolButton::left-arrow:disabled, QTabBar QToolButton::right-arrow:disabled { image: none; }
 
+QAbstractItemView { background: $base; border: 1px solid transparent; outline: 0;
+                    alternate-background-color: $panel; }
+QScrollArea { border: 1px solid transparent; }
+QAbstractItemView:focus, QScrollArea:focus { border: 1px solid $accent; }
 QHeaderView { background: $panel; border: none; }
 QHeaderView::section { background: $panel; color: $muted; border: none; border-bottom: 1px solid $border;
                        padding: 5px 8px; font-weight: 500; }
 QHeaderView::section:hover { color: $text; }
-QAbstractItemView { background: $base; border: none; outline: 0; alternate-background-color: $panel; }
+QHeaderView::up-arrow, QHeaderView::down-arrow { subcontrol-position: top center; width: 9px; height: 7px; }
 QTableView { gridline-color: $grid; selection-background-color: $selected; selection-color: $text; }
 QTableView[look="roomy"]::item { padding: 0 5px; }
 QListView::item, QTreeView::item { padding: 4px 6px; border-radius: 5px; }
@@ -169,6 +173,9 @@ QLabel[look="accent"] { color: $accent; }
 QLabel[look="heading"] { color: $text; font-weight: 600; }
 QLabel[look="key"] { background: $raised; border: 1px solid $border; border-radius: 4px; padding: 1px 6px; }
 QDialog { background: $panel; }
+QAbstractButton, QComboBox, QMenu, QTabBar, QTreeView { icon-size: 16px; }
+QListView { icon-size: 24px; }
+QMessageBox { icon-size: 48px; }
 QDialogButtonBox { dialogbuttonbox-buttons-have-icons: 0; }
 """)
 

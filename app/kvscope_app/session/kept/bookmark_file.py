@@ -13,13 +13,13 @@ from pathlib import Path
 
 from kvscope_telemetry.errors import BadInput, ProtocolError
 from kvscope_telemetry.keys.private_files import make_private_folder, read_private, write_private
-from kvscope_telemetry.recorded import Recorded
+from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.summaries.bookmark import Bookmark, decode_bookmarks, encode_bookmarks, settled
 
 _WHAT = "file of bookmarks"
 
 
-def bookmark_file(recording: Recorded) -> Path:
+def bookmark_file(recording: Recording) -> Path:
     """Where those of `recording` are."""
     epoch = recording.info.epochs[0] if recording.info.epochs else 0
     return _data_folder() / "kvscope" / "bookmarks" / f"{epoch:016x}-{recording.start_ns:016x}.json"

@@ -13,14 +13,14 @@ from kvscope_app.session.background import Background
 from kvscope_app.session.kept.recorder import Recorder
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.recordings.read_budget import ProgressCallback
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.ring_client import RingClient
+from kvscope_telemetry.recordings.save import save
 from kvscope_telemetry.sources.sink import Sink
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import Summary
 from kvscope_telemetry.texts.block_texts import RecordedText
-from kvscope_telemetry.timeline.ring_client import RingClient
-from kvscope_telemetry.timeline.ring_recording import RingRecording
-from kvscope_telemetry.timeline.save import save
 
 _END_S: Final = 10.0
 """The longest that the end of a session waits for its recording to be whole."""
@@ -96,18 +96,14 @@ class KeptTimeline:
         if recorder is not None:
             recorder.writer.write_texts(texts)
 
-    def open_ring_recording(self) -> Background[RingRecording]:
-        """What the ring has now, to be read; it grows."""
-        return Background(self.read_ring_recording, "kvscope-ring-recording")
-
     def save(self, path: Path, seconds: float) -> Background[str]:
         """Write the last `seconds` of the ring to `path`; made is what is wrong with the ring, in a few words, mostly
         nothing."""
 
         def work(watch: ProgressCallback) -> str:
-            ring_recording = self.read_ring_recording(watch)
-            save(ring_recording, path, ring_recording.info.duration_s - seconds, watch=watch)
-            return ring_recording.note
+            recording = self.open_recording(watch)
+            save(recording, path, recording.info.duration_s - seconds, watch=watch)
+            return recording.note
 
         return Background(work, "kvscope-save")
 
@@ -139,7 +135,7 @@ class KeptTimeline:
             ending.wait(_END_S)
         self.ring.close()
 
-    def read_ring_recording(self, watch: ProgressCallback) -> RingRecording:
-        """What the ring has now, on the thread of who reads it."""
+    def open_recording(self, watch: ProgressCallback) -> Recording:
+        """Open what the ring has now, on the thread that reads it; it grows."""
         self.ring.flush()
-        return RingRecording.open(self.ring.folder, self.ring.origin_ns, watch)
+        return Recording.open(self.ring.folder, watch, origin_ns=self.ring.origin_ns)

@@ -15,8 +15,8 @@ from kvscope_app.session.kept.recorded_reading import RecordedReading
 
 if TYPE_CHECKING:
     from kvscope_app.session.session import Session
-    from kvscope_telemetry.recorded import Recorded
     from kvscope_telemetry.recordings.read_budget import ProgressCallback
+    from kvscope_telemetry.recordings.reader import Recording
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Found = TypeVar("_Found")
@@ -33,7 +33,7 @@ class RecordedLookup(QObject, Generic[_Key, _Found]):
     def __init__(
         self,
         session: Session,
-        read: Callable[[Recorded, _Key, int, ProgressCallback], _Found | None],
+        read: Callable[[Recording, _Key, int, ProgressCallback], _Found | None],
         name: str,
         most_kept: int,
         parent: QObject | None = None,

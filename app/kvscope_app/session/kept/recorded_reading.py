@@ -15,8 +15,8 @@ from kvscope_app.session.kept.own_handle import OwnHandle
 
 if TYPE_CHECKING:
     from kvscope_app.session.session import Session
-    from kvscope_telemetry.recorded import Recorded
     from kvscope_telemetry.recordings.read_budget import ProgressCallback
+    from kvscope_telemetry.recordings.reader import Recording
 
 _LOOK_MS: Final = 50
 _Made = TypeVar("_Made")
@@ -42,7 +42,7 @@ class RecordedReading(QObject, Generic[_Made]):
         """Whether `over` will tell."""
         return self._work is not None
 
-    def begin(self, read: Callable[[Recorded, ProgressCallback], _Made]) -> bool:
+    def begin(self, read: Callable[[Recording, ProgressCallback], _Made]) -> bool:
         """Have `read` called on the thread; False where nothing was recorded."""
         assert self._work is None, "one reading at a time"
         handle = self._handle = self._handle or self._session.own_handle()

@@ -13,8 +13,8 @@ from kvscope_app.session.background import Background
 from kvscope_app.session.kept.kept_timeline import KeptTimeline
 from kvscope_app.session.links import Player
 from kvscope_telemetry.messages.commands import BlockContent
-from kvscope_telemetry.recorded import Recorded
 from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
+from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.texts.block_texts import Asked, RecordedText, TextIndex
 
 _LOOK_EVERY: Final = 512
@@ -25,18 +25,18 @@ def recorded_texts(player: Player | None, kept: KeptTimeline | None) -> Recorded
     if player is not None:
         played = player.recording
         if played.has_texts or played.may_grow:
-            return RecordedTexts(lambda _: type(played).open(played.path))  # type: ignore[attr-defined]
+            return RecordedTexts(lambda _: played.reopened())
         return None
-    return None if kept is None else RecordedTexts(kept.read_ring_recording)
+    return None if kept is None else RecordedTexts(kept.open_recording)
 
 
 class RecordedTexts:
     """Of the recording that `open_recording` opens, for us alone: once somebody asks."""
 
-    def __init__(self, open_recording: Callable[[ProgressCallback], Recorded]) -> None:
+    def __init__(self, open_recording: Callable[[ProgressCallback], Recording]) -> None:
         self._open = open_recording
         self._lock = threading.Lock()
-        self._recording: Recorded | None = None
+        self._recording: Recording | None = None
         self._index = TextIndex()
         self._newest_ns = -1
         self._is_closed = threading.Event()

@@ -14,8 +14,8 @@ from kvscope_app.session.background import Background
 from kvscope_app.settings.settings_keeper import read_settings
 
 if TYPE_CHECKING:
-    from kvscope_telemetry.timeline.left_rings import TidiedRings
-    from kvscope_telemetry.timeline.ring_client import RingClient
+    from kvscope_telemetry.recordings.left_rings import TidiedRings
+    from kvscope_telemetry.recordings.ring_client import RingClient
 
 _numbers = itertools.count(1)
 
@@ -37,7 +37,7 @@ def make_ring(settings: QSettings) -> RingClient:
     `failure`."""
     from kvscope_telemetry.errors import BadInput
     from kvscope_telemetry.keys.private_files import make_private_folder
-    from kvscope_telemetry.timeline.ring_client import RingClient
+    from kvscope_telemetry.recordings.ring_client import RingClient
 
     minutes, megabytes = kept_bounds(settings)
     parent = rings_folder()
@@ -55,7 +55,7 @@ def find_left_rings() -> Background[TidiedRings]:
     parent = rings_folder()
 
     def find(_: object) -> TidiedRings:
-        from kvscope_telemetry.timeline.left_rings import tidy_left_rings
+        from kvscope_telemetry.recordings.left_rings import tidy_left_rings
 
         return tidy_left_rings(parent)
 

@@ -28,14 +28,15 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from kvscope_app.look.editing import edit_item
 from kvscope_app.look.makers import empty_state, head_row, set_icon, tool_button
 from kvscope_app.look.mark_signs import sign_pixmap
 from kvscope_app.look.number_text import seconds
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.widgets import Segments
-from kvscope_app.playback.mark_labels import mark_text
 from kvscope_app.session.kept.bookmarks import Bookmarks
+from kvscope_app.session.mark_labels import mark_text
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
 from kvscope_telemetry.summaries.bookmark import Bookmark
@@ -169,12 +170,11 @@ class BookmarksView(View):
             made = self.session.bookmarks.add(self.session.timeline.cursor_ns)
             row = next((row for row, mark in enumerate(self.model.marks) if mark == made), None)
             if row is not None:
-                self.list.setCurrentIndex(self.model.index(row, 0))
-                self.list.edit(self.model.index(row, 0))
+                edit_item(self.list, self.model.index(row, 0))
 
     def _on_rename(self) -> None:
         if len(self.list.selectedIndexes()) == 1:
-            self.list.edit(self.list.selectedIndexes()[0])
+            edit_item(self.list, self.list.selectedIndexes()[0])
 
     def _on_delete(self) -> None:
         self.session.bookmarks.delete(self.chosen)

@@ -72,8 +72,10 @@ class TimeAxis(_Axis):
         self.setStyle(tickLength=0, autoExpandTextSpace=False, tickTextOffset=3, tickAlpha=255)
 
     def clock_text(self, value: float) -> str:
-        """The time of day at second `value` of the monotonic clock."""
-        return time.strftime("%H:%M:%S", time.localtime(value + self._wall_offset_s))
+        """Return the time of day at second `value` of the monotonic clock. The two clocks are compared anew by each
+        axis: a second that just begins must not become the one before.
+        """
+        return time.strftime("%H:%M:%S", time.localtime(round(value + self._wall_offset_s, 1)))
 
     def show_labels(self, shown: bool) -> None:
         """Write the times below the plot, or leave just the lines."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Final
 
 from PySide6.QtCore import QRectF, QSize, Qt, Signal
@@ -12,11 +13,13 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from kvscope_app.look.fonts import sans
 from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.look.zoom import scaled
 
-_GAP = 12.0
+_GAP = 12
 _TOLD_APART: Final = 2
 """More curves than this keep their names where there is no room for names and values."""
-_SWATCH = 8.0
+_SWATCH = 8
+_TIME_PLACE: Final = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 _TITLE_SHARE: Final = 0.6
 """So much of the title is worth more than names of curves."""
 
@@ -41,6 +44,8 @@ class ChartLegend(QWidget):
         self._title = title
         self._entries = tuple(entries)
         self._values: dict[str, str] = {}
+        self._time_text = ""
+        self._is_read = False
         self._colors: dict[str, str] = {}
         self._theme = DARK
         self._tip = ""
@@ -57,14 +62,22 @@ class ChartLegend(QWidget):
         return self._values
 
     @property
-    def description(self) -> str:
-        """All names and values, as a sentence."""
-        return ", ".join(f"{e.label} {self._values.get(e.name, '')}".strip() for e in self._entries)
+    def time_text(self) -> str:
+        """The time that the values are of: "current", "last 10 s", or the clock time under the pointer."""
+        return self._time_text
 
-    def set_values(self, values: Mapping[str, str]) -> None:
-        """Show `values`, by curve."""
-        if values != self._values:
-            self._values = dict(values)
+    @property
+    def description(self) -> str:
+        """All names and values, and the time that they are of unless it is under the pointer, as a sentence."""
+        values = ", ".join(f"{e.label} {self._values.get(e.name, '')}".strip() for e in self._entries)
+        return f"{values} ({self._time_text})" if self._time_text and not self._is_read else values
+
+    def set_values(self, values: Mapping[str, str], time_text: str = "", *, is_read: bool = False) -> None:
+        """Show `values`, by curve, and beside the title the time that they are of. `is_read`: the time under the
+        pointer, which is shown even if the title has to be cut for it.
+        """
+        if values != self._values or time_text != self._time_text:
+            self._values, self._time_text, self._is_read = dict(values), time_text, is_read
             description = self.description
             self.changed.emit()
             self.setAccessibleDescription(description)
@@ -78,6 +91,11 @@ class ChartLegend(QWidget):
         self._colors = dict(colors)
         self.update()
 
+    @property
+    def missing_width(self) -> int:
+        """Pixels by which the line is too narrow for its title and all names and values; 0 if all of it is shown."""
+        return max(0, ceil(self._width(with_labels=True, title_share=1.0)) - (self.width() - 14))
+
     def sizeHint(self) -> QSize:
         return QSize(200, round(QFontMetricsF(_value_font()).height()) + 4)
 
@@ -89,12 +107,18 @@ class ChartLegend(QWidget):
         # Two colours are told apart by what is usual; of more, what each means is worth more than how much it is now.
         with_values = with_labels or len(self._entries) <= _TOLD_APART
         for entry in reversed(self._entries):
-            right = self._paint_entry(painter, entry, right, with_labels or not with_values, with_values) - _GAP
+            right = self._paint_entry(painter, entry, right, with_labels or not with_values, with_values) - scaled(_GAP)
         painter.setFont(sans(1.0, QFont.Weight.DemiBold))
         painter.setPen(QColor(self._theme.muted))
         box = QRectF(8, 0, max(right - 8, 0), self.height())
-        title = painter.fontMetrics().elidedText(self._title, Qt.TextElideMode.ElideRight, round(box.width()))
+        reserved = QFontMetricsF(sans(0.92)).horizontalAdvance(self._time_text) + 7 if self._is_read else 0.0
+        room = max(round(box.width() - reserved), 0)
+        title = painter.fontMetrics().elidedText(self._title, Qt.TextElideMode.ElideRight, room)
         painter.drawText(box, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, title)
+        left = box.left() + painter.fontMetrics().horizontalAdvance(title) + 6
+        painter.setFont(sans(0.92))
+        if left + painter.fontMetrics().horizontalAdvance(self._time_text) <= box.right():
+            painter.drawText(QRectF(left, 0, box.right() - left, self.height()), _TIME_PLACE, self._time_text)
         painter.end()
 
     def _paint_entry(
@@ -105,7 +129,9 @@ class ChartLegend(QWidget):
         right = self._paint_text(painter, value, right, _value_font(), self._theme.text)
         if with_labels and entry.label:
             right = self._paint_text(painter, entry.label, right - 5, sans(0.92), self._theme.muted)
-        swatch = QRectF(right - 5 - _SWATCH, (self.height() - _SWATCH) / 2, _SWATCH, _SWATCH)
+        swatch = QRectF(
+            right - 5 - scaled(_SWATCH), (self.height() - scaled(_SWATCH)) / 2, scaled(_SWATCH), scaled(_SWATCH)
+        )
         color = QColor(self._colors.get(entry.name, self._theme.muted))
         painter.setPen(Qt.PenStyle.NoPen)
         if entry.dashed:
@@ -123,11 +149,11 @@ class ChartLegend(QWidget):
         painter.drawText(QRectF(right - width - 1, 0, width + 2, self.height()), Qt.AlignmentFlag.AlignVCenter, text)
         return right - width
 
-    def _width(self, *, with_labels: bool) -> float:
+    def _width(self, *, with_labels: bool, title_share: float = _TITLE_SHARE) -> float:
         values, labels = QFontMetricsF(_value_font()), QFontMetricsF(sans(0.92))
-        total = _TITLE_SHARE * QFontMetricsF(sans(1.0, QFont.Weight.DemiBold)).horizontalAdvance(self._title)
+        total = title_share * QFontMetricsF(sans(1.0, QFont.Weight.DemiBold)).horizontalAdvance(self._title)
         for entry in self._entries:
-            total += _GAP + _SWATCH + 5 + values.horizontalAdvance(self._values.get(entry.name, ""))
+            total += scaled(_GAP) + scaled(_SWATCH) + 5 + values.horizontalAdvance(self._values.get(entry.name, ""))
             total += 5 + labels.horizontalAdvance(entry.label) if with_labels and entry.label else 0
         return total
 

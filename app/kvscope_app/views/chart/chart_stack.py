@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar, Final
 
-from PySide6.QtCore import QEvent, QSettings
+from PySide6.QtCore import QEvent, QSettings, QTimer
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QGridLayout, QScrollArea, QVBoxLayout, QWidget
 
@@ -18,9 +18,12 @@ from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.zoom import scaled
 from kvscope_app.session.session import Session
 from kvscope_app.session.shown_stops import stop_bands
+from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.views.base import View
 from kvscope_app.views.chart.panel import ChartPanel
 from kvscope_app.views.chart.time_bar import DEFAULT_RANGE, RANGES_S, TimeBar
+from kvscope_app.views.in_sight import in_sight
+from kvscope_app.views.range_link import RangeLink
 
 SHORTEST_S: Final = min(RANGES_S.values())
 _PANEL_MIN_WIDTH: Final = 310
@@ -128,21 +131,27 @@ class ChartStack(PanelGrid):
         """With a `heading`, that and the bar stand above the charts; without, the bar is laid out by whoever asks."""
         super().__init__()
         self.session = session
-        self.bar = TimeBar(is_file=session.timeline.is_file, inset=not heading)
+        self.link = RangeLink(session.timeline.visible_range, self, self._on_linked, lambda: self._on_linked(None))
+        self.bar = TimeBar(self.link.button, is_file=session.timeline.is_file, inset=not heading)
         self.range_s = RANGES_S[self.default_range]
         self.bar.show_range(self.range_s)
         self.hover_s: float | None = None
         """The moment that is read, where one is."""
-        self._fixed: tuple[float, float] | None = None
+        span = session.timeline.visible_range.span
+        self._fixed = None if span is None else self._seconds(span)
         """First and last second shown while not following."""
+        self.bar.set_following(span is None)
         self._read_s = 0.0
         """The moment whose values are shown while none is read."""
         self._turn = 0
+        self._scrolled = QTimer(self)
+        self._scrolled.setSingleShot(True)
+        self._scrolled.timeout.connect(self.refresh_seen)
         if heading:
             self.column.insertWidget(0, label(heading, "heading"))
             self.column.insertWidget(1, self.bar)
-        self.bar.range_chosen.connect(self.show_last)
-        self.bar.live_requested.connect(self.follow)
+        self.bar.range_chosen.connect(self._on_length_chosen)
+        self.bar.live_requested.connect(self._on_follow_chosen)
 
     # for subclasses
 
@@ -169,8 +178,22 @@ class ChartStack(PanelGrid):
         """All the time there is."""
         raise NotImplementedError
 
+    def snapped(self, x: float) -> float:
+        """Return the time of the values that the charts show at `x`: the nearest point of their curves. The pointer
+        reads these, and a click goes to their time, so that both show the same.
+        """
+        return x
+
+    def headline_time(self, name: str) -> str:
+        """The time that a chart's values are of while no other moment is read, in a few words."""
+        return "current"
+
     def time_text(self, x: float) -> str:
         """What the bar says of the moment that is read."""
+        return self.clock_text(x)
+
+    def clock_text(self, x: float) -> str:
+        """The time of day at `x`."""
         return next(iter(self.panels.values())).clock_text(x)
 
     # for the view
@@ -180,8 +203,17 @@ class ChartStack(PanelGrid):
         """Whether the right edge is the present."""
         return self._fixed is None
 
+    @property
+    def stands_still(self) -> bool:
+        """Whether what is shown does not move in time: nothing may come that would draw the charts not drawn yet."""
+        timeline = self.session.timeline
+        return timeline.paused if timeline.player is None else not timeline.player.is_playing
+
     def refresh(self) -> None:
-        """Draw the next few charts of those that are not scrolled away."""
+        """Draw the next few charts of those that are not scrolled away; all of them where time stands still."""
+        if self.stands_still:
+            self.refresh_seen()
+            return
         span = self._prepare()
         num = min(self.at_once, len(self.shown))
         self._turn = (self._turn + num) % len(self.shown) if self.shown else 0
@@ -200,20 +232,25 @@ class ChartStack(PanelGrid):
     def show_last(self, seconds: float) -> None:
         """Show the last `seconds`, infinite for all, and follow."""
         self.range_s = seconds
-        self.bar.show_range(seconds)
         self.follow()
 
     def follow(self) -> None:
         """Let the right edge be the present."""
-        self._fixed = None
-        self.bar.set_following(True)
+        self._set_fixed(None)
         self.refresh_all()
 
     def look_back(self, first_s: float, last_s: float) -> None:
         """Stand still on a stretch of time."""
-        self._fixed = (first_s, last_s)
-        self.bar.set_following(False)
+        self._set_fixed((first_s, last_s))
         self.refresh_all()
+
+    def show_span(self, span: TimeSpan) -> None:
+        """Stand still on a range by the wall clock."""
+        self.look_back(*self._seconds(span))
+
+    def apply_theme(self, theme: Theme) -> None:
+        super().apply_theme(theme)
+        self.link.apply_theme(theme)
 
     def recall(self, settings: QSettings) -> None:
         """Take the range of last time."""
@@ -227,25 +264,35 @@ class ChartStack(PanelGrid):
         settings.setValue(self.range_setting, next(name for name, s in RANGES_S.items() if s == self.range_s))
 
     def is_seen(self, name: str) -> bool:
-        """Whether a chart is not scrolled away."""
-        return not self.panels[name].visibleRegion().isEmpty()
+        """Whether any part of a chart is visible. A widget's own `visibleRegion` leaves out what its opaque children
+        cover: it is empty where all that is left of a chart, scrolled away in part, is its plot.
+        """
+        panel = self.panels[name]
+        return any(not part.visibleRegion().isEmpty() for part in (panel, panel.plot.viewport()))
 
     def add_panels(self, panels: Mapping[str, ChartPanel]) -> None:
         super().add_panels(panels)
         for panel in panels.values():
             panel.show_cursor(self.hover_s)
             panel.hovered.connect(self.read_at)
-            panel.range_dragged.connect(self.look_back)
-            panel.chosen.connect(self._go_to)
-            panel.fit_wanted.connect(self.follow)
+            panel.range_dragged.connect(self._on_dragged)
+            panel.chosen.connect(lambda x: self._go_to(self.snapped(x)))
+            panel.peak_chosen.connect(self._go_to)
+            panel.fit_wanted.connect(self._on_follow_chosen)
             panel.mark_chosen.connect(self.session.timeline.show_event)
+
+    def lie_in(self, area: QScrollArea | None) -> None:
+        super().lie_in(area)
+        if area is not None:
+            area.verticalScrollBar().valueChanged.connect(lambda _: self._scrolled.start(0))  # its int is no time
 
     def read_at(self, x: float | None) -> None:
         """Show the values of a moment in all charts; None: of the newest."""
+        x = None if x is None else self.snapped(x)
         self.hover_s = x
         for panel in self.panels.values():
             panel.show_cursor(x)
-        self.bar.time.setText("" if x is None else self.time_text(x))
+        self.bar.show_time(*([] if x is None else [self.time_text(x), self.clock_text(x)]))
         self._show_values(self.shown)
 
     def draw(self, names: Sequence[str], span: tuple[float, float]) -> None:
@@ -280,9 +327,43 @@ class ChartStack(PanelGrid):
         return self.whole(last_s) if math.isinf(self.range_s) else (last_s - self.range_s, last_s)
 
     def _show_values(self, names: Sequence[str]) -> None:
+        is_read = self.hover_s is not None
         at_s = self._read_s if self.hover_s is None else self.hover_s
         for name in names:
-            self.panels[name].legend.set_values(self.texts_at(name, at_s))
+            panel = self.panels[name]
+            time_text = panel.clock_text(at_s) if is_read else self.headline_time(name)
+            panel.legend.set_values(self.texts_at(name, at_s), time_text, is_read=is_read)
+
+    def _set_fixed(self, fixed: tuple[float, float] | None) -> None:
+        self._fixed = fixed
+        self.bar.set_following(fixed is None)
+        if fixed is None:
+            self.bar.show_range(self.range_s)
+        else:
+            self.bar.ranges.clear()
+
+    def _on_linked(self, span: TimeSpan | None) -> None:
+        """Show the range of the linked views; None ends the zoom. Charts that cannot be seen are drawn later."""
+        self._set_fixed(None if span is None else self._seconds(span))
+        if in_sight(self):
+            self.refresh_all()
+
+    def _seconds(self, span: TimeSpan) -> tuple[float, float]:
+        offset_ns = self.session.history.wall_ns(0)
+        return (span.begin_ns - offset_ns) / 1e9, (span.end_ns - offset_ns) / 1e9
+
+    def _on_dragged(self, first_s: float, last_s: float) -> None:
+        self.look_back(first_s, last_s)
+        offset_ns = self.session.history.wall_ns(0)
+        self.link.choose(TimeSpan(round(first_s * 1e9) + offset_ns, round(last_s * 1e9) + offset_ns))
+
+    def _on_length_chosen(self, seconds: float) -> None:
+        self.show_last(seconds)
+        self.link.choose(None)
+
+    def _on_follow_chosen(self) -> None:
+        self.follow()
+        self.link.choose(None)
 
     def _go_to(self, x: float) -> None:
         self.session.timeline.go_to(round(x * 1e9) + self.session.history.wall_ns(0))
@@ -300,5 +381,4 @@ class ChartedView(View):
         self.charts.remember(settings)
 
     def show_range(self, begin_ns: int, end_ns: int) -> None:
-        offset_ns = self.session.history.wall_ns(0)
-        self.charts.look_back((begin_ns - offset_ns) / 1e9, (end_ns - offset_ns) / 1e9)
+        self.charts.show_span(TimeSpan(begin_ns, end_ns))

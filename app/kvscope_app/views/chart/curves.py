@@ -1,6 +1,8 @@
 """Numpy preparation of curves: trailing means, min/max decimation, gaps. No Qt.
 
 NaN is "nothing known": it survives a mean and a decimation, and no line is drawn to it.
+
+See docs/internals/decisions/0010-curves-are-decimated-before-qt.md.
 """
 
 from __future__ import annotations
@@ -71,6 +73,21 @@ def gaps(x: FloatArray, known: npt.NDArray[np.bool_], patience: float) -> list[t
         for start, stop in zip(edges[::2], edges[1::2], strict=True)
     ]
     return [gap for gap in found if gap[1] < x[last] or gap[1] - gap[0] > patience]
+
+
+def nearest(x: FloatArray, at: float) -> float:
+    """Return the point of `x`, shape (n,), ascending and evenly spaced, that is nearest to `at`; `at` itself where it
+    lies beyond both ends by more than the distance of two points.
+    """
+    if x.size < 2 or not 2 * x[0] - x[1] <= at <= 2 * x[-1] - x[-2]:
+        return at
+    return float(x[nearest_index(x, at)])
+
+
+def nearest_index(x: FloatArray, at: float) -> int:
+    """Return the index of the point of `x`, shape (n,), ascending, n > 0, that is nearest to `at`."""
+    after = min(int(np.searchsorted(x, at)), x.size - 1)
+    return after - 1 if after > 0 and at - x[after - 1] < x[after] - at else after
 
 
 def nice_ceiling(value: float) -> float:

@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 import pyqtgraph as pg  # type: ignore[import-untyped]
 from PySide6.QtCore import QEvent, QPointF, QSize, Qt, Signal
-from PySide6.QtGui import QColor, QPaintEngine, QPainter, QPen, QTransform
-from PySide6.QtWidgets import QStyleOptionGraphicsItem, QVBoxLayout, QWidget
+from PySide6.QtGui import QColor, QContextMenuEvent, QPaintEngine, QPainter, QPen, QTransform
+from PySide6.QtWidgets import QMenu, QStyleOptionGraphicsItem, QVBoxLayout, QWidget
 
 from kvscope_app.look.announce import announce, is_listened_to
 from kvscope_app.look.fonts import sans
@@ -25,6 +25,7 @@ from kvscope_app.views.chart.axes import TimeAxis, ValueAxis, color_axis
 from kvscope_app.views.chart.chart_legend import ChartLegend, LegendEntry
 from kvscope_app.views.chart.curves import FloatArray, close_areas, decimate, join_near, nice_ceiling
 from kvscope_app.views.chart.gap_bands import GapBands
+from kvscope_app.views.chart.peak_line import Peak, PeakLine
 from kvscope_app.views.chart.plot import Plot
 
 _PAD: Final = 4.0
@@ -72,6 +73,8 @@ class ChartPanel(QWidget):
     """x under the mouse in seconds, None when it left."""
     chosen = Signal(float)
     """x of a click, in seconds."""
+    peak_chosen = Signal(float)
+    """x of a maximum that the user wants to go to, in seconds."""
     mark_chosen = Signal(object)
     """What the mark that was clicked is about."""
     range_dragged = Signal(float, float)
@@ -97,8 +100,10 @@ class ChartPanel(QWidget):
         self._fixed_top = top
         self._join_gap_s = join_gap_s
         self._top = 0.0
+        self._point_s = 0.0
         self._has_time_labels = True
         self.legend = ChartLegend(title, [LegendEntry(c.name, c.label, c.dashed) for c in self.curves])
+        self.peak_line = PeakLine()
         self._time_axis = time_axis or TimeAxis()
         self.plot = Plot(ValueAxis(axis_text), self._time_axis)
         self.dot_items: dict[str, pg.ScatterPlotItem] = {}
@@ -117,6 +122,7 @@ class ChartPanel(QWidget):
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(2)
         layout.addWidget(self.legend)
+        layout.addWidget(self.peak_line)
         layout.addWidget(self.plot, 1)
         self._is_built = True
 
@@ -169,6 +175,7 @@ class ChartPanel(QWidget):
 
     def show_curve(self, name: str, x: FloatArray, y: FloatArray, phase: int) -> float:
         """Draw a curve, shape (n,), NaN where unknown; `phase` as in `decimate`. Returns its maximum."""
+        self._point_s = float(x[-1] - x[0]) / (x.size - 1) if x.size > 1 else 0.0
         x, y = decimate(x, y, max(self.plot.width() - 50, 50), phase)
         step = (x[-1] - x[0]) / max(x.size - 1, 1) if x.size else 0.0
         x, y, joined = join_near(x, y, max(self._join_gap_s, 3.5 * step))
@@ -199,6 +206,10 @@ class ChartPanel(QWidget):
     def show_stops(self, bands: Sequence[StopBand]) -> None:
         """Shade the time in which the engine stood still, and say why."""
         self.stop_bands.show_bands(bands)
+
+    def show_peaks(self, peaks: Sequence[Peak]) -> None:
+        """Show the maxima of the curves above the plot, the most important one first."""
+        self.peak_line.show_peaks(peaks)
 
     def show_marks(self, marks: Sequence[Mark]) -> None:
         """Draw marks near the bottom; hovering one shows its text."""
@@ -239,6 +250,7 @@ class ChartPanel(QWidget):
         self.cursor_line.setPen(pg.mkPen(theme.muted, style=Qt.PenStyle.DashLine))
         self.gap_bands.set_color(mix(theme.base, theme.muted, 0.10))
         self.stop_bands.apply_theme(theme)
+        self.peak_line.apply_theme(theme)
         self.legend.apply_theme(theme, {curve.name: curve.color_of(theme) for curve in self.curves})
 
     def _add_curve(self, curve: CurveSpec) -> CurveItem:
@@ -263,6 +275,7 @@ class ChartPanel(QWidget):
         plot.scene().sigMouseClicked.connect(self._on_clicked)
         view.sigRangeChangedManually.connect(self._on_dragged)
         plot.keyed.connect(self._on_key)
+        self.peak_line.chosen.connect(self.peak_chosen)
         plot.focused.connect(self._describe)
         self.legend.changed.connect(self._on_values)
         plot.setAccessibleName(f"{self.title}: chart")
@@ -279,6 +292,24 @@ class ChartPanel(QWidget):
         when = f"{self.clock_text(float(self.cursor_line.value()))}: " if self.cursor_line.isVisible() else ""
         stopped = self.stop_bands.words_at(float(self.cursor_line.value())) if self.cursor_line.isVisible() else ""
         return when + self.legend.description + (f", engine {stopped}" if stopped else "")
+
+    def contextMenuEvent(self, event: QContextMenuEvent) -> None:
+        """Offer the maxima, and what the menu of the surrounding dock offers."""
+        if not self.peak_line.peaks:
+            event.ignore()
+            return
+        menu = QMenu(self)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        for peak in self.peak_line.peaks:
+            go_to = menu.addAction(f"Go to maximum: {peak.text}")
+            go_to.triggered.connect(lambda _=False, x=peak.x: self.peak_chosen.emit(x))
+        around = self.parentWidget()
+        while around is not None and around.contextMenuPolicy() is not Qt.ContextMenuPolicy.ActionsContextMenu:
+            around = around.parentWidget()
+        if around is not None:
+            menu.addSeparator()
+            menu.addActions(around.actions())
+        menu.popup(event.globalPos())
 
     def leaveEvent(self, event: object) -> None:
         self.hovered.emit(None)
@@ -313,7 +344,8 @@ class ChartPanel(QWidget):
         (first, last), _ = self.plot.view_box.viewRange()
         length = last - first
         if key in (Qt.Key.Key_Left, Qt.Key.Key_Right):
-            by = length * (_KEY_READ if shift else _KEY_SHARE) * (1 if key == Qt.Key.Key_Right else -1)
+            by = max(length * _KEY_READ, self._point_s) if shift else length * _KEY_SHARE
+            by = by if key == Qt.Key.Key_Right else -by
             if shift:
                 at = self.cursor_line.value() if self.cursor_line.isVisible() else last
                 self.hovered.emit(min(max(float(at) + by, first), last))

@@ -53,7 +53,12 @@ class Plot(pg.GraphicsView):  # type: ignore[misc]
 
     def focusInEvent(self, event: QFocusEvent) -> None:
         super().focusInEvent(event)
+        self.viewport().update()  # QWidget updates the frame alone, which is another widget
         self.focused.emit()
+
+    def focusOutEvent(self, event: QFocusEvent) -> None:
+        super().focusOutEvent(event)
+        self.viewport().update()
 
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)

@@ -10,6 +10,7 @@ from enum import Enum, auto
 
 import msgspec
 
+from kvscope_app.look.number_text import count, plural
 from kvscope_app.views.console.conversation import AnswerStats, Conversation, Ending, Message
 from kvscope_telemetry.messages.commands import Accepted, Finished, Refused, Tokens
 
@@ -29,17 +30,21 @@ class AnswerPhase(Enum):
 
 
 class ChatAnswer:
-    """Writes into `message`. `pending` is text that came and was not yet shown."""
+    """Writes into `message`. `max_tokens`: the limit that was asked for, None: as many as fit."""
 
-    def __init__(self, request_id: str, conversation: Conversation, message: Message, epoch: int) -> None:
+    def __init__(
+        self, request_id: str, conversation: Conversation, message: Message, epoch: int, max_tokens: int | None = None
+    ) -> None:
         self.request_id = request_id
         self.conversation = conversation
         self.message = message
         self.phase = AnswerPhase.SENT
-        self._pending: list[str] = []
+        self.has_news = False
+        """Whether text came since this was last set to False."""
+        self._max_tokens = max_tokens
         self._sent_s = time.monotonic()
         self._first_s = 0.0
-        self._last_s = 0.0
+        self._first_running_s = 0.0
         message.stats = AnswerStats(epoch=epoch, adapter=conversation.adapter)
 
     @property
@@ -51,12 +56,6 @@ class ChatAnswer:
     def waited_s(self) -> float:
         """Since it was sent."""
         return time.monotonic() - self._sent_s
-
-    def take_pending(self) -> str:
-        """Text since the last call."""
-        text = "".join(self._pending)
-        self._pending.clear()
-        return text
 
     def stopping(self) -> None:
         """Stop was asked for."""
@@ -74,17 +73,19 @@ class ChatAnswer:
         """Which of the engine's requests it is."""
         self._update(number=number)
 
-    def tokens(self, reply: Tokens) -> None:
-        """More text."""
+    def tokens(self, reply: Tokens, stopped_s: float = 0.0) -> None:
+        """Append the text of `reply`. `stopped_s`: how long the engine has been paused or suspended so far in all."""
         now_s = time.monotonic()
         self._first_s = self._first_s or now_s
-        self._last_s = now_s
+        self._first_running_s = self._first_running_s or now_s - stopped_s
         if self.phase in (AnswerPhase.SENT, AnswerPhase.QUEUED):
             self.phase = AnswerPhase.WRITING
         self.message.content += reply.text
-        self._pending.append(reply.text)
-        count = self.message.stats.num_tokens + len(reply.token_ids)
-        self._update(num_tokens=count, first_seen_s=self._first_s - self._sent_s, tokens_per_s=self._speed(count))
+        self.has_news = True
+        num_tokens = self.message.stats.num_tokens + len(reply.token_ids)
+        took_s = now_s - stopped_s - self._first_running_s
+        speed = (num_tokens - 1) / took_s if num_tokens > 1 and took_s > 0 else None
+        self._update(num_tokens=num_tokens, first_seen_s=self._first_s - self._sent_s, tokens_per_s=speed)
 
     def finished(self, reply: Finished) -> None:
         """The engine ended it, and says its own times."""
@@ -97,11 +98,14 @@ class ChatAnswer:
             ttft_s=timing.ttft_s,
             total_s=timing.total_s or self.waited_s,
             queue_s=timing.queue_s,
+            stopped_s=timing.stopped_s,
         )
-        if timing.ttft_s is not None and usage.completion_tokens > 1 and timing.total_s > timing.ttft_s:
-            speed = (usage.completion_tokens - 1) / (timing.total_s - timing.ttft_s)
-            self._update(tokens_per_s=speed)
+        running_s = timing.total_s - timing.stopped_s
+        if timing.ttft_s is not None and usage.completion_tokens > 1 and running_s > timing.ttft_s:
+            self._update(tokens_per_s=(usage.completion_tokens - 1) / (running_s - timing.ttft_s))
         reason = "" if reply.finish_reason in _ENDINGS else f"the engine says {reply.finish_reason[:40]!r}"
+        if reply.finish_reason == "length":
+            reason = self._limit_reached()
         self.end(_ENDINGS.get(reply.finish_reason, "stopped"), reply.error or reason)
 
     def refused(self, reply: Refused) -> None:
@@ -113,9 +117,11 @@ class ChatAnswer:
         self.message.ending, self.message.note = ending, note
         self.phase = AnswerPhase.ENDED
 
-    def _speed(self, count: int) -> float | None:
-        took_s = self._last_s - self._first_s
-        return (count - 1) / took_s if count > 1 and took_s > 0 else None
+    def _limit_reached(self) -> str:
+        """Which limit ended the answer: the option *Max tokens*, or the context."""
+        if self._max_tokens is not None and self.message.stats.num_tokens >= self._max_tokens:
+            return f"Max tokens is {count(self._max_tokens)}"
+        return f"the context is full ({plural(self.message.stats.context_tokens, 'token')})"
 
     def _update(self, **values: object) -> None:
         self.message.stats = msgspec.structs.replace(self.message.stats, **values)

@@ -13,10 +13,12 @@ from typing import Final
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
+from kvscope_app.look.number_text import count
 from kvscope_app.session.session import Session
 from kvscope_app.views.console.answer import ChatAnswer
 from kvscope_app.views.console.conversation import (
     Conversation,
+    Draft,
     Message,
     new_conversation,
     sampling_to_send,
@@ -53,10 +55,12 @@ class Chat(QObject):
     """Conversations came, went, or changed their title or activity."""
     messages_changed = Signal(str)
     """Messages of the conversation with this key were added or removed."""
-    text_added = Signal(str, str)
-    """Key, and text that its answer got since the last time."""
+    text_added = Signal(str)
+    """Text was added to the answer of the conversation with this key."""
     answer_changed = Signal(str)
-    """Phase, numbers or end of the answer of this conversation changed."""
+    """Phase or numbers of the answer of this conversation changed."""
+    answer_ended = Signal(str, object)
+    """Key of the conversation, and the message that is whole now."""
     notified = Signal(str)
     """Something a person must read, in one line."""
 
@@ -70,7 +74,8 @@ class Chat(QObject):
         loaded = store.load()
         self.warnings = loaded.warnings
         self.conversations: list[Conversation] = loaded.conversations or [new_conversation()]
-        self._keeper = Keeper(store, self.conversations, lambda key: self.answer_of(key) is not None, self)
+        self._drafts = loaded.drafts
+        self._keeper = Keeper(store, self.conversations, self._drafts, self._is_writing, self)
         self._keeper.notified.connect(self.notified)
         self._keeper.messages_changed.connect(self.messages_changed)
         self._keeper.listed.connect(self._on_kept)
@@ -87,6 +92,14 @@ class Chat(QObject):
         """The answer being written in a conversation, None when there is none."""
         return next((a for a in self._answers.values() if a.conversation.key == key), None)
 
+    def draft_of(self, key: str) -> Draft:
+        """The unsent text of a conversation. Whoever changes it calls `touch_draft`."""
+        return self._drafts.setdefault(key, Draft())
+
+    def touch_draft(self, key: str) -> None:
+        """The draft of this conversation changed."""
+        self._keeper.touch_draft(key)
+
     def add(self, like: Conversation | None = None) -> Conversation:
         """A new conversation at the top; an empty one that is there already is taken."""
         first = self.conversations[0] if self.conversations else None
@@ -102,7 +115,7 @@ class Chat(QObject):
         self.stop(conversation)
         self._answers = {k: a for k, a in self._answers.items() if a.conversation is not conversation}
         self.conversations.remove(conversation)
-        self._keeper.delete(conversation)
+        self._keeper.delete(conversation)  # the draft stays in memory, for `restore`
         if not self.conversations:
             self.conversations.append(new_conversation(conversation))
         self.listed.emit()
@@ -114,6 +127,7 @@ class Chat(QObject):
                 message.ending = "stopped"
         self.conversations.insert(0, conversation)
         self._keeper.touch(conversation)
+        self._keeper.touch_draft(conversation.key)
         self.listed.emit()
 
     def rename(self, conversation: Conversation, title: str) -> None:
@@ -128,22 +142,28 @@ class Chat(QObject):
         self._keeper.touch(conversation)
 
     def ask(self, conversation: Conversation, prompt: str) -> None:
-        """Send a prompt; the answer is written into a new message."""
+        """Send a prompt after the shown messages; the answer is written into a new message."""
         if not conversation.named and not conversation.messages:
             conversation.title = title_from(prompt)
-        conversation.messages.append(Message(role="user", content=prompt))
+        conversation.append("user", prompt)
         self._submit(conversation)
 
-    def ask_again(self, conversation: Conversation, index: int) -> None:
-        """Write the answer at `index` anew; what comes after it goes."""
-        if self.answer_of(conversation.key) is None and conversation.messages[index].role == "assistant":
-            del conversation.messages[index:]
+    def ask_again(self, conversation: Conversation, answer: Message) -> None:
+        """Write another version of `answer`. What was there stays, and can be shown again."""
+        if self.answer_of(conversation.key) is None and answer.role == "assistant":
+            conversation.last = answer.parent
             self._submit(conversation)
 
-    def cut(self, conversation: Conversation, index: int) -> None:
-        """Remove the messages from `index` on."""
+    def ask_instead(self, conversation: Conversation, edited: Message, prompt: str) -> None:
+        """Send another version of the prompt `edited`. What was there stays, and can be shown again."""
         if self.answer_of(conversation.key) is None:
-            del conversation.messages[index:]
+            conversation.last = edited.parent
+            self.ask(conversation, prompt)
+
+    def show_path(self, conversation: Conversation, last: str) -> None:
+        """Show and send the messages that end in the one with the key `last`."""
+        if last != conversation.last:
+            conversation.last = last
             self._keeper.touch(conversation)
             self.messages_changed.emit(conversation.key)
 
@@ -179,15 +199,17 @@ class Chat(QObject):
         self.flush()
         return self._keeper.shut_down()
 
+    def _is_writing(self, key: str) -> bool:
+        return self.answer_of(key) is not None
+
     def _submit(self, conversation: Conversation) -> None:
-        answer_to = Message(role="assistant")
         turns = to_send(conversation)
-        conversation.messages.append(answer_to)
         self._epoch = self._session.live_mirror.epoch
-        answer = ChatAnswer(f"chat-{secrets.token_hex(6)}", conversation, answer_to, self._epoch or 0)
-        self._answers[answer.request_id] = answer
         hello = self._session.live_mirror.hello
         sampling = sampling_to_send(conversation, hello.model.sampling if hello else ModelSampling())
+        request_id, message = f"chat-{secrets.token_hex(6)}", conversation.append("assistant")
+        answer = ChatAnswer(request_id, conversation, message, self._epoch or 0, sampling.max_tokens)
+        self._answers[request_id] = answer
         asked = Submit(request_id=answer.request_id, messages=turns, sampling=sampling, adapter=conversation.adapter)
         self._send(answer, asked)
         self._flush_timer.start()
@@ -219,9 +241,10 @@ class Chat(QObject):
 
     def _take(self, answer: ChatAnswer, reply: Tokens | Accepted | Finished | Refused) -> None:
         if isinstance(reply, Tokens):
-            answer.tokens(reply)
+            mirror = self._session.live_mirror
+            answer.tokens(reply, mirror.stops.stopped_ns(0, mirror.time_ns) / 1e9)
             if reply.num_missed:
-                self.notified.emit(f"{reply.num_missed} pieces of this answer were lost while disconnected.")
+                self.notified.emit(f"{count(reply.num_missed)} pieces of this answer were lost while disconnected.")
         elif isinstance(reply, Accepted):
             answer.accepted(reply)
             self._select(answer)
@@ -253,18 +276,19 @@ class Chat(QObject):
         """Hand on text that came, then the ends."""
         for answer in list(self._answers.values()):
             key = answer.conversation.key
-            text = answer.take_pending()
+            has_news, answer.has_news = answer.has_news, False
             self._look_for_number(answer)
-            if text:
-                self.text_added.emit(key, text)
+            if has_news:
+                self.text_added.emit(key)
                 self._keeper.touch_partial(answer.conversation)
             if answer.is_ended:
                 del self._answers[answer.request_id]
                 self._keeper.touch(answer.conversation)
-            if text or answer.is_ended:
-                self.answer_changed.emit(key)
             if answer.is_ended:
+                self.answer_ended.emit(key, answer.message)
                 self.listed.emit()
+            elif has_news:
+                self.answer_changed.emit(key)
         if not self._answers:
             self._flush_timer.stop()
 

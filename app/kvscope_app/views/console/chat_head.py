@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Signal
+from PySide6.QtCore import QSignalBlocker, Signal
 from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QToolButton, QWidget
 
 from kvscope_app.look.makers import set_icon, tool_button
@@ -15,6 +15,8 @@ class ChatHead(QWidget):
 
     renamed = Signal(str)
     """The title a person gave."""
+    rename_ended = Signal()
+    """Renaming ended by a key: the keyboard focus is free."""
 
     def __init__(self, combo: ConversationCombo) -> None:
         super().__init__()
@@ -49,6 +51,17 @@ class ChatHead(QWidget):
         self._show_title_line(True)
         self.title_line.setFocus()
 
+    @property
+    def is_renaming(self) -> bool:
+        """Whether the line that renames is shown."""
+        return not self.title_line.isHidden()
+
+    def cancel_rename(self) -> None:
+        """Keep the title as it is."""
+        with QSignalBlocker(self.title_line):
+            self._show_title_line(False)
+        self.rename_ended.emit()
+
     def apply_theme(self, theme: Theme) -> None:
         """Draw the icons."""
         self._theme = theme
@@ -63,9 +76,12 @@ class ChatHead(QWidget):
         return self.new, self.rename, self.remove, self.follow, self.settings
 
     def _on_renamed(self) -> None:
-        if self.title_line.isVisible():
+        if self.is_renaming:
+            by_key = self.title_line.hasFocus()  # otherwise it ended because the focus went elsewhere
             self._show_title_line(False)
             self.renamed.emit(self.title_line.text())
+            if by_key:
+                self.rename_ended.emit()
 
     def _show_title_line(self, shown: bool) -> None:
         self.title_line.setVisible(shown)

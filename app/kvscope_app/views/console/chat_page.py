@@ -1,16 +1,17 @@
 """One chat: the conversation that is shown, its options, and where the next prompt is written.
 
-Joins the widgets to the chat; owns which conversation is shown and which prompt is being changed.
+Joins the widgets to the chat; owns which conversation is shown.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from PySide6.QtCore import QEvent, Qt, Signal
-from PySide6.QtGui import QResizeEvent
+from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import (
     QApplication,
     QHBoxLayout,
@@ -18,14 +19,16 @@ from PySide6.QtWidgets import (
     QPushButton,
     QScrollArea,
     QSizePolicy,
+    QSplitter,
     QStackedWidget,
     QVBoxLayout,
     QWidget,
 )
 
-from kvscope_app.load.sample_prompts import sample_prompts, short_prompts
+from kvscope_app.load_generator.sample_prompts import sample_prompts, short_prompts
+from kvscope_app.look.editing import edit_item
 from kvscope_app.look.makers import label, tool_button
-from kvscope_app.look.number_text import count
+from kvscope_app.look.number_text import count, percent, plural
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.zoom import scaled
@@ -35,9 +38,10 @@ from kvscope_app.views.console.answer import AnswerPhase
 from kvscope_app.views.console.chat import Chat
 from kvscope_app.views.console.chat_head import ChatHead
 from kvscope_app.views.console.composer import Composer
-from kvscope_app.views.console.conversation import Conversation
+from kvscope_app.views.console.conversation import Conversation, Draft, Message
 from kvscope_app.views.console.options_panel import OptionsPanel
 from kvscope_app.views.console.picker import ConversationCombo, ConversationList, ConversationModel
+from kvscope_app.views.console.progress_text import progress_text
 from kvscope_app.views.console.transcript import Transcript
 from kvscope_telemetry.messages.sampling_params import ModelSampling
 from kvscope_telemetry.source import SourceState
@@ -55,7 +59,10 @@ _NOT_READY = {
     SourceState.REFUSED: "The engine denied access",
 }
 
-_WRITTEN_ELSEWHERE = "Another window is writing an answer here"
+_WRITTEN_ELSEWHERE: Final = "Another window is writing an answer here"
+_WAIT_HINT: Final = "An answer is being written: send when it has ended, or stop it with Esc."
+_EDITING: Final = "Editing a prompt: Send adds a new version, and the old one is kept."
+_LIST_WIDTH: Final = 220
 
 
 class ChatPage(QWidget):
@@ -68,11 +75,12 @@ class ChatPage(QWidget):
         super().__init__()
         self.session, self.chat = session, chat
         self.current: Conversation = chat.conversations[0]
-        self._edited: int | None = None
         self._deleted: Conversation | None = None
+        self._not_sent = False
+        """Whether the notice says why a prompt was not sent."""
         self._stats_s = 0.0
         self._model = ConversationModel(chat, self)
-        self.list = ConversationList(self._model, self.show_row)
+        self.list = ConversationList(self._model, self.show_row, self._delete_row)
         self.combo = ConversationCombo(self._model, self.show_row)
         self.transcript = Transcript()
         self.starters = Starters()
@@ -82,20 +90,22 @@ class ChatPage(QWidget):
         self.notice = label(wraps=True)
         self.head = ChatHead(self.combo)
         self.undo = tool_button("Undo", "Restore")
+        self.cancel_edit = tool_button("Cancel", "Leave the prompt as it is (Esc)")
         self._lay_out()
         self._connect()
         self._tell("  ".join(chat.warnings))
         self.show_conversation(self.current)
 
     def show_conversation(self, conversation: Conversation) -> None:
-        """Show another conversation."""
-        self.current, self._edited = conversation, None
+        """Show another conversation, with what was typed in it."""
+        if conversation is not self.current:
+            self._select_request_of(conversation)
+        self.current = conversation
+        self._show_draft()
         self._model.follow()
         self._show_row()
         self.options.show_conversation(conversation)
         self._show_messages()
-        prompts = [message.content for message in conversation.messages if message.role == "user"]
-        self.composer.edit.set_earlier(prompts)
 
     def new_conversation(self) -> None:
         """Begin another one with the same options."""
@@ -111,24 +121,57 @@ class ChatPage(QWidget):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        wide = self.width() >= LIST_FROM_WIDTH
+        wide = self.width() >= scaled(LIST_FROM_WIDTH)
         self.list.setVisible(wide)
         self.head.show_beside_list(wide)
 
-    def show_status(self) -> None:
-        """What can be sent depends on the engine; the context's limit on its model."""
-        self.options.show_adapters(self.session.status.adapters)
+    def event(self, event: QEvent) -> bool:
+        """Take Esc from the window's shortcut while there is something to stop or to cancel here."""
+        is_esc = event.type() == QEvent.Type.ShortcutOverride and _is_escape(event)
+        if is_esc and self._to_escape() is not None:
+            event.accept()
+            return True
+        return super().event(event)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        escape = self._to_escape() if _is_escape(event) else None
+        if escape is None:
+            super().keyPressEvent(event)
+        else:
+            escape()
+
+    def _to_escape(self) -> Callable[[], None] | None:
+        """Return the action of Esc: cancel the renaming or the edit, or stop the answer; None if there is none."""
+        if self.head.is_renaming:
+            return self.head.cancel_rename
+        if self._draft.edited:
+            return self._cancel_edit
         answer = self.chat.answer_of(self.current.key)
+        is_stoppable = answer is not None and answer.phase is not AnswerPhase.STOPPING
+        return partial(self.chat.stop, self.current) if is_stoppable else None
+
+    def show_status(self) -> None:
+        """Show what can be sent, what the engine does for the answer, and how full the context is."""
+        self.options.show_adapters(self.session.status.adapters)
+        answer, blocked = self.chat.answer_of(self.current.key), self.why_blocked()
         self.composer.show_state(
             is_writing=answer is not None,
             is_stopping=answer is not None and answer.phase is AnswerPhase.STOPPING,
-            blocked=self.why_blocked(),
+            blocked=blocked,
         )
+        self.transcript.show_state(
+            None if answer is None else answer.message,
+            "" if answer is None else progress_text(answer, self.session),
+            can_ask=not blocked,
+        )
+        if self._not_sent and answer is None and not blocked:
+            self._tell("")
         self.starters.offer(self.session.takes_prompts)
         hello, stats = self.session.live_mirror.hello, self.current.last_stats
         self.options.show_model(hello.model.sampling if hello else ModelSampling())
         limit = 0 if hello is None else hello.cache.max_request_tokens or hello.model.max_model_len
-        self.context.show_fill(stats.context_tokens if stats else 0, limit)
+        used = stats.context_tokens if stats else 0
+        self.context.show_fill(used, limit, self.current.sampling.max_tokens or 0)
 
     def why_blocked(self) -> str:
         if not self.session.takes_prompts:
@@ -141,26 +184,92 @@ class ChatPage(QWidget):
             return "Check the options"
         return _NOT_READY.get(self.session.status.state, "")
 
+    @property
+    def _draft(self) -> Draft:
+        return self.chat.draft_of(self.current.key)
+
+    def _show_draft(self) -> None:
+        """Fill the composer with what was typed in this conversation."""
+        draft = self._draft
+        self.composer.edit.setPlainText(draft.shown)
+        self.composer.edit.moveCursor(self.composer.edit.textCursor().MoveOperation.End)
+        self._edit_row.setVisible(bool(draft.edited))
+
+    def _on_typed(self) -> None:
+        draft, text = self._draft, self.composer.edit.toPlainText()
+        if text == draft.shown:
+            return
+        if draft.edited:
+            draft.edited_text = text
+        else:
+            draft.text = text
+        self.chat.touch_draft(self.current.key)
+
     def _on_send(self, text: str) -> None:
+        conversation = self.current
         self.chat.look()
-        if self.chat.is_written_elsewhere(self.current):
-            self.composer.set_text(text)
+        if self.current is not conversation:
+            self._tell("This conversation was deleted in another window")
+            return
+        if self.chat.is_written_elsewhere(conversation):
             self._tell(_WRITTEN_ELSEWHERE)
             return
-        if self._edited is not None:
-            self.chat.cut(self.current, self._edited)
-            self._edited = None
+        draft = self._draft
+        edited = next((message for message in conversation.messages if message.key == draft.edited), None)
+        if draft.edited:
+            draft.edited = draft.edited_text = ""
+        else:
+            draft.text = ""
+        self.chat.touch_draft(conversation.key)
+        self._show_draft()
+        self._ask(text, edited)
+
+    def _on_not_sent(self) -> None:
+        """Enter was pressed where nothing can be sent: say why, until something can be."""
+        self._tell(self.why_blocked() or _WAIT_HINT)
+        self._not_sent = True
+
+    def _ask(self, text: str, edited: Message | None = None) -> None:
+        """Send a prompt, as a new version of `edited` where that is given."""
         self._tell("")
-        self.chat.ask(self.current, text)
-        self.composer.edit.set_earlier([m.content for m in self.current.messages if m.role == "user"])
+        before = self.current.last
+        if edited is None:
+            self.chat.ask(self.current, text)
+        else:
+            self.chat.ask_instead(self.current, edited, text)
+            self._note_done("editing a prompt", before)
+
+    def _on_again(self, answer: Message) -> None:
+        if self.why_blocked() or self.chat.answer_of(self.current.key) is not None:
+            return
+        before = self.current.last
+        self.chat.ask_again(self.current, answer)
+        self._note_done("regenerating an answer", before)
+
+    def _note_done(self, words: str, before: str) -> None:
+        """Another path is shown since: let Undo bring back the one that ended in `before`."""
+        key, after = self.current.key, self.current.last
+        self.done.emit(words, partial(self._show_path, key, before), partial(self._show_path, key, after))
+
+    def _show_path(self, key: str, last: str) -> None:
+        conversation = self.chat.find(key)
+        if conversation is not None:
+            self.chat.stop(conversation)
+            self.chat.show_path(conversation, last)
+            self.show_conversation(conversation)
+
+    def _on_version(self, version: Message) -> None:
+        self.chat.show_path(self.current, self.current.newest_end(version))
+        self._select_request_of(self.current)
 
     def _on_starter(self, prompt: str) -> None:
-        """Sent, or put into the composer where nothing can be sent now or somebody writes there already."""
+        """Send `prompt`, or put it into the composer if it cannot be sent now or the composer holds a draft."""
         has_text = bool(self.composer.edit.toPlainText().strip())
         if self.why_blocked() or self.chat.answer_of(self.current.key) is not None or has_text:
             self.composer.set_text(prompt)
         else:
-            self._on_send(prompt)
+            self._ask(prompt)
+            self.composer.edit.setFocus()  # the button that was clicked hides, and the focus would leave the console
 
     def _on_follow(self, on: bool) -> None:
         self.chat.follow_on_map = on
@@ -169,33 +278,44 @@ class ChatPage(QWidget):
         self.chat.touch(self.current)
         self.show_status()
 
-    def _on_edit(self, index: int) -> None:
-        if self.chat.answer_of(self.current.key) is None:
-            self._edited = index
-            self.composer.set_text(self.current.messages[index].content)
-            self._tell("Editing an earlier prompt replaces what follows it. Esc cancels.")
+    def _on_edit(self, prompt: Message) -> None:
+        draft = self._draft
+        if draft.edited != prompt.key:
+            draft.edited, draft.edited_text = prompt.key, prompt.content
+            self.chat.touch_draft(self.current.key)
+            self._show_draft()
+        self.composer.edit.setFocus()
 
-    def _on_edit_cancelled(self) -> None:
-        if self._edited is not None:
-            self._edited = None
-            self.composer.edit.clear()
-            self._tell("")
+    def _cancel_edit(self) -> None:
+        """Leave the prompt as it is; what was typed before comes back."""
+        draft = self._draft
+        draft.edited = draft.edited_text = ""
+        self.chat.touch_draft(self.current.key)
+        self._show_draft()
+        self.composer.edit.setFocus()
 
     def delete(self) -> None:
-        """The conversation that is shown goes; it can be brought back."""
-        self._deleted = deleted = self.current
+        """Delete the conversation that is shown; it can be brought back."""
+        self._delete(self.current)
+
+    def _delete_row(self, row: int) -> None:
+        if 0 <= row < len(self.chat.conversations):
+            self._delete(self.chat.conversations[row])
+
+    def _delete(self, deleted: Conversation) -> None:
+        self._deleted = deleted
         self._remove(deleted)
         self._tell(f"Deleted “{deleted.title}”.")
         self.undo.setVisible(bool(deleted.messages))
         if deleted.messages:
             words = f"deleting “{deleted.title}”"
             self.done.emit(words, partial(self._bring_back, deleted), partial(self._remove, deleted))
+        if not self.list.hasFocus():
+            self.composer.edit.setFocus()
 
     def _on_undo(self) -> None:
         if self._deleted is not None:
-            deleted, self._deleted = self._deleted, None
-            self._bring_back(deleted)
-        self._tell("")
+            self._bring_back(self._deleted)
 
     def _remove(self, conversation: Conversation) -> None:
         if conversation not in self.chat.conversations:  # another window was faster
@@ -206,7 +326,10 @@ class ChatPage(QWidget):
             self.show_conversation(self.chat.conversations[min(row, len(self.chat.conversations) - 1)])
 
     def _bring_back(self, conversation: Conversation) -> None:
-        """Once, whoever asks."""
+        """Restore a deleted conversation, unless it is there again, and show it."""
+        if conversation is self._deleted:
+            self._deleted = None
+            self._tell("")
         if all(conversation.key != other.key for other in self.chat.conversations):
             self.chat.restore(conversation)
         found = self.chat.find(conversation.key)
@@ -221,13 +344,14 @@ class ChatPage(QWidget):
         """In place: the list where it is seen, the drop-down's own line otherwise."""
         row = self.chat.conversations.index(self.current)
         if self.list.isVisible():
-            self.list.edit(self._model.index(row))
+            edit_item(self.list, self._model.index(row))
             return
         self.head.begin_rename(self.current.title)
 
-    def _on_text(self, key: str, text: str) -> None:
-        if key == self.current.key:
-            self.transcript.add_text(text)
+    def _on_text(self, key: str) -> None:
+        answer = self.chat.answer_of(key)
+        if key == self.current.key and answer is not None:
+            self.transcript.show_text(answer.message)
 
     def _on_answer(self, key: str) -> None:
         if key != self.current.key:
@@ -236,7 +360,11 @@ class ChatPage(QWidget):
         now_s = time.monotonic()
         if answer is None or answer.phase is not AnswerPhase.WRITING or now_s - self._stats_s >= STATS_EVERY_S:
             self._stats_s = now_s
-            self.transcript.show_state(answer)
+            self.show_status()
+
+    def _on_end(self, key: str, message: Message) -> None:
+        if key == self.current.key:
+            self.transcript.show_end(message)
             self.show_status()
 
     def _on_messages(self, key: str) -> None:
@@ -257,10 +385,19 @@ class ChatPage(QWidget):
         else:
             self._tell(f"Request #{count(number)} is no longer known to the engine.")
 
+    def _select_request_of(self, conversation: Conversation) -> None:
+        """Select the last request on the path of `conversation` if one of the conversation shown before is selected."""
+        epoch, selected = self.session.mirror.epoch, self.session.selected_request
+        before = {m.stats.number for m in self.current.messages if m.stats.epoch == epoch}
+        if self.chat.follow_on_map and selected is not None and selected in before:
+            known = (m.stats.number for m in reversed(conversation.path) if m.stats.number and m.stats.epoch == epoch)
+            self.session.select_request(next(known, None))
+
     def _show_messages(self) -> None:
-        has_any = bool(self.current.messages)
-        self._pages.setCurrentIndex(1 if has_any else 0)
-        self.transcript.show_conversation(self.current, self.chat.answer_of(self.current.key))
+        path = self.current.path
+        self._pages.setCurrentIndex(1 if path else 0)
+        self.transcript.show_conversation(self.current)
+        self.composer.edit.set_earlier([message.content for message in path if message.role == "user"])
         self.show_status()
 
     def _show_row(self) -> None:
@@ -270,6 +407,7 @@ class ChatPage(QWidget):
             self.combo.show_row(row)
 
     def _tell(self, text: str) -> None:
+        self._not_sent = False
         self.notice.setText(text)
         self._notice_row.setVisible(bool(text))
         self.undo.hide()
@@ -278,23 +416,28 @@ class ChatPage(QWidget):
         self.head.new.clicked.connect(self.new_conversation)
         self.head.rename.clicked.connect(self.rename)
         self.head.renamed.connect(lambda title: self.chat.rename(self.current, title))
+        self.head.rename_ended.connect(self.composer.edit.setFocus)
         self.head.remove.clicked.connect(self.delete)
         self.undo.clicked.connect(self._on_undo)
         self.head.settings.toggled.connect(self._options.setVisible)
         self.head.follow.toggled.connect(self._on_follow)
         self.composer.sent.connect(self._on_send)
-        self.composer.stop_wanted.connect(lambda: self.chat.stop(self.current))
-        self.composer.edit_cancelled.connect(self._on_edit_cancelled)
+        self.composer.refused.connect(self._on_not_sent)
+        self.composer.stop.clicked.connect(lambda: self.chat.stop(self.current))
+        self.composer.edit.textChanged.connect(self._on_typed)
+        self.cancel_edit.clicked.connect(self._cancel_edit)
         self.starters.chosen.connect(self._on_starter)
         self.starters.edit_wanted.connect(self.composer.set_text)
         self.options.changed.connect(self._on_options)
-        self.transcript.again_wanted.connect(lambda index: self.chat.ask_again(self.current, index))
+        self.transcript.again_wanted.connect(self._on_again)
         self.transcript.edit_wanted.connect(self._on_edit)
+        self.transcript.version_wanted.connect(self._on_version)
         self.transcript.request_wanted.connect(self._on_request)
         self.chat.listed.connect(self._on_listed)
         self.chat.messages_changed.connect(self._on_messages)
         self.chat.text_added.connect(self._on_text)
         self.chat.answer_changed.connect(self._on_answer)
+        self.chat.answer_ended.connect(self._on_end)
         self.chat.notified.connect(self._tell)
         self.session.status_changed.connect(self.show_status)
 
@@ -311,13 +454,20 @@ class ChatPage(QWidget):
         main.addWidget(self.options.error)
         main.addWidget(self._pages, 1)
         main.addWidget(self._notice_line())
+        main.addWidget(self._edit_line())
         main.addWidget(self.composer)
         main.addWidget(self.context)
+        right = QWidget()
+        right.setLayout(main)
+        split = QSplitter()
+        split.setChildrenCollapsible(False)
+        split.addWidget(self.list)
+        split.addWidget(right)
+        split.setStretchFactor(1, 1)
+        split.setSizes([scaled(_LIST_WIDTH), scaled(LIST_FROM_WIDTH)])
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(0)
-        row.addWidget(self.list)
-        row.addLayout(main, 1)
+        row.addWidget(split)
 
     def _options_area(self) -> QScrollArea:
         self._options = QScrollArea()
@@ -336,6 +486,15 @@ class ChatPage(QWidget):
         row.addWidget(self.notice, 1)
         row.addWidget(self.undo)
         return self._notice_row
+
+    def _edit_line(self) -> QWidget:
+        self._edit_row = QWidget()
+        row = QHBoxLayout(self._edit_row)
+        row.setContentsMargins(12, 0, 10, 0)
+        row.addWidget(label(_EDITING, "muted", wraps=True), 1)
+        row.addWidget(self.cancel_edit)
+        self._edit_row.hide()
+        return self._edit_row
 
 
 class ContextBar(QWidget):
@@ -360,14 +519,21 @@ class ContextBar(QWidget):
         row.addWidget(self.bar)
         row.addWidget(self.text, 1)
 
-    def show_fill(self, used: int, limit: int) -> None:
-        """`used` of `limit` tokens."""
+    def show_fill(self, used: int, limit: int, wanted: int = 0) -> None:
+        """`used` of `limit` tokens. `wanted`: how many the next answer may have, 0 where that is not limited."""
+        left = max(limit - used, 0)
+        is_short = bool(used and limit) and left < max(wanted, round((1 - NEARLY_FULL) * limit))
         self._share = min(used / limit, 1.0) if limit else 0.0
         self.bar.setVisible(limit > 0)
         self.bar.setValue(round(self._share * 1000))
         whole = f"{count(used)} of {count(limit)} context tokens" if limit else f"{count(used)} context tokens"
+        whole += f", {count(left)} left" if is_short else ""
         self.text.setText(whole if used or limit else "")
-        self.text.setToolTip(f"{self._share:.0%} of one request's maximum, by model and KV cache" if limit else "")
+        tip = f"{percent(self._share, 0)} of one request's maximum, by model and KV cache"
+        cut = (
+            f"\nThe next prompt and its answer have {plural(left, 'token')}: a longer answer is cut" if is_short else ""
+        )
+        self.text.setToolTip(tip + cut if limit else "")
         self._color()
 
     def apply_theme(self, theme: Theme) -> None:
@@ -380,6 +546,14 @@ class ContextBar(QWidget):
         sheet = f"QProgressBar::chunk {{ background: {getattr(self._theme, name)}; }}"
         if self.bar.styleSheet() != sheet:
             self.bar.setStyleSheet(sheet)
+
+
+def _is_escape(event: QEvent) -> bool:
+    return (
+        isinstance(event, QKeyEvent)
+        and event.key() == Qt.Key.Key_Escape
+        and event.modifiers() == Qt.KeyboardModifier.NoModifier
+    )
 
 
 # What an empty conversation shows: a few prompts to begin with.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QMimeData, QRect, QSize, Qt, Signal
-from PySide6.QtGui import QKeyEvent, QResizeEvent
+from PySide6.QtCore import QEvent, QMimeData, QRect, QSize, Qt, Signal
+from PySide6.QtGui import QKeyEvent, QKeySequence, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QPlainTextEdit, QPushButton, QSizePolicy, QWidget
 
 from kvscope_app.look.makers import set_look
@@ -17,7 +17,6 @@ class PromptEdit(QPlainTextEdit):
     """As tall as its text, up to `MAX_LINES`."""
 
     sent = Signal()
-    cancelled = Signal()
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,12 +44,23 @@ class PromptEdit(QPlainTextEdit):
         margins = 2 * round(self.document().documentMargin()) + frame.top() + frame.bottom()
         return num_lines * self.fontMetrics().lineSpacing() + margins + 2
 
+    def event(self, event: QEvent) -> bool:
+        """Leave Undo and Redo to the window where there is nothing to undo in the text."""
+        if event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent):
+            undo, redo = QKeySequence.StandardKey.Undo, QKeySequence.StandardKey.Redo
+            text = self.document()
+            is_ours = text.isUndoAvailable() if event.matches(undo) else text.isRedoAvailable()
+            if (event.matches(undo) or event.matches(redo)) and not is_ours:
+                event.ignore()
+                return True
+        return super().event(event)
+
     def keyPressEvent(self, event: QKeyEvent) -> None:
         key, modifiers = event.key(), event.modifiers()
         if key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and not modifiers & Qt.KeyboardModifier.ShiftModifier:
             self.sent.emit()
         elif key == Qt.Key.Key_Escape:
-            self.cancelled.emit()
+            event.ignore()  # the page decides what it stops or cancels
         elif not (key in (Qt.Key.Key_Up, Qt.Key.Key_Down) and self._recall(key == Qt.Key.Key_Up)):
             super().keyPressEvent(event)
 
@@ -83,6 +93,10 @@ class PromptEdit(QPlainTextEdit):
 
     def _fit(self) -> None:
         num_lines = self._num_hint_lines() if self.document().isEmpty() else int(self.document().size().height())
+        scrolls = (
+            Qt.ScrollBarPolicy.ScrollBarAsNeeded if num_lines > MAX_LINES else Qt.ScrollBarPolicy.ScrollBarAlwaysOff
+        )
+        self.setVerticalScrollBarPolicy(scrolls)  # a bar that is not needed would take width, and wrap a line more
         height = self.height_of(max(1, min(num_lines, MAX_LINES)))
         if height != self.height():
             self.setFixedHeight(height)
@@ -95,44 +109,46 @@ class PromptEdit(QPlainTextEdit):
 
 
 class Composer(QWidget):
-    """The edit, and one button that sends or stops."""
+    """The edit between two buttons: Stop before it, while an answer is written, and Send after it."""
 
     sent = Signal(str)
-    stop_wanted = Signal()
-    edit_cancelled = Signal()
+    refused = Signal()
+    """Enter was pressed while nothing can be sent."""
 
     def __init__(self) -> None:
         super().__init__()
         self.edit = PromptEdit()
+        self.stop = QPushButton("Stop")
         self.button = QPushButton("Send")
         self._is_writing = False
-        self._can_send = True
+        self._blocked = ""
         row = QHBoxLayout(self)
         row.setContentsMargins(10, 0, 10, 0)
         row.setSpacing(8)
+        row.addWidget(self.stop, 0, Qt.AlignmentFlag.AlignBottom)
         row.addWidget(self.edit, 1)
         row.addWidget(self.button, 0, Qt.AlignmentFlag.AlignBottom)
-        self.button.setMinimumWidth(self.button.fontMetrics().horizontalAdvance("Stopping…") + 34)
+        set_look(self.stop, "danger")
+        set_look(self.button, "primary")
+        self.stop.setToolTip("Stop this answer (Esc)")
+        self.stop.hide()
         self.edit.sent.connect(self._send)
-        self.edit.cancelled.connect(self.edit_cancelled)
         self.edit.textChanged.connect(self._show_button)
-        self.button.clicked.connect(self._on_button)
+        self.button.clicked.connect(self._send)
         self._show_button()
 
     def show_state(self, *, is_writing: bool, is_stopping: bool, blocked: str) -> None:
-        """What the button does now; `blocked` says why nothing can be sent, empty when it can."""
-        self._is_writing, self._can_send = is_writing, not blocked
+        """Show what can be done now. `blocked` says why nothing can be sent, empty when it can."""
+        self._is_writing, self._blocked = is_writing, blocked
         self.edit.show_hint(blocked or "Ask something")
+        self.stop.setVisible(is_writing)
+        self.stop.setEnabled(not is_stopping)
         self._show_button()
-        if blocked and not is_writing:
-            self.button.setToolTip(blocked)
-        if is_stopping:
-            self.button.setText("Stopping…")
-            self.button.setEnabled(False)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self.button.setFixedHeight(self.edit.height_of(1))
+        for button in (self.stop, self.button):
+            button.setFixedHeight(self.edit.height_of(1))
 
     def set_text(self, text: str) -> None:
         """Put a text there to be changed."""
@@ -142,19 +158,13 @@ class Composer(QWidget):
 
     def _send(self) -> None:
         text = self.edit.toPlainText()
-        if text.strip() and self._can_send and not self._is_writing:
-            self.edit.clear()
+        if self._blocked or self._is_writing:
+            self.refused.emit()
+        elif text.strip():
             self.sent.emit(text)
 
-    def _on_button(self) -> None:
-        if self._is_writing:
-            self.stop_wanted.emit()
-        else:
-            self._send()
-
     def _show_button(self) -> None:
-        self.button.setText("Stop" if self._is_writing else "Send")
-        self.button.setToolTip("Stop this answer" if self._is_writing else "Enter sends")
-        set_look(self.button, "danger" if self._is_writing else "primary")
         has_text = bool(self.edit.toPlainText().strip())
-        self.button.setEnabled(self._is_writing or (self._can_send and has_text))
+        waits = "An answer is being written" if self._is_writing else "Enter sends"
+        self.button.setToolTip(self._blocked or waits)
+        self.button.setEnabled(has_text and not self._is_writing and not self._blocked)

@@ -6,17 +6,17 @@ import time
 from pathlib import Path
 from typing import ClassVar, Final
 
-from PySide6.QtCore import QCoreApplication, QStandardPaths
+from PySide6.QtCore import QCoreApplication, QSettings, QStandardPaths
 from PySide6.QtGui import QHideEvent
 from PySide6.QtWidgets import QTabWidget, QVBoxLayout, QWidget
 
-from kvscope_app.load.load_view import LoadView
 from kvscope_app.look.makers import empty_state
 from kvscope_app.look.theme import Theme
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
 from kvscope_app.views.console.chat import Chat
 from kvscope_app.views.console.chat_page import ChatPage
+from kvscope_app.views.console.load_view import LoadView
 from kvscope_app.views.console.store import ConversationStore
 
 ASK_STATUS_S: Final = 5.0
@@ -56,6 +56,12 @@ class ConsoleView(View):
         if application is not None:
             application.aboutToQuit.connect(self.chat.save)
 
+    def recall(self, settings: QSettings) -> None:
+        self.load.recall(settings)
+
+    def remember(self, settings: QSettings) -> None:
+        self.load.remember(settings)
+
     def new_conversation(self) -> None:
         """Begin another one."""
         self._tabs.setCurrentWidget(self.page)
@@ -67,16 +73,13 @@ class ConsoleView(View):
         self.page.rename()
 
     def delete(self) -> None:
-        """The conversation that is shown goes."""
+        """Delete the conversation that is shown; it can be undone."""
         self.page.delete()
 
     def refresh(self) -> None:
         """Streaming paints itself; here only what follows from the engine's state."""
         self._ask_status()
         self.page.show_status()
-        answer = self.chat.answer_of(self.page.current.key)
-        if answer is not None:
-            self.page.transcript.show_state(answer)
         self.load.refresh()
 
     def _ask_status(self) -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from kvscope_app.views.console.conversation import Conversation, Message
+from kvscope_app.views.console.conversation import Conversation, Draft, join_messages
 from kvscope_app.views.console.store import ChangedElsewhere, ConversationStore
 from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.whole_file import write_whole
 
 SAVE_AFTER_MS: Final = 800
 SAVE_WRITING_S: Final = 2.0
@@ -28,7 +27,10 @@ _SAVED_AGAIN: Final = "Conversations are being saved again."
 
 
 class Keeper(QObject):
-    """Keeps `conversations`, the chat's own list, and the store's the same. `is_writing` asks by key for an answer."""
+    """Keeps the store in step with the chat's own `conversations` and `drafts`.
+
+    `is_writing(key)`: whether an answer is being written in this window.
+    """
 
     notified = Signal(str)
     """Something a person must read, in one line."""
@@ -41,14 +43,17 @@ class Keeper(QObject):
         self,
         store: ConversationStore,
         conversations: list[Conversation],
+        drafts: dict[str, Draft],
         is_writing: Callable[[str], bool],
         parent: QObject,
     ) -> None:
         super().__init__(parent)
         self.store = store
         self._conversations = conversations
+        self._drafts = drafts
         self._is_writing = is_writing
         self._unsaved: set[str] = set()
+        self._unsaved_drafts: set[str] = set()
         self._failure = ""
         self._save_timer = QTimer(self, singleShot=True)
         self._save_timer.timeout.connect(self.save)
@@ -68,22 +73,34 @@ class Keeper(QObject):
         if not self._save_timer.isActive():
             self._save_timer.start(round(SAVE_WRITING_S * 1000))
 
+    def touch_draft(self, key: str) -> None:
+        """The unsent text of a conversation changed: save it soon."""
+        self._unsaved_drafts.add(key)
+        self._save_within(SAVE_AFTER_MS)
+
     def is_written_elsewhere(self, key: str) -> bool:
         """Whether another window writes an answer there now."""
         return key in self.store.written_elsewhere
 
     def delete(self, conversation: Conversation) -> None:
-        """Remove it from the disk."""
+        """Remove a conversation and its draft from the disk."""
         self._unsaved.discard(conversation.key)
+        self._unsaved_drafts.discard(conversation.key)
         try:
             self.store.delete(conversation.key)
         except KvscopeError as error:
             self.notified.emit(str(error))
 
     def save(self) -> None:
-        """Write what changed now. What cannot be written is told of, held and tried again."""
+        """Write what changed now. What cannot be written is reported, held and tried again."""
         self._save_timer.stop()
         failure = ""
+        for key in sorted(self._unsaved_drafts):
+            try:
+                self.store.save_draft(key, self._drafts.get(key, Draft()))
+                self._unsaved_drafts.discard(key)
+            except KvscopeError as error:
+                failure = str(error)
         for key in sorted(self._unsaved):
             conversation = next((c for c in self._conversations if c.key == key), None)
             try:
@@ -110,7 +127,7 @@ class Keeper(QObject):
         """The window closes: save, and give the file back. What a person must read then, empty where all is well."""
         self._look_timer.stop()
         self.save()
-        if self._unsaved:
+        if self._unsaved or self._unsaved_drafts:
             self.save()  # it opens the file anew; there will be no later
         self._save_timer.stop()
         self.store.close()
@@ -131,26 +148,17 @@ class Keeper(QObject):
             self._join(conversation, changed.theirs)
 
     def _join(self, ours: Conversation, theirs: Conversation) -> None:
-        """Both windows wrote: one of them holds all there is, or both are kept."""
-        if goes_on_from(ours, theirs):
-            self.store.accept(ours.key)
-            self.store.save(ours, is_writing=self._is_writing(ours.key))
-        elif goes_on_from(theirs, ours) and not self._is_writing(ours.key):
-            self.store.accept(ours.key)
-            self._take(theirs)
-            self.listed.emit()
-        else:
-            self.store.accept(ours.key)
-            self._part(ours, theirs)
-
-    def _part(self, ours: Conversation, theirs: Conversation) -> None:
-        """Ours goes on under a key of its own; theirs stands beside it."""
-        ours.key, ours.title = secrets.token_hex(8), f"{ours.title} (this window)"
-        self._conversations.insert(self._conversations.index(ours) + 1, theirs)
-        self._unsaved.add(ours.key)
-        self._save_within(0)
+        """Save `ours` with what another window wrote meanwhile. Where both wrote a turn, both are versions of it."""
+        our_last, their_path = ours.last, {message.key for message in theirs.path}
+        ours.messages = join_messages(ours.messages, theirs.messages)
+        if our_last in their_path and not self._is_writing(ours.key):
+            ours.last = theirs.last  # they only went on
+        self.store.accept(ours.key)
+        self.store.save(ours, is_writing=self._is_writing(ours.key))
+        if ours.last == our_last and theirs.last not in {message.key for message in ours.path}:
+            self.notified.emit(f"“{ours.title}” was changed in two windows at once: both versions are kept.")
+        self.messages_changed.emit(ours.key)
         self.listed.emit()
-        self.notified.emit(f"“{theirs.title}” was changed in two windows at once: both are kept.")
 
     def _take(self, theirs: Conversation) -> None:
         ours = next((c for c in self._conversations if c.key == theirs.key), None)
@@ -174,35 +182,12 @@ class Keeper(QObject):
             self._save_timer.start(milliseconds)
 
 
-# Two windows changed the same conversation: which messages stand, so that no word is lost.
-def goes_on_from(later: Conversation, earlier: Conversation) -> bool:
-    """Whether `later` holds every word of `earlier`: the same messages, the last one perhaps longer, and more."""
-    return _covers(later.messages, earlier.messages)
-
-
 def take_over(ours: Conversation, theirs: Conversation) -> None:
-    """Become `theirs`. Messages that are the same stay the same objects: what shows them need not draw them anew."""
-    same = 0
-    while same < min(len(ours.messages), len(theirs.messages)) and ours.messages[same] == theirs.messages[same]:
-        same += 1
-    ours.messages[same:] = theirs.messages[same:]
+    """Become `theirs`. Messages that are equal stay the same objects, so that the cards that show them are kept."""
+    ours.messages, ours.last = join_messages(ours.messages, theirs.messages), theirs.last
     ours.title, ours.named = theirs.title, theirs.named
     ours.system, ours.sampling, ours.adapter = theirs.system, theirs.sampling, theirs.adapter
     ours.changed_s = theirs.changed_s
-
-
-def _covers(later: Sequence[Message], earlier: Sequence[Message]) -> bool:
-    if len(later) < len(earlier):
-        return False
-    if not earlier:
-        return True
-    last, its_successor = earlier[-1], later[len(earlier) - 1]
-    before = zip(earlier[:-1], later, strict=False)
-    return (
-        all(one.role == other.role and one.content == other.content for one, other in before)
-        and last.role == its_successor.role
-        and its_successor.content.startswith(last.content)
-    )
 
 
 # Words that could not be saved when a window closed: written as files, where there is room for them.
@@ -247,15 +232,5 @@ def _places(folder: Path) -> Iterator[Path]:
 
 
 def _write_whole(path: Path, data: bytes) -> None:
-    """All of it or nothing, readable by nobody else."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except BaseException:
-        os.unlink(part)
-        raise
+    write_whole(path, data, private=True, sync=True)

@@ -1,18 +1,17 @@
-"""One message of a conversation: who, the text, how it ended, its numbers, and what can be done with it."""
+"""One message: who wrote it, its text, how it ended and its numbers. Owns the state of one card alone."""
 
 from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QToolButton, QVBoxLayout
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout
 
 from kvscope_app.look.makers import label, set_icon, tool_button
-from kvscope_app.look.number_text import count, plural, seconds, short
+from kvscope_app.look.number_text import count, grouped, plural, seconds, short
 from kvscope_app.look.theme import Theme, mix
 from kvscope_app.look.widgets import ElidedLabel
-from kvscope_app.views.console.answer import AnswerPhase, ChatAnswer
 from kvscope_app.views.console.conversation import AnswerStats, Message
-from kvscope_app.views.console.text_body import TextBody
+from kvscope_app.views.console.text_body import TextBody, split_reasoning
 
 _ENDING_TEXT = {
     "length": "token limit reached",
@@ -33,52 +32,103 @@ class MessageCard(QFrame):
     """Epoch and number of the request the person wants to see in the engine. Objects: an int has 32 bits here."""
     again_wanted = Signal()
     edit_wanted = Signal()
+    version_wanted = Signal(int)
+    """Show the version so many after this one; negative: before."""
 
     def __init__(self, message: Message) -> None:
         super().__init__()
         self.message = message
         self._is_answer = message.role == "assistant"
+        self._is_left_out = False
         self.setObjectName("answer" if self._is_answer else "prompt")
         self.who = ElidedLabel("Answer" if self._is_answer else "You")
         self.who.setProperty("look", "muted")
         self.body = TextBody(self.who.text())
+        self.reasoning = TextBody("Reasoning")
+        self.fold = tool_button("Reasoning", "Show or hide what the model wrote before its answer", checkable=True)
         self.notice = label(wraps=True)
         self.notice.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         self.stats = label(look="muted", wraps=True)
         self.link = tool_button("", "Select this request in every view")
         self.copy = tool_button("Copy", "Copy the text of this message")
-        self.redo = tool_button("Regenerate", "Generate this answer again") if self._is_answer else _edit_button()
+        self.redo = (
+            tool_button("Regenerate", "Generate another version of this answer; this one is kept")
+            if self._is_answer
+            else tool_button("Edit", "Edit this prompt and ask again; this version and its answer are kept")
+        )
+        self.previous, self.next = tool_button("‹", "Previous version"), tool_button("›", "Next version")
+        self.previous.setAccessibleName("Previous version")
+        self.next.setAccessibleName("Next version")
+        self.version = label(look="muted")
         self._connect()
         self._lay_out()
+        self.show_versions(0, 1)
         self.show_whole()
 
     def show_whole(self) -> None:
-        """The message as it is when nothing is being written."""
+        """Show the message as it is when nothing is being written."""
+        reasoning, answer = self._parts()
         is_markdown = self._is_answer and self.message.ending != ""
-        (self.body.show_markdown if is_markdown else self.body.show_plain)(self.message.content)
-        self.show_state(None)
+        (self.body.show_markdown if is_markdown else self.body.show_plain)(answer)
+        self.reasoning.show_plain(reasoning)
+        self.fold.setChecked(bool(reasoning and not answer))
+        self._show_parts(reasoning, answer)
+        self.show_state("")
 
-    def add(self, text: str) -> None:
-        """Text that came."""
-        self.body.show()
-        self.body.add(text)
+    def show_text(self) -> None:
+        """Show the text that came so far. Reasoning is folded when the answer begins."""
+        reasoning, answer = self._parts()
+        if self.fold.isHidden() or (answer and not self.body.toPlainText()):
+            self.fold.setChecked(not answer)
+        self.body.show_plain(answer)
+        self.reasoning.show_plain(reasoning)
+        self._show_parts(reasoning, answer)
 
-    def show_state(self, answer: ChatAnswer | None) -> None:
-        """Phase or ending, and the numbers."""
-        self.body.setVisible(bool(self.message.content))
-        notice = _phase_text(answer) if answer is not None else _ending_text(self.message)
-        self.notice.setText(notice)
-        self.notice.setVisible(bool(notice))
+    def show_state(self, progress: str, *, can_ask: bool = True) -> None:
+        """Show what the engine is doing, or how the answer ended, and the numbers.
+
+        `can_ask`: whether a prompt can be sent now.
+        """
+        left_out = "Later prompts leave this turn out" if self._is_left_out else ""
+        notice = progress or ".  ".join(filter(None, [_ending_text(self.message), left_out]))
+        self.notice.setText(notice if self._is_answer else "")
+        self.notice.setVisible(bool(self.notice.text()))
         stats = stats_text(self.message.stats) if self._is_answer else ""
         self.stats.setText(stats)
         self.stats.setVisible(bool(stats))
         number = self.message.stats.number
         self.link.setText(f"Request #{count(number)}")
         self.link.setVisible(number > 0)
-        if self._is_answer and (adapter := self.message.stats.adapter):
-            self.who.setText(f"Answer  ·  {adapter}")
-        self.redo.setEnabled(answer is None)
+        adapter = self.message.stats.adapter if self._is_answer else ""
+        self.who.setText("  ·  ".join(filter(None, [self.body.accessibleName(), adapter, self._left_out_text])))
+        self.redo.setEnabled(can_ask or not self._is_answer)
         self.copy.setVisible(bool(self.message.content))
+
+    def show_left_out(self, is_left_out: bool) -> None:
+        """Mark a turn that later prompts leave out."""
+        if is_left_out != self._is_left_out:
+            self._is_left_out = is_left_out
+            self.show_state("")
+
+    def show_versions(self, index: int, num_versions: int) -> None:
+        """Show which of its versions this is, counted from 0; nothing where there is one."""
+        self.version.setText(f"{index + 1}/{num_versions}")
+        self.previous.setEnabled(index > 0)
+        self.next.setEnabled(index < num_versions - 1)
+        for part in (self.previous, self.version, self.next):
+            part.setVisible(num_versions > 1)
+
+    @property
+    def _left_out_text(self) -> str:
+        return "left out of later prompts" if self._is_left_out and not self._is_answer else ""
+
+    def _parts(self) -> tuple[str, str]:
+        return split_reasoning(self.message.content) if self._is_answer else ("", self.message.content)
+
+    def _show_parts(self, reasoning: str, answer: str) -> None:
+        self.fold.setVisible(bool(reasoning))
+        self.reasoning.setVisible(bool(reasoning) and self.fold.isChecked())
+        self.body.setVisible(bool(answer))
 
     def apply_theme(self, theme: Theme) -> None:
         """Prompts lie on a raised card; what went wrong is red."""
@@ -87,6 +137,7 @@ class MessageCard(QFrame):
         self.setStyleSheet(
             f"QFrame#prompt, QFrame#answer {{ background: {back}; border: 1px solid {line}; border-radius: 8px; }}"
         )
+        self.reasoning.setStyleSheet(f"{self.body.styleSheet()} QTextBrowser {{ color: {theme.muted}; }}")
         set_icon(self.copy, "copy", theme)
         set_icon(self.redo, "restart" if self._is_answer else "pencil", theme)
         bad = self.message.ending in ("refused", "error", "interrupted")
@@ -96,9 +147,16 @@ class MessageCard(QFrame):
         self.copy.clicked.connect(lambda: QGuiApplication.clipboard().setText(self.message.content))
         self.redo.clicked.connect(self.again_wanted if self._is_answer else self.edit_wanted)
         self.link.clicked.connect(self._on_link)
+        self.fold.toggled.connect(self._on_fold)
+        self.previous.clicked.connect(lambda: self.version_wanted.emit(-1))
+        self.next.clicked.connect(lambda: self.version_wanted.emit(1))
 
     def _on_link(self) -> None:
         self.request_wanted.emit(self.message.stats.epoch, self.message.stats.number)
+
+    def _on_fold(self, is_open: bool) -> None:
+        self.fold.setText("▾ Reasoning" if is_open else "▸ Reasoning")
+        self.reasoning.setVisible(is_open)
 
     def _lay_out(self) -> None:
         head = QHBoxLayout()
@@ -106,12 +164,20 @@ class MessageCard(QFrame):
         head.addWidget(self.who, 1)
         for button in (self.link, self.copy, self.redo):
             head.addWidget(button)
+        versions = QHBoxLayout()  # below the text: beside the buttons above it they would widen a narrow dock
+        versions.setSpacing(2)
+        for widget in (self.previous, self.version, self.next):
+            versions.addWidget(widget)
+        versions.addStretch(1)
         column = QVBoxLayout(self)
         column.setContentsMargins(12, 4, 8, 10)
         column.setSpacing(4)
         column.addLayout(head)
-        for widget in (self.body, self.notice, self.stats):
-            column.addWidget(widget)
+        column.addWidget(self.fold, 0, Qt.AlignmentFlag.AlignLeft)
+        for part in (self.reasoning, self.body, self.notice, self.stats):
+            column.addWidget(part)
+        column.addLayout(versions)
+        self._on_fold(False)
 
 
 def stats_text(stats: AnswerStats) -> str:
@@ -132,24 +198,12 @@ def stats_text(stats: AnswerStats) -> str:
         cached = f", {count(stats.num_cached_tokens)} cached" if stats.num_cached_tokens else ""
         parts.append(f"prompt {plural(stats.num_prompt_tokens, 'token')}{cached}")
     if stats.total_s is not None:
-        parts.append(f"{seconds(stats.total_s)} in total")
+        paused = f", {seconds(stats.stopped_s)} of it paused" if stats.stopped_s else ""
+        parts.append(f"{seconds(stats.total_s)} in total{paused}")
     return "  ·  ".join(parts)
-
-
-def _phase_text(answer: ChatAnswer) -> str:
-    if answer.phase is AnswerPhase.STOPPING:
-        return "Stopping…"
-    if answer.phase is AnswerPhase.SENT:
-        return f"Sent, waiting for the engine  {seconds(answer.waited_s)}" if answer.waited_s > 1 else "Sent"
-    if answer.phase is AnswerPhase.QUEUED:
-        return f"In the engine, no token yet  {seconds(answer.waited_s)}" if answer.waited_s > 1 else "In the engine"
-    return ""
 
 
 def _ending_text(message: Message) -> str:
     ending = _ENDING_TEXT.get(message.ending, "")
-    return f"{ending.capitalize()}: {message.note}" if ending and message.note else ending.capitalize()
-
-
-def _edit_button() -> QToolButton:
-    return tool_button("Edit", "Edit this prompt and ask again; what follows is removed")
+    ending = ending[:1].upper() + ending[1:]
+    return f"{ending}: {grouped(message.note)}" if ending and message.note else ending

@@ -22,6 +22,7 @@ from PySide6.QtWidgets import (
 )
 
 from kvscope_app.look.makers import label
+from kvscope_app.look.number_fields import parse_number, parse_whole_number
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import Theme
 from kvscope_app.views.console.conversation import DEFAULT_SAMPLING, Conversation, sampling_of
@@ -260,14 +261,12 @@ def _unescape(text: str) -> str:
 
 
 def _parse(field: Field, text: str) -> object:
-    """A number, or the text as it is: `SamplingParams` then says what is accepted."""
+    """Return the number in `text`, or `text` itself, so that `SamplingParams` names it and says what is accepted."""
     text = text.strip()
     if not text and field.may_be_empty:
         return None
-    try:
-        return int(text) if field.is_whole else float(text)
-    except ValueError:
-        return text
+    value = parse_whole_number(text) if field.is_whole else parse_number(text)
+    return text if value is None else value
 
 
 def _line(field: Field) -> QLineEdit:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
-from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QPersistentModelIndex, Qt
-from PySide6.QtGui import QPaintEvent
+from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QPersistentModelIndex, QSize, Qt
+from PySide6.QtGui import QColor, QContextMenuEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QComboBox,
     QListView,
+    QMenu,
     QSizePolicy,
     QStyle,
+    QStyledItemDelegate,
     QStyleOptionComboBox,
+    QStyleOptionViewItem,
     QStylePainter,
 )
 
+from kvscope_app.look.editing import edit_item
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.zoom import scaled
@@ -24,6 +29,10 @@ from kvscope_app.views.console.chat import Chat
 from kvscope_app.views.console.conversation import Conversation
 
 Index = QModelIndex | QPersistentModelIndex
+
+DATE_ROLE: Final = Qt.ItemDataRole.UserRole
+"""When a conversation was last changed, as text."""
+_GAP_PX: Final = 10
 
 
 class ConversationModel(QAbstractListModel):
@@ -57,8 +66,10 @@ class ConversationModel(QAbstractListModel):
         if role == Qt.ItemDataRole.EditRole:
             return conversation.title
         if role == Qt.ItemDataRole.ToolTipRole:
-            tip = f"{conversation.title}\nAn answer is being written" if is_writing else conversation.title
-            return plain_tip(tip)
+            last = "An answer is being written" if is_writing else date_text(conversation.changed_s)
+            return plain_tip(f"{conversation.title}\n{last}")
+        if role == DATE_ROLE:
+            return date_text(conversation.changed_s)
         return None
 
     def setData(self, index: Index, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:
@@ -71,25 +82,80 @@ class ConversationModel(QAbstractListModel):
         return super().flags(index) | Qt.ItemFlag.ItemIsEditable
 
 
-class ConversationList(QListView):
-    """The list; F2 or a double click renames."""
+class TitleDelegate(QStyledItemDelegate):
+    """Draws a title, cut where there is no space for it, and its date at the right end of the row."""
 
-    def __init__(self, model: ConversationModel, on_chosen: Callable[[int], None]) -> None:
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
+        super().paint(painter, option, index)
+        theme = getattr(index.model(), "theme", DARK)
+        painter.save()
+        is_selected = bool(option.state & QStyle.StateFlag.State_Selected)
+        painter.setPen(QColor(theme.accent_text if is_selected else theme.muted))
+        box = option.rect.adjusted(0, 0, -_GAP_PX, 0)
+        painter.drawText(box, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, index.data(DATE_ROLE))
+        painter.restore()
+
+    def initStyleOption(self, option: QStyleOptionViewItem, index: Index) -> None:
+        super().initStyleOption(option, index)
+        room = option.rect.width() - self._date_width(option, index) - 3 * _GAP_PX
+        option.text = option.fontMetrics.elidedText(option.text, Qt.TextElideMode.ElideRight, max(room, 0))
+
+    def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
+        size = super().sizeHint(option, index)
+        title = option.fontMetrics.horizontalAdvance(index.data())
+        return QSize(title + self._date_width(option, index) + 4 * _GAP_PX, size.height())
+
+    @staticmethod
+    def _date_width(option: QStyleOptionViewItem, index: Index) -> int:
+        return option.fontMetrics.horizontalAdvance(index.data(DATE_ROLE) or "")
+
+
+def date_text(changed_s: float, now_s: float | None = None) -> str:
+    """Local time of day of today, the date of other days. Both are seconds since 1970."""
+    then, today = time.localtime(changed_s), time.localtime(now_s)
+    if then[:3] == today[:3]:
+        return f"{then.tm_hour:02}:{then.tm_min:02}"
+    return f"{then.tm_year}-{then.tm_mon:02}-{then.tm_mday:02}"
+
+
+class ConversationList(QListView):
+    """The list; F2 or a double click renames. Its context menu acts on the row under the mouse."""
+
+    def __init__(
+        self, model: ConversationModel, on_chosen: Callable[[int], None], on_deleted: Callable[[int], None]
+    ) -> None:
         super().__init__()
+        self._on_deleted = on_deleted
         self.setAccessibleName("Conversations")
         self.setModel(model)
+        self.setItemDelegate(TitleDelegate(self))
         self.setUniformItemSizes(True)
         self.setTextElideMode(Qt.TextElideMode.ElideRight)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         triggers = QAbstractItemView.EditTrigger
         self.setEditTriggers(triggers.DoubleClicked | triggers.EditKeyPressed)
-        self.setFixedWidth(scaled(190))
+        self.setMinimumWidth(scaled(150))
         self.clicked.connect(lambda index: on_chosen(index.row()))
         self.activated.connect(lambda index: on_chosen(index.row()))
 
     def show_row(self, row: int) -> None:
         """Mark the conversation that is shown."""
         self.setCurrentIndex(self.model().index(row, 0))
+
+    def menu_of(self, row: int) -> QMenu:
+        """Context menu of the conversation in a row."""
+        menu = QMenu(self)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        index = QPersistentModelIndex(self.model().index(row, 0))
+        menu.addAction("Rename", lambda: edit_item(self, index))
+        menu.addAction("Delete", lambda: self._on_deleted(index.row()))
+        return menu
+
+    def contextMenuEvent(self, event: QContextMenuEvent) -> None:
+        index = self.indexAt(event.pos())
+        if index.isValid():
+            self.menu_of(index.row()).popup(event.globalPos())
+        # Accepted in any case: the dock's own menu acts on the conversation that is shown.
 
 
 class ConversationCombo(QComboBox):
@@ -101,12 +167,23 @@ class ConversationCombo(QComboBox):
         self.setModel(model)
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
         self.setMinimumContentsLength(8)
+        self.setItemDelegate(TitleDelegate(self))
         self.view().setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
         self.activated.connect(on_chosen)
 
     def show_row(self, row: int) -> None:
         """Name the conversation that is shown."""
         self.setCurrentIndex(row)
+
+    @property
+    def popup_width(self) -> int:
+        """Pixels that the titles and dates need, at most the window's width."""
+        wanted = self.view().sizeHintForColumn(0) + self.view().verticalScrollBar().sizeHint().width()
+        return max(min(wanted, self.window().width()), self.width())
+
+    def showPopup(self) -> None:
+        self.view().setMinimumWidth(self.popup_width)
+        super().showPopup()
 
     def paintEvent(self, event: QPaintEvent) -> None:
         """As Qt does, but a title that has no room ends in "…"."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import sqlite3
+import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,17 +19,18 @@ import msgspec
 
 from kvscope_app.own_engine.process_identity import is_alive, own_identity
 from kvscope_app.sqlite_files import Layout, open_sqlite
-from kvscope_app.views.console.conversation import Conversation
+from kvscope_app.views.console.conversation import Conversation, Draft
 from kvscope_telemetry.errors import KvscopeError
 
 FILE_NAME: Final = "conversations.sqlite3"
 _LAYOUT: Final = Layout(
-    version=1,
+    version=2,
     tables="""
 CREATE TABLE IF NOT EXISTS conversations (
     key TEXT PRIMARY KEY, revision INTEGER NOT NULL, changed_s REAL NOT NULL, writer TEXT NOT NULL, data BLOB NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS unreadable (key TEXT, data BLOB, reason TEXT);
+CREATE TABLE IF NOT EXISTS drafts (key TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
 """,
     probe="SELECT key, revision, changed_s, writer, data FROM conversations LIMIT 0",
     what="conversations",
@@ -59,6 +61,8 @@ class Loaded:
 
     conversations: list[Conversation]
     warnings: list[str]
+    drafts: dict[str, Draft] = field(default_factory=dict)
+    """Unsent text by conversation. One that has nothing but a draft is among `conversations`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +91,20 @@ class ConversationStore:
         """Read the newest `MAX_LOADED`; conversations that were rescued into files are taken in."""
         warnings: list[str] = []
         conversations: list[Conversation] = []
+        drafts: dict[str, Draft] = {}
         if not self.folder.is_dir():
             return Loaded(conversations, warnings)
         try:
             database = self._open(warnings)
             self._take_in_files(database, warnings)
             conversations = self._read_newest(database, warnings)
+            drafts = self._read_drafts(database)
         except (OSError, sqlite3.Error) as error:
             warnings.append(f"The conversations were not read: {_reason(error)}")
             self.close()
-        return Loaded(conversations, warnings)
+        # A conversation is saved with its first prompt: before that, its draft is all there is of it.
+        unsent = [Conversation(key=key, changed_s=time.time()) for key in drafts if key not in self._revisions]
+        return Loaded([*unsent, *conversations], warnings, drafts)
 
     def save(self, conversation: Conversation, *, sync: bool = True, is_writing: bool = False) -> None:
         """Write one. Raises ChangedElsewhere, or KvscopeError when the disk does not take it; what was there stays.
@@ -120,6 +128,22 @@ class ConversationStore:
             self.close()
             raise KvscopeError(f"the conversation was not saved: {_reason(error)}") from error
 
+    def save_draft(self, key: str, draft: Draft) -> None:
+        """Write the unsent text of a conversation, or remove an empty one. The last writer wins.
+
+        Raises KvscopeError when the disk does not take it.
+        """
+        try:
+            database = self._open([])
+            database.execute("PRAGMA synchronous=NORMAL")
+            if draft == Draft():
+                database.execute("DELETE FROM drafts WHERE key = ?", (key,))
+            else:
+                database.execute("INSERT OR REPLACE INTO drafts VALUES (?, ?)", (key, msgspec.json.encode(draft)))
+        except (OSError, sqlite3.Error) as error:
+            self.close()
+            raise KvscopeError(f"the draft was not saved: {_reason(error)}") from error
+
     def accept(self, key: str) -> None:
         """What another window wrote was taken into account here: the next `save` may replace it."""
         try:
@@ -132,7 +156,9 @@ class ConversationStore:
         """Remove one; none there is none to remove. Raises KvscopeError when the disk does not take it."""
         self._revisions.pop(key, None)
         try:
-            self._open([]).execute("DELETE FROM conversations WHERE key = ?", (key,))
+            database = self._open([])
+            database.execute("DELETE FROM conversations WHERE key = ?", (key,))
+            database.execute("DELETE FROM drafts WHERE key = ?", (key,))
         except (OSError, sqlite3.Error) as error:
             self.close()
             raise KvscopeError(f"the conversation was not deleted: {_reason(error)}") from error
@@ -208,6 +234,13 @@ class ConversationStore:
             "SELECT key, revision, writer, data FROM conversations ORDER BY changed_s DESC LIMIT ?", (MAX_LOADED,)
         ).fetchall()
         return self._decode(database, rows, warnings)
+
+    def _read_drafts(self, database: sqlite3.Connection) -> dict[str, Draft]:
+        drafts = {}
+        for key, data in database.execute("SELECT key, data FROM drafts").fetchall():
+            with suppress(ValueError, msgspec.MsgspecError):  # the next draft of the conversation replaces it
+                drafts[key] = msgspec.json.decode(data, type=Draft)
+        return drafts
 
     def _decode(
         self, database: sqlite3.Connection, rows: Iterable[tuple[str, int, str, bytes]], warnings: list[str]

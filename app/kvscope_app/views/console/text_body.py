@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Final
 
 from PySide6.QtCore import QSizeF, Qt, QUrl
 from PySide6.QtGui import QDesktopServices, QTextCursor, QTextDocument, QTextOption, QWheelEvent
 from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser
+
+_THINK: Final = re.compile(r"\s*<think>\s*(.*?)\s*(?:</think>\s*(.*))?", re.DOTALL)
+_THINK_END: Final = re.compile(r"(.*?)\n</think>\s*(.*)", re.DOTALL)
+"""Reasoning whose first tag was written by the chat template."""
+_PIECES: Final = re.compile(  # bounded: the time grows with the length of the text, whatever is in it
+    r"""
+    (?P<code>^[ ]{0,3}(?P<fence>`{3,}|~{3,})[^\n]*\n.*?(?:^[ ]{0,3}(?P=fence)[^\n]*(?:\n|\Z)|\Z)
+      |(?<!`)(?P<ticks>`+)(?!`).{1,2000}?(?<!`)(?P=ticks)(?!`))
+    |(?P<math>\\\(.{1,500}?\\\)|\\\[.{1,2000}?\\\]|\$\$.{1,2000}?\$\$|(?<![\\$\w])\$(?![\s$])[^$\n]+(?<!\s)\$(?![\w$]))
+    |!\[(?P<alt>[^\]\n]{0,500})\]\((?P<address>[^)\s]{0,500})(?:[ \t][^)\n]{0,500})?\)
+    |(?<=\S)[ \t]*(?P<newline>\n)(?=[ \t]*\S)
+    """,
+    re.DOTALL | re.MULTILINE | re.VERBOSE,
+)
+_GOES_ON: Final = " \ue000"
+"""Ends a line that the next one continues: Qt makes a paragraph of each line, with the same space between all."""
+_RULE_CHARACTERS: Final = frozenset("-=_*:| ")
+_PUNCTUATION: Final = re.compile(r"([!-/:-@\[-`{-~])")
 
 
 class TextBody(QTextBrowser):
@@ -28,22 +47,25 @@ class TextBody(QTextBrowser):
         self.document().setDocumentMargin(0)
         self.document().documentLayout().documentSizeChanged.connect(self._fit)
         self.anchorClicked.connect(_open_web_link)
+        self._plain = ""
+        """The plain text that is shown; empty while Markdown is."""
 
     def show_plain(self, text: str) -> None:
-        """Text as it is."""
-        self.setPlainText(text)
+        """Show text as it is. Where it continues what is shown, only the rest is added."""
+        if self._plain and text.startswith(self._plain):
+            cursor = QTextCursor(self.document())
+            cursor.movePosition(QTextCursor.MoveOperation.End)
+            cursor.insertText(text[len(self._plain) :])
+        else:
+            self.setPlainText(text)
+        self._plain = text
 
     def show_markdown(self, text: str) -> None:
-        """GitHub's Markdown; HTML in it stays text."""
+        """Show GitHub's Markdown; HTML in it stays text."""
+        self._plain = ""
         features = QTextDocument.MarkdownFeature
-        self.document().setMarkdown(text, features.MarkdownDialectGitHub | features.MarkdownNoHTML)
-        self._let_code_wrap()
-
-    def add(self, text: str) -> None:
-        """More text at the end."""
-        cursor = QTextCursor(self.document())
-        cursor.movePosition(QTextCursor.MoveOperation.End)
-        cursor.insertText(text)
+        self.document().setMarkdown(chat_markdown(text), features.MarkdownDialectGitHub | features.MarkdownNoHTML)
+        self._finish_blocks()
 
     def loadResource(self, kind: int, name: QUrl | str) -> Any:
         """A model's text loads nothing, neither files nor pages."""
@@ -52,18 +74,51 @@ class TextBody(QTextBrowser):
     def wheelEvent(self, event: QWheelEvent) -> None:
         event.ignore()
 
-    def _let_code_wrap(self) -> None:
-        """There is no bar to scroll sideways with: a line of code that is too long goes on below."""
-        block = self.document().begin()
+    def _finish_blocks(self) -> None:
+        """Let code wrap, as there is no bar to scroll sideways with, and close the lines of a paragraph up."""
+        block, goes_on = self.document().begin(), False
         while block.isValid():
-            if block.blockFormat().nonBreakableLines():
-                wrapping = block.blockFormat()
-                wrapping.setNonBreakableLines(False)
-                QTextCursor(block).setBlockFormat(wrapping)
+            cursor, form = QTextCursor(block), block.blockFormat()
+            form.setNonBreakableLines(False)
+            if goes_on:
+                form.setTopMargin(0)
+            goes_on = block.text().endswith(_GOES_ON)
+            if goes_on:
+                form.setBottomMargin(0)
+                cursor.movePosition(QTextCursor.MoveOperation.EndOfBlock)
+                for _ in _GOES_ON:
+                    cursor.deletePreviousChar()
+            cursor.setBlockFormat(form)
             block = block.next()
 
     def _fit(self, size: QSizeF) -> None:
         self.setFixedHeight(max(round(size.height() + 0.5), self.fontMetrics().height()))
+
+
+def chat_markdown(text: str) -> str:
+    r"""The Markdown that shows `text` as models mean it.
+
+    Line breaks stay line breaks, formulas (`\(…\)`, `\[…\]`, `$…$`, `$$…$$`) keep their backslashes, underscores and
+    asterisks, and an image, which is never loaded, becomes a link with its alternative text. Code is left alone.
+    """
+    return _PIECES.sub(_as_meant, text)
+
+
+def split_reasoning(text: str) -> tuple[str, str]:
+    """The part between `<think>` tags at the beginning of an answer, and the answer without it."""
+    found = _THINK.fullmatch(text) or _THINK_END.fullmatch(text)
+    return ("", text) if found is None else (found[1].strip(), found[2] or "")
+
+
+def _as_meant(piece: re.Match[str]) -> str:
+    if piece["math"]:
+        return _PUNCTUATION.sub(r"\\\1", piece["math"]).replace("\n", "  \n")
+    if piece["alt"] is not None:
+        return f"[Image: {piece['alt'] or 'no description'}]({piece['address']})"
+    if piece["newline"]:
+        line = piece.string[piece.string.rfind("\n", 0, piece.start()) + 1 : piece.start()]
+        return "  \n" if line.endswith("|") or _RULE_CHARACTERS.issuperset(line) else f"{_GOES_ON}  \n"
+    return piece[0]
 
 
 def _open_web_link(url: QUrl) -> None:

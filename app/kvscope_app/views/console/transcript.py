@@ -1,4 +1,4 @@
-"""The messages of one conversation, newest below. Follows the end unless the person scrolled up."""
+"""The shown messages of one conversation, newest below. Follows the end unless the person scrolled up."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtWidgets import QFrame, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
 from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.views.console.answer import ChatAnswer
-from kvscope_app.views.console.conversation import Conversation
+from kvscope_app.views.console.conversation import Conversation, Message, left_out
 from kvscope_app.views.console.message_card import MessageCard
 
 MAX_SHOWN: Final = 40
@@ -21,10 +20,12 @@ class Transcript(QScrollArea):
     """Shows one conversation at a time."""
 
     request_wanted = Signal(object, object)
-    again_wanted = Signal(int)
-    """Index of the answer to write anew."""
-    edit_wanted = Signal(int)
-    """Index of the prompt to change."""
+    again_wanted = Signal(object)
+    """The answer of which another version is wanted."""
+    edit_wanted = Signal(object)
+    """The prompt to change."""
+    version_wanted = Signal(object)
+    """The version of a message that is to be shown."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,31 +57,37 @@ class Transcript(QScrollArea):
         bar = self.verticalScrollBar().sizeHint().width()
         return QSize(self._body.minimumSizeHint().width() + bar, super().minimumSizeHint().height())
 
-    def show_conversation(self, conversation: Conversation, answer: ChatAnswer | None) -> None:
-        """Show its messages; the ones that are there already stay."""
+    def show_conversation(self, conversation: Conversation) -> None:
+        """Show its messages; the cards that are there already stay."""
         if conversation is not self._conversation:
             self._conversation = conversation
-            self._first = max(len(conversation.messages) - MAX_SHOWN, 0)
+            self._first = max(len(conversation.path) - MAX_SHOWN, 0)
             self._follows = True
         self._rebuild(conversation)
-        self.show_state(answer)
 
-    def add_text(self, text: str) -> None:
-        """Text for the last answer."""
-        if self.cards:
-            self.cards[-1].add(text)
+    def show_text(self, message: Message) -> None:
+        """More text of this message came."""
+        if (card := self._card_of(message)) is not None:
+            card.show_text()
+            self._tell_width()
 
-    def show_state(self, answer: ChatAnswer | None) -> None:
-        """Phase and numbers of the last answer; whole, and as Markdown, once it is not written any more."""
-        if not self.cards:
-            return
-        card = self.cards[-1]
-        if answer is not None and not answer.is_ended:
-            card.show_state(answer)
-        elif card.message.role == "assistant":
+    def show_state(self, written: Message | None, progress: str, *, can_ask: bool) -> None:
+        """Show what the engine is doing for the answer `written`, None: nothing is being written.
+
+        `can_ask`: whether a prompt can be sent now.
+        """
+        for card in self.cards:
+            is_written = card.message is written
+            card.show_state(progress if is_written else "", can_ask=can_ask and written is None)
+        self._tell_width()
+
+    def show_end(self, message: Message) -> None:
+        """This message is whole now: show it as Markdown."""
+        if (card := self._card_of(message)) is not None:
             card.show_whole()
             card.apply_theme(self._theme)
-        self._tell_width()
+            self._show_left_out()
+            self._tell_width()
 
     def apply_theme(self, theme: Theme) -> None:
         """Recolour the cards."""
@@ -89,7 +96,9 @@ class Transcript(QScrollArea):
             card.apply_theme(theme)
 
     def _rebuild(self, conversation: Conversation) -> None:
-        shown = conversation.messages[self._first :]
+        path = conversation.path
+        self._first = min(self._first, max(len(path) - MAX_SHOWN, 0))  # another version may be shorter
+        shown = path[self._first :]
         same = 0
         while same < min(len(shown), len(self.cards)) and self.cards[same].message is shown[same]:
             same += 1
@@ -104,7 +113,20 @@ class Transcript(QScrollArea):
             card.apply_theme(self._theme)
             self._column.insertWidget(self._column.count() - 1, card)
             self.cards.append(card)
+        for card in self.cards:
+            versions = [message.key for message in conversation.versions(card.message)]
+            card.show_versions(versions.index(card.message.key), len(versions))
+        self._show_left_out()
         self._earlier.setVisible(self._first > 0)
+
+    def _show_left_out(self) -> None:
+        if self._conversation is not None:
+            keys = left_out(self._conversation.path)
+            for card in self.cards:
+                card.show_left_out(card.message.key in keys)
+
+    def _card_of(self, message: Message) -> MessageCard | None:
+        return next((card for card in reversed(self.cards) if card.message is message), None)
 
     def _tell_width(self) -> None:
         width = self._body.minimumSizeHint().width()
@@ -114,11 +136,15 @@ class Transcript(QScrollArea):
 
     def _connect(self, card: MessageCard) -> None:
         card.request_wanted.connect(self.request_wanted)
-        card.again_wanted.connect(lambda: self.again_wanted.emit(self._index_of(card)))
-        card.edit_wanted.connect(lambda: self.edit_wanted.emit(self._index_of(card)))
+        card.again_wanted.connect(lambda: self.again_wanted.emit(card.message))
+        card.edit_wanted.connect(lambda: self.edit_wanted.emit(card.message))
+        card.version_wanted.connect(lambda step: self._on_version(card.message, step))
 
-    def _index_of(self, card: MessageCard) -> int:
-        return self._first + self.cards.index(card)
+    def _on_version(self, message: Message, step: int) -> None:
+        if self._conversation is not None:
+            versions = self._conversation.versions(message)
+            keys = [version.key for version in versions]
+            self.version_wanted.emit(versions[keys.index(message.key) + step])
 
     def _show_earlier(self) -> None:
         if self._conversation is not None:

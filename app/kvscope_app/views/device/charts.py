@@ -13,6 +13,7 @@ from typing import ClassVar, Final
 import numpy as np
 
 from kvscope_app.look.number_text import NOTHING, num_bytes, percent
+from kvscope_app.look.zoom import scaled
 from kvscope_app.session.device_log import HOST, FloatArray
 from kvscope_app.session.session import Session
 from kvscope_app.setting_names import DEVICES_RANGE
@@ -144,7 +145,7 @@ class DeviceCharts(ChartStack):
         ]
         panel = ChartPanel(quantity.title, curves, quantity.axis_text, top=quantity.top, join_gap_s=_JOIN_S)
         panel.legend.explain(quantity.tip)
-        panel.setFixedHeight(_HEIGHT)
+        panel.setFixedHeight(scaled(_HEIGHT))
         return panel
 
 

@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QVBoxLayout, QWi
 from kvscope_app.look.makers import label, number_label, set_look
 from kvscope_app.look.number_text import UNKNOWN, num_bytes, percent
 from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.look.zoom import scaled
 from kvscope_app.views.device.device_figures import DeviceFigure
 from kvscope_app.views.device.memory_parts import MemoryPart
 from kvscope_app.views.device.piece_color import piece_color
@@ -34,7 +35,7 @@ class DeviceCard(QWidget):
         self.memory = label(look="muted", elastic=True)
         self.share = number_label()
         self.bar = StackedBar()
-        self.bar.setFixedHeight(_BAR_HEIGHT)
+        self.bar.setFixedHeight(scaled(_BAR_HEIGHT))
         self._box = QWidget()
         self._grid = QGridLayout(self._box)
         self._grid.setContentsMargins(0, 0, 0, 0)
@@ -121,7 +122,7 @@ class DeviceCard(QWidget):
 
     def _place(self) -> None:
         """As many side by side as the width takes, read downwards."""
-        columns = max(1, min(4, self.width() // _COLUMN_WIDTH))
+        columns = max(1, min(4, self.width() // scaled(_COLUMN_WIDTH)))
         if columns == self._num_columns or not self._figures:
             return
         self._num_columns = columns

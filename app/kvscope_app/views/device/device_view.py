@@ -27,6 +27,7 @@ from kvscope_app.look.makers import empty_state, label, scrolled
 from kvscope_app.look.number_text import NOTHING, UNKNOWN, num_bytes
 from kvscope_app.look.table_text import as_tsv, chosen_rows
 from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.look.zoom import scaled
 from kvscope_app.session.device_log import HOST, gpu_key, host_taken_bytes
 from kvscope_app.session.session import Session
 from kvscope_app.views.chart.chart_stack import ChartedView
@@ -215,7 +216,7 @@ class ProcessTable(Table):
         self._sorted.setSortRole(_SORT)
         self.setModel(self._sorted)
         self.setFrameShape(QFrame.Shape.NoFrame)
-        self.setIconSize(QSize(_SWATCH, _SWATCH))
+        self.setIconSize(QSize(scaled(_SWATCH), scaled(_SWATCH)))
         self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         header = self.horizontalHeader()

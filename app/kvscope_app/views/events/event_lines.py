@@ -16,6 +16,7 @@ from kvscope_app.views.events.event_entries import why_text
 from kvscope_telemetry.messages.event_kinds import kind_text
 from kvscope_telemetry.messages.telemetry import Event
 from kvscope_telemetry.summaries.summary import TimedEvent
+from kvscope_telemetry.whole_file import require_regular
 
 COLUMNS: Final = ("time", "time_ns", "event", "request", "caused_by", "blocks", "tokens", "why")
 _A_TURN: Final = 1_000
@@ -51,6 +52,7 @@ class EventExport(QObject):
         events = self._events[self._num_written : self._num_written + _A_TURN]
         self._text += to_lines(((e.time_ns, e.event) for e in events), self._delimiter, with_head=False)
         try:
+            require_regular(self._path)
             with self._part.open("a" if self._num_written else "w", encoding="utf-8", newline="") as file:
                 file.write(self._text)
             self._text = ""

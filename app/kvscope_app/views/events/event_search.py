@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.views.events.event_entries import why_text
 from kvscope_telemetry.messages.event_kinds import kind_text
 from kvscope_telemetry.messages.telemetry import Event
@@ -35,6 +36,8 @@ class EventSearch:
         """None: all."""
         self.request: tuple[int, int] | None = None
         """Its epoch and number; None: of any."""
+        self.span: TimeSpan | None = None
+        """Only events of this time; None: of all."""
         self._words: tuple[str, ...] = ()
         self._verdicts = np.empty(0, np.uint8)
         self._begin = 0
@@ -56,7 +59,8 @@ class EventSearch:
     def update(self, events: EventIndex, max_texts: int = 400) -> bool:
         """Take in what came; whether texts are left to be looked at. The newest are looked at first."""
         self._keep_up(events)
-        wanted = events.find(kinds=self.kinds, request=self.request) + events.num_forgotten
+        first_ns, last_ns = (None, None) if self.span is None else (self.span.begin_ns, self.span.end_ns)
+        wanted = events.find(first_ns, last_ns, self.kinds, self.request) + events.num_forgotten
         if not self._words:
             self.serials = wanted
             return False

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 import numpy as np
-from PySide6.QtCore import QItemSelectionModel, QModelIndex, QObject, QSignalBlocker, QTimer
-from PySide6.QtGui import QAction, QResizeEvent
+from PySide6.QtCore import QItemSelectionModel, QMargins, QModelIndex, QObject, QSignalBlocker, QTimer
+from PySide6.QtGui import QAction
 from PySide6.QtWidgets import (
     QAbstractItemView,
-    QBoxLayout,
-    QHBoxLayout,
     QLineEdit,
     QMenu,
     QStackedLayout,
@@ -24,6 +22,7 @@ from PySide6.QtWidgets import (
 )
 
 from kvscope_app.look.file_dialogs import ask_save
+from kvscope_app.look.flow_layout import FlowLayout
 from kvscope_app.look.makers import empty_state, head_row, tool_button
 from kvscope_app.look.number_text import count, plural
 from kvscope_app.look.theme import Theme
@@ -42,7 +41,6 @@ from kvscope_telemetry.messages.event_kinds import KIND_NAMES, kind_text
 from kvscope_telemetry.summaries.event_index import EventIndex
 from kvscope_telemetry.summaries.summary import TimedEvent
 
-_NARROW: Final = 620
 _FILES: Final = "Comma separated (*.csv);;Tab separated (*.tsv)"
 EMPTY_TEXT: Final = "No events yet.\nAdmissions, preemptions, completions and refusals appear here, with their causes."
 
@@ -74,6 +72,9 @@ class EventsView(View):
         self.of_selected = tool_button(
             "Selected request", "Only events of the selected request, or caused by it", checkable=True
         )
+        self.in_range = tool_button(
+            "In range", "Only events of the time to which the linked views are zoomed", checkable=True
+        )
         self.export = tool_button("Export…", "Save the listed events to a file")
         self.count = FittingLabel()
         self._later = QTimer(self, singleShot=True, interval=0)
@@ -86,7 +87,8 @@ class EventsView(View):
         self._choice.settle()
         events = self.session.overview.events
         self._search.request = (self._choice.selected or (-1, -1)) if self.of_selected.isChecked() else None
-        filtered = (self._search.kinds, self._search.request, self.text.text())
+        self._search.span = self.session.timeline.visible_range.span if self.in_range.isChecked() else None
+        filtered = (self._search.kinds, self._search.request, self._search.span, self.text.text())
         state = (id(events), events.num_forgotten, len(events), filtered)
         if state != self._shown_state:
             self._look(events, state)
@@ -187,6 +189,8 @@ class EventsView(View):
         self.table.entry_chosen.connect(self._on_chosen)
         self.text.textChanged.connect(self.refresh)
         self.of_selected.toggled.connect(self.refresh)
+        self.in_range.toggled.connect(self.refresh)
+        self.session.timeline.visible_range.changed.connect(self._on_overview_changed)
         self.preemptions.toggled.connect(self._on_preemptions)
         self.export.clicked.connect(self._ask_file)
         self.session.selection_changed.connect(self.refresh)
@@ -196,28 +200,14 @@ class EventsView(View):
         if in_sight(self):
             self.refresh()
 
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        """Where it is narrow, the filter has a line of its own."""
-        super().resizeEvent(event)
-        directions = QBoxLayout.Direction
-        self._bar.setDirection(directions.TopToBottom if self.width() < _NARROW else directions.LeftToRight)
-
     def _lay_out(self) -> None:
-        rest = QHBoxLayout()
-        for widget in (self.kinds, self.preemptions, self.of_selected):
-            rest.addWidget(widget)
-        rest.addWidget(self.count, 1)
-        rest.addWidget(self.export)
-        self._bar = QBoxLayout(QBoxLayout.Direction.LeftToRight)
-        self._bar.setContentsMargins(8, 6, 8, 4)
-        self._bar.setSpacing(8)
-        self._bar.addWidget(self.text, 1)
-        self._bar.addLayout(rest, 3)
+        parts = (self.text, self.kinds, self.preemptions, self.of_selected, self.in_range, self.count, self.export)
+        bar = FlowLayout(*parts, margins=QMargins(8, 6, 8, 4))
         body = QWidget()
         column = QVBoxLayout(body)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
-        column.addWidget(head_row(self._bar))
+        column.addWidget(head_row(bar))
         column.addWidget(self.table, 1)
         self._stack = QStackedLayout(self)
         self._stack.addWidget(empty_state(EMPTY_TEXT))

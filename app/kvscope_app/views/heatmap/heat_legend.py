@@ -59,7 +59,7 @@ class HeatLegend(SwatchLegend):
         if gaps:
             self._swatches.append(Swatch(theme.base, GAP_WORD))
         if stops:
-            self._swatches.append(Swatch(theme.warn, "engine paused (bar above)"))
+            self._swatches.append(Swatch(theme.warn, "engine paused or suspended (bar above)"))
         self.setToolTip(self._words())
         self.setAccessibleName(f"Colours show {mode}. {self._words()}")
         self.updateGeometry()

@@ -16,8 +16,10 @@ from kvscope_app.look.makers import empty_state, tool_button
 from kvscope_app.look.number_text import count, percent, plural
 from kvscope_app.look.theme import Theme, mix
 from kvscope_app.look.widgets import ElidedLabel, Segments
+from kvscope_app.look.zoom import scaled
 from kvscope_app.session.overview_window import first_of_note_ns
 from kvscope_app.session.session import Session
+from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.views.base import View
 from kvscope_app.views.capability_messages import why_no_addresses
 from kvscope_app.views.heatmap.address_rows import num_cells
@@ -26,7 +28,7 @@ from kvscope_app.views.heatmap.cell_keys import HeatMode, look_up
 from kvscope_app.views.heatmap.cell_text import cell_words, runs_words
 from kvscope_app.views.heatmap.heat_legend import HeatLegend
 from kvscope_app.views.heatmap.key_store import KeyStore
-from kvscope_app.views.heatmap.measures import MOST_LEVEL, NO_RUNS, internal, num_sizes, run_keys
+from kvscope_app.views.heatmap.measures import MOST_LEVEL, NO_RUNS, num_sizes, run_keys
 from kvscope_app.views.heatmap.pools import Pools
 from kvscope_app.views.heatmap.strips import CurveStrip, Ruler
 from kvscope_app.views.heatmap.time_area import TimeArea, gutter
@@ -35,8 +37,12 @@ from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.page_map.drawing.ink import Pixels, pixel
 from kvscope_app.views.page_map.legend_items import shown_in
 from kvscope_app.views.places import section_sizes, tier_title
+from kvscope_app.views.range_link import RangeLink
 from kvscope_telemetry.messages.telemetry import DeviceInfo, Hello
-from kvscope_telemetry.summaries.figures import fragmentation_of
+from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.state.pool_use import pool_use
+from kvscope_telemetry.summaries.address_bins import free_run_lengths
+from kvscope_telemetry.summaries.figures import fragmentation_of, waste_of
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
@@ -73,6 +79,7 @@ class HeatmapView(View):
         super().__init__(session, parent)
         self.mode = HeatMode.STATE
         self.frame = TimeFrame(self)
+        self.link = RangeLink(session.timeline.visible_range, self, self.frame.show_only, self.frame.end_zoom)
         self.pools = Pools()
         self._stores: tuple[KeyStore, KeyStore] | None = None
         self._num_addresses = 0
@@ -107,7 +114,9 @@ class HeatmapView(View):
         begin_ns, end_ns = int(overview.time_ns[0]), int(overview.time_ns[-1]) + SECOND_NS
         timeline = self.session.timeline
         self.frame.set_range(begin_ns if timeline.is_file else first_of_note_ns(overview, begin_ns, end_ns), end_ns)
-        self.strips.show_overview(overview, self.pools, self._num_addresses)
+        self.link.begin()
+        self.strips.show_overview(overview)
+        self.strips.show_current(self.session.mirror)
         for part in self._parts:
             part.show_cursor(timeline.cursor_ns)
             part.show_stops(overview.stops)
@@ -116,19 +125,13 @@ class HeatmapView(View):
         self._show_cell(self.map.cell if self.map.hasFocus() else None)
 
     def show_range(self, begin_ns: int, end_ns: int) -> None:
-        self.frame.show_only(begin_ns, end_ns)
-
-    @property
-    def range_shown(self) -> tuple[int, int] | None:
-        return None if self.frame.stance is Stance.FIT else (self.frame.scale.begin_ns, self.frame.scale.end_ns)
-
-    def show_all(self) -> None:
-        self.frame.fit()
+        self.frame.show_only(TimeSpan(begin_ns, end_ns))
 
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)
         for part in self._parts:
             part.apply_theme(theme)
+        self.link.apply_theme(theme)
         self._color()
 
     def minimumSizeHint(self) -> QSize:
@@ -195,10 +198,11 @@ class HeatmapView(View):
 
     def _show_parts_with_room(self) -> None:
         """The map first; of the others as many as leave it its height, the most telling first."""
-        is_wide = self.width() >= _WIDE
+        is_wide = self.width() >= scaled(_WIDE)
         self._top.setDirection(QBoxLayout.Direction.LeftToRight if is_wide else QBoxLayout.Direction.TopToBottom)
-        self.legend.set_low(self.height() < _LOW)
-        room = self.height() - _MAP_HEIGHT - _OTHERS_HEIGHT - (0 if is_wide else self.fit_button.sizeHint().height())
+        self.legend.set_low(self.height() < scaled(_LOW))
+        folded = 0 if is_wide else self.fit_button.sizeHint().height()
+        room = self.height() - scaled(_MAP_HEIGHT + _OTHERS_HEIGHT) - folded
         for part in self._by_worth:
             room -= part.sizeHint().height() + 2
             part.setVisible(room >= 0)
@@ -257,7 +261,7 @@ class HeatmapView(View):
         self._parts: tuple[TimeArea, ...] = (self.map, self.runs, *strips.all, self._ruler)
         self.caption, self.legend = ElidedLabel(), HeatLegend()
         self._runs_title = ElidedLabel("Free-run lengths (blocks); fainter = fewer")
-        self._modes = Segments([mode.capitalize() for mode in MODES], "Colour by")
+        self._modes = Segments([mode.capitalize() for mode in MODES], "Colour by", gives_way=True)
         self.fit_button = tool_button(
             "Fit", "Show the whole timeline (F, or double-click)", checkable=True, checked=True
         )
@@ -272,6 +276,7 @@ class HeatmapView(View):
         line.addWidget(self.caption, 1)
         line.addWidget(self.fit_button)
         line.addWidget(self.follow_button)
+        line.addWidget(self.link.button)
         self._top.addWidget(self._modes)
         self._top.addLayout(line, 1)
         for words in (self.caption, self._runs_title):
@@ -305,6 +310,7 @@ class HeatmapView(View):
         self.fit_button.clicked.connect(self._show_frame)
         self.follow_button.clicked.connect(self.frame.set_following)
         self.frame.changed.connect(self._show_frame)
+        self.frame.span_chosen.connect(self.link.choose)
         for part in self._parts:
             part.chosen.connect(self._go_to)
         for strip in (*self.strips.all, self._ruler):
@@ -346,22 +352,30 @@ class LossStrips:
             count,
         )
         self.number = CurveStrip(frame, "Free runs", "Number of runs of free blocks", 2, count, count)
-        self.internal = _share_strip(
-            frame, "Internal fragmentation", "Share of active blocks' slots that hold no token", 3
-        )
+        self.internal = _share_strip(frame, "Internal fragmentation", "Wasted share of the slots that requests hold", 3)
         self.all = (self.external, self.longest, self.number, self.internal)
-        self._shown: tuple[SessionOverview, int, int] | None = None
+        self._shown: tuple[SessionOverview, int] | None = None
 
-    def show_overview(self, overview: SessionOverview, pools: Pools, num_addresses: int) -> None:
-        """All of `overview`, unless nothing is new in it."""
-        version = (overview, overview.version, num_addresses)
+    def show_overview(self, overview: SessionOverview) -> None:
+        """Draw the curves of all of `overview`, unless nothing is new in it."""
+        version = (overview, overview.version)
         if version == self._shown:
             return
         self._shown = version
         self.external.show_values(overview.time_ns, fragmentation_of(overview))
         self.longest.show_values(overview.time_ns, overview.column("longest_free_run"))
         self.number.show_values(overview.time_ns, overview.column("num_free_runs"))
-        self.internal.show_values(overview.time_ns, internal(overview, pools))
+        self.internal.show_values(overview.time_ns, waste_of(overview))
+
+    def show_current(self, mirror: Mirror) -> None:
+        """Show the values at the cursor, whose state `mirror` is: the same as in Memory."""
+        use, has_slots = pool_use(mirror), mirror.capabilities.filled
+        runs = free_run_lengths(mirror.ledger.state[: mirror.num_blocks])
+        waste, scattered = use.internal_fragmentation, use.external_fragmentation
+        self.external.show_current(np.nan if scattered is None else scattered)
+        self.longest.show_current(float(runs.max(initial=0)))
+        self.number.show_current(float(runs.size))
+        self.internal.show_current(np.nan if waste is None or not has_slots else waste)
 
 
 def _share_strip(frame: TimeFrame, title: str, tip: str, series: int) -> CurveStrip:

@@ -1,38 +1,19 @@
-"""How fragmented a pool was, second by second: numbers out of an overview. numpy alone."""
+"""Free runs of a pool by size, second by second, from an overview. numpy alone."""
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from kvscope_app.views.heatmap.address_rows import Keys
-from kvscope_app.views.heatmap.pools import Pools
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 
-FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 NO_RUNS: Final = 2
 """Key of a size of which there is no run; above it, one more for each doubling of how many there are."""
 MOST_LEVEL: Final = 12
-
-
-def internal(overview: SessionOverview, pools: Pools) -> FloatArray:
-    """Share of the slots of held blocks that hold no token, shape (n,); NaN where none is held, or where it is not
-    known how many slots a block has."""
-    sizes = np.full(len(overview), np.nan)
-    epochs, rows = overview.epoch, overview.column("num_rows")
-    cuts = np.flatnonzero((np.diff(epochs) != 0) | (np.diff(rows) != 0)) + 1
-    bounds = [0, *cuts.tolist(), len(overview)] if len(overview) else []
-    for first, last in pairwise(bounds):
-        cache = pools.cache_of(int(epochs[first]), int(rows[first]))
-        if cache is not None:
-            sizes[first:last] = cache.block_size
-    held = overview.column("active_blocks")
-    shares = 1 - np.minimum(overview.column("used_slots") / (np.maximum(held, 1) * sizes), 1)
-    return np.where(held > 0, shares, np.nan)
 
 
 def num_sizes(num_addresses: int) -> int:

@@ -48,6 +48,7 @@ class CurveStrip(TimeArea):
         self._series, self._text, self._axis_text, self._fixed_top = series, text, axis_text, top
         self._times: IntArray = np.zeros(0, np.int64)
         self._values: FloatArray = np.zeros(0)
+        self._current = float("nan")
         self._lines: tuple[tuple[object, ...], _Curve] | None = None
         """What the curve was drawn with last, and what came of it: a cursor that moves changes nothing of it."""
         self.setAccessibleName(title)
@@ -61,6 +62,18 @@ class CurveStrip(TimeArea):
         """The value of the second that begins at each of `times`; NaN where there is none."""
         self._times, self._values, self._lines = times, values, None
         self.update()
+
+    def show_current(self, value: float) -> None:
+        """Show the value at the cursor; NaN where it is unknown. The second that it lies in may not be over."""
+        if value != self._current:
+            self._current = value
+            self.update()
+
+    @property
+    def value_text(self) -> str:
+        """The value at the moment pointed at, or else at the cursor."""
+        value = self._current if self.hover_ns is None else self.value_at(self.hover_ns)
+        return self._text(value) if np.isfinite(value) else "–"
 
     def value_at(self, time_ns: int) -> float:
         """Of the second that the moment is in; NaN where there is none."""
@@ -123,9 +136,7 @@ class CurveStrip(TimeArea):
         return lines
 
     def _draw_words(self, painter: QPainter, top: float) -> None:
-        at = self.hover_ns if self.hover_ns is not None else self.cursor_ns
-        value = self.value_at(at)
-        words = self._text(value) if np.isfinite(value) else "–"
+        words = self.value_text
         self.setAccessibleDescription(words)
         painter.setFont(sans(0.9))
         metrics = painter.fontMetrics()
@@ -155,7 +166,7 @@ class Ruler(TimeArea):
         """Where in the widget which time is."""
         scale = self.frame.scale
         width = max(self.width() - gutter(), 1)
-        wanted = (scale.end_ns - scale.begin_ns) / SECOND_NS * _TICK_APART / width
+        wanted = (scale.end_ns - scale.begin_ns) / SECOND_NS * scaled(_TICK_APART) / width
         step = next((step for step in _STEPS_S if step >= wanted), _STEPS_S[-1])
         shift = time.localtime(scale.begin_ns // SECOND_NS).tm_gmtoff  # round times of day, not of 1970
         first = -(-(scale.begin_ns + shift * SECOND_NS) // (step * SECOND_NS))

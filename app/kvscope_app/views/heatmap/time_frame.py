@@ -9,7 +9,8 @@ from enum import StrEnum
 
 from PySide6.QtCore import QObject, Signal
 
-from kvscope_app.views.heatmap.time_scale import MAX_COLUMN_NS, MIN_COLUMN_NS, TimeScale
+from kvscope_app.session.time_span import SHORTEST_NS, TimeSpan
+from kvscope_app.views.heatmap.time_scale import MAX_COLUMN_NS, TimeScale
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 
@@ -25,17 +26,23 @@ class TimeFrame(QObject):
     """`scale` is in device pixels."""
 
     changed = Signal()
+    span_chosen = Signal(object)
+    """A person zoomed or panned to a `TimeSpan`; None: to what the stance shows by itself."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.scale = TimeScale()
         self.stance = Stance.FIT
         self._range: tuple[int, int] | None = None
+        self._wanted: TimeSpan | None = None
+        """The range asked for with `show_only`; a new width is fitted to it."""
 
     def set_width(self, width: int) -> None:
         """There are so many columns."""
         if width != self.scale.width and width > 0:
             self._show(self.scale.resized(width))
+            if self._wanted is not None:
+                self.show_only(self._wanted)
 
     def set_range(self, begin_ns: int, end_ns: int) -> None:
         """There is something to see from `begin_ns` to `end_ns`."""
@@ -43,32 +50,44 @@ class TimeFrame(QObject):
             self._range = (begin_ns, end_ns)
             self._show(self.scale)
 
-    def fit(self) -> None:
-        """Show everything."""
-        self._take(Stance.FIT, self.scale)
+    @property
+    def span(self) -> TimeSpan:
+        """Range of time shown, whole columns of pixels."""
+        return TimeSpan(self.scale.begin_ns, self.scale.end_ns)
 
-    def show_only(self, begin_ns: int, end_ns: int) -> None:
+    def fit(self) -> None:
+        """Show everything, as a person chose."""
+        self._take(Stance.FIT, self.scale)
+        self.span_chosen.emit(None)
+
+    def end_zoom(self) -> None:
+        """Show everything, unless the newest is followed."""
+        if self.stance is Stance.STAND:
+            self._take(Stance.FIT, self.scale)
+
+    def show_only(self, span: TimeSpan) -> None:
         """Show this, and stand."""
         width = self.scale.width
-        wanted_ns = -(-(end_ns - begin_ns) // max(width - 1, 1))
-        column_ns = min(max(wanted_ns, MIN_COLUMN_NS), MAX_COLUMN_NS)
-        self._take(Stance.STAND, TimeScale(begin_ns // column_ns, width, column_ns))
+        wanted_ns = -(-span.length_ns // max(width - 1, 1))
+        column_ns = min(max(wanted_ns, SHORTEST_NS // width), MAX_COLUMN_NS)
+        self._take(Stance.STAND, TimeScale(span.begin_ns // column_ns, width, column_ns), span)
 
     def set_following(self, following: bool) -> None:
         """Keep the newest at the right edge, or let it go out of sight."""
         self._take(Stance.FOLLOW if following else Stance.STAND, self.scale)
+        if following:
+            self.span_chosen.emit(None)
 
     def zoom(self, factor: float, x: float) -> None:
-        """Closer around column `x`. It goes on following where the newest stays at the right edge."""
-        zoomed = self.scale.zoomed(factor, x)
-        ends_now = self._range is not None and zoomed.ending_at(self._range[1]) == zoomed
-        follows = self.stance is Stance.FOLLOW and ends_now
-        self._take(Stance.FOLLOW if follows else Stance.STAND, zoomed)
+        """Closer around column `x`; the newest is followed no longer."""
+        self._take(Stance.STAND, self.scale.zoomed(factor, x))
+        self.span_chosen.emit(self.span)
 
     def pan(self, columns: int) -> None:
         """Look at what is earlier by `columns`; not beyond what there is."""
         if columns:
             self._take(Stance.STAND, self._bounded(self.scale.moved(-columns)))
+            self.span_chosen.emit(self.span)
 
     def reveal(self, time_ns: int) -> None:
         """Move as little as shows this moment."""
@@ -83,7 +102,8 @@ class TimeFrame(QObject):
         seen = scale.width // 8  # so much of it stays in sight
         return scale.moved(min(max(scale.first, begin - scale.width + seen), end - seen) - scale.first)
 
-    def _take(self, stance: Stance, scale: TimeScale) -> None:
+    def _take(self, stance: Stance, scale: TimeScale, wanted: TimeSpan | None = None) -> None:
+        self._wanted = wanted
         before = self.stance
         self.stance = stance
         self._show(scale, is_new_stance=before is not stance)

@@ -57,7 +57,7 @@ class TimeScale:
     def zoomed(self, factor: float, x: float) -> TimeScale:
         """Closer by `factor`; the moment at column `x` stays where it is."""
         wanted = round(self.column_ns / factor)
-        column_ns = min(max(wanted, MIN_COLUMN_NS), MAX_COLUMN_NS)
+        column_ns = min(max(wanted, min(MIN_COLUMN_NS, self.column_ns)), MAX_COLUMN_NS)
         return TimeScale(round(self.time_at(x) / column_ns - x), self.width, column_ns)
 
     def ending_at(self, time_ns: int) -> TimeScale:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from PySide6.QtGui import QColor
 
 from kvscope_app.look.theme import NUM_OWNER_COLORS, Theme, mix, owner_colors
-from kvscope_app.views.timeline.time_span import TimeSpan
+from kvscope_app.session.time_span import TimeSpan
 from kvscope_telemetry.ledger import NO_OWNER, STATE_TIERS, BlockState, Tier
 from kvscope_telemetry.summaries.block_changes import ChangeKind, Rows
 

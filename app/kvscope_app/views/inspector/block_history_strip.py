@@ -15,10 +15,10 @@ from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 from kvscope_app.look.clock_text import clock_text
 from kvscope_app.look.fonts import sans
 from kvscope_app.look.theme import DARK, Theme, owner_color
+from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.views.inspector.block_history_labels import KIND_COLORS, row_text
 from kvscope_app.views.inspector.block_history_picture import BlockHistoryPicture
 from kvscope_app.views.timeline.time_axis import axis_times
-from kvscope_app.views.timeline.time_span import TimeSpan
 from kvscope_telemetry.recordings.block_history import BlockHistoryPart
 from kvscope_telemetry.summaries.block_moments import KINDS, MomentKind
 

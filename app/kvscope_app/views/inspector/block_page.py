@@ -55,7 +55,7 @@ def _state(mirror: Mirror, facts: BlockFacts) -> Iterator[Fact]:
         yield Fact("Size", num_bytes(cache.state_bytes), tip="The state of all recurrent layers")
     elif cache.block_bytes and not facts.is_state:
         yield Fact("Size", num_bytes(cache.block_bytes), tip="Keys and values of its tokens in all layers")
-    yield Fact("Ledger row", count(block))
+    yield Fact("Index", count(block), tip="Number of the block in recordings and exports, counted over all tiers")
 
 
 def _tables(mirror: Mirror, facts: BlockFacts, cache: CacheInfo) -> Iterator[Fact]:

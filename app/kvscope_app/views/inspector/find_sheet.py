@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLineEdit, QListWidget, QList
 from kvscope_app.look.makers import label
 from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.widgets import ElidedLabel
+from kvscope_app.look.zoom import scaled
 from kvscope_app.views.inspector.finder import Finder
 from kvscope_app.views.inspector.findings import Finding
 
@@ -58,7 +59,7 @@ class FindSheet(QFrame):
     def show_above(self) -> None:
         """Over the window, empty."""
         window = self._window
-        self.setFixedWidth(min(_WIDTH, max(240, window.width() - 40)))
+        self.setFixedWidth(min(scaled(_WIDTH), max(240, window.width() - 40)))
         self._fit()
         self.move(window.mapToGlobal(QPoint((window.width() - self.width()) // 2, min(90, window.height() // 6))))
         self.show()

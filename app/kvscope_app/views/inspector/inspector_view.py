@@ -15,6 +15,7 @@ from PySide6.QtWidgets import QHBoxLayout, QSplitter, QStackedLayout, QVBoxLayou
 from kvscope_app.look.makers import empty_state, head_row, label, set_icon, tool_button
 from kvscope_app.look.theme import Theme, owner_color
 from kvscope_app.look.widgets import ElidedLabel, Segments
+from kvscope_app.look.zoom import scaled
 from kvscope_app.session.kept.recorded_lookup import RecordedLookup
 from kvscope_app.session.session import Session
 from kvscope_app.session.texts.request_text import text_blocks, text_parts
@@ -29,11 +30,11 @@ from kvscope_app.views.inspector.phase_strip import PhaseStrip
 from kvscope_app.views.inspector.request_page import request_page, wall_offset_ns
 from kvscope_app.views.inspector.step_page import Series, newest_timings, step_page
 from kvscope_app.views.page_map.block_facts import block_facts
-from kvscope_app.views.requests.first_tokens import FirstTokens, find_first_token
+from kvscope_app.views.requests.request_columns import at_moment
 from kvscope_app.views.roofline.step_facts import phases_of
 from kvscope_telemetry.messages.telemetry import Frame
-from kvscope_telemetry.recorded import Recorded
 from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
+from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.source import Update
 
 _BEFORE_S: Final = 2.0
@@ -72,7 +73,6 @@ class InspectorView(View):
         self.strip = PhaseStrip()
         self.block_history = BlockHistoryPanel(session)
         self.steps = StepReader(session, self)
-        self.first_tokens = FirstTokens(session, self)
         self._swatch = label()
         self.empty_label = empty_state(EMPTY_TEXTS[BLOCK])
         self._newest: Series = {}
@@ -123,7 +123,6 @@ class InspectorView(View):
         self.session.texts.want(self.block_history, ())
         self.block_history.close_history()
         self.steps.close()
-        self.first_tokens.close()
 
     # private
 
@@ -155,8 +154,14 @@ class InspectorView(View):
         reasons = [texts.why_not(block.asked) for block in blocks]
         why_not = reasons[0] if all(reasons) and reasons else ""
         parts = [Fact(name, value) for name, value in text_parts(blocks, texts.get, why_not)]
-        find = partial(find_first_token, self.session, self.first_tokens, number)
-        return request_page(mirror, self.session.history, number, parts, find, self._event_facts(number))
+        find = partial(self._first_token_ns, mirror.epoch or 0, number)
+        columns = self.session.requests.log.columns_of(mirror.epoch or 0, number)
+        if columns is not None:
+            columns = at_moment(columns, mirror, self.session.timeline.cursor_ns)
+        return request_page(mirror, self.session.history, number, parts, find, self._event_facts(number), columns)
+
+    def _first_token_ns(self, epoch: int, number: int) -> int:
+        return self.session.requests.log.first_token_ns(epoch, number)
 
     def _step_page(self) -> Page:
         session, mirror = self.session, self.session.mirror
@@ -266,7 +271,7 @@ class InspectorView(View):
         self.session.timeline.shown.connect(self._remember)
         self.block_history.history.changed.connect(self._refresh_if_seen)
         self.steps.found.connect(self._refresh_if_seen)
-        self.first_tokens.found.connect(self._refresh_if_seen)
+        self.session.requests_changed.connect(self._refresh_if_seen)
         self.session.texts.arrived.connect(self._refresh_if_seen)
 
     def _lay_out(self) -> None:
@@ -277,7 +282,7 @@ class InspectorView(View):
         bar.addWidget(self.subjects)
         bar.addStretch(1)
         bar.addWidget(self.copy_button)
-        self._swatch.setFixedSize(12, 12)
+        self._swatch.setFixedSize(scaled(12), scaled(12))
         head = QHBoxLayout()
         head.setContentsMargins(10, 2, 8, 6)
         head.setSpacing(8)
@@ -317,7 +322,7 @@ class StepReader(RecordedLookup[Place, Frame]):
         super().__init__(session, _read, "kvscope-step", 1, parent)
 
 
-def _read(recorded: Recorded, place: Place, at_ns: int, watch: ProgressCallback) -> Frame | None:
+def _read(recorded: Recording, place: Place, at_ns: int, watch: ProgressCallback) -> Frame | None:
     at_s = (at_ns - recorded.start_ns) / 1e9
     for frame in recorded.frames(max(at_s - _BEFORE_S, 0.0), at_s + _AFTER_S):
         if not watch(0.0):

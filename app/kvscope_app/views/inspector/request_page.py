@@ -22,9 +22,12 @@ from kvscope_app.views.requests.request_columns import read_columns
 from kvscope_app.views.requests.reuse_text import prompt_of, reuse_text
 from kvscope_telemetry.ledger import attention_shares
 from kvscope_telemetry.messages.telemetry import CacheInfo, Hello
+from kvscope_telemetry.request_log import RequestColumns
 from kvscope_telemetry.state.mirror import Mirror
 
 _MAX_EVENTS: Final = 50
+_ELSEWHERE: Final = ("Adapter", "Arrived", "Client", "Reason for the delay")
+"""Columns of the table that the page has in other words."""
 _COLD: Final = 0.1
 """Of an even share of attention: a block that gets less is cold."""
 
@@ -34,11 +37,18 @@ def request_page(
     history: History,
     number: int,
     texts: Iterable[Fact] = (),
-    find_first: FindFirst = lambda _: -1,
+    find_first: FindFirst = lambda: -1,
     event: Iterable[Fact] = (),
+    columns: RequestColumns | None = None,
 ) -> Page | None:
-    """Of request `number`; None when it is not known (any more). `texts`: what there is to read of it, `find_first`:
-    see `phases`; `event`: of the event that is shown."""
+    """Return the page of request `number`; None when the state shown does not have it.
+
+    Args:
+        texts: What can be read of its prompt and its answer.
+        find_first: See `phases`.
+        event: Facts of the event that is shown.
+        columns: The request as the table of requests shows it; None: up to the moment shown.
+    """
     row = mirror.requests.row_of(number)
     if row is None or mirror.hello is None:
         return None
@@ -46,7 +56,7 @@ def request_page(
     return page(
         f"Request #{count(number)}",
         (THIS_EVENT, event),
-        ("Request", _columns(mirror, history, row)),
+        ("Request", _columns(mirror, history, row, columns)),
         ("Phases", _phases(mirror, history, events, number, find_first)),
         ("Times", _times(mirror, history, mirror.hello, row)),
         ("Blocks", _blocks(mirror, mirror.hello, number)),
@@ -61,9 +71,9 @@ def wall_offset_ns(hello: Hello) -> int:
     return hello.wall_time_ns - hello.time_ns
 
 
-def _columns(mirror: Mirror, history: History, row: int) -> Iterator[Fact]:
-    columns = read_columns(mirror, history.request_times, slice(row, row + 1))
-    for column in (each for each in COLUMNS[1:] if each.title != "Adapter"):
+def _columns(mirror: Mirror, history: History, row: int, shown: RequestColumns | None) -> Iterator[Fact]:
+    columns = read_columns(mirror, history.request_times, slice(row, row + 1)) if shown is None else shown
+    for column in (each for each in COLUMNS[1:] if each.title not in _ELSEWHERE):
         yield Fact(column.title, column.text(columns, 0), tip=column.tip)
     requests = mirror.requests
     yield Fact("Computed", f"{count(int(requests.num_computed_tokens[row]))} tokens", tip="Tokens with KV in blocks")

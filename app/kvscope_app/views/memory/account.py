@@ -57,7 +57,7 @@ def account(
     by a part of its own, so that the parts add up to the whole at every sample."""
     use = device_use(mirror.hello, devices, sample)
     block_bytes = mirror.hello.cache.block_bytes if mirror.hello else 0
-    kv = [count * block_bytes if block_bytes and count is not None else None for count in _block_counts(mirror)]
+    kv = [count * block_bytes if block_bytes and count is not None else None for count in block_counts(mirror)]
     host = host_tier_bytes(mirror)
     parts = [
         MemoryPart("weights", "Weights", memory.weights_bytes if memory else None, "weights", _weights_meaning(memory)),
@@ -164,9 +164,10 @@ def _states(mirror: Mirror) -> list[MemoryPart]:
     ]
 
 
-def _block_counts(mirror: Mirror) -> tuple[int | None, int | None, int | None]:
-    """Active, cached and free blocks. Pages are all made at the start on a GPU, and on a CPU when they are touched:
-    there those behind no block take nothing of the device."""
+def block_counts(mirror: Mirror) -> tuple[int | None, int | None, int | None]:
+    """Return active, cached and free blocks, None where unknown. A GPU's pages are all made at the start, a CPU's when
+    they are touched: there those behind no block take nothing of the device.
+    """
     if not mirror.capabilities.free_rows:
         return round(mirror.used_share * mirror.num_blocks) if mirror.used_share >= 0 else None, None, None
     is_gpu = mirror.hello is not None and mirror.hello.device.kind == "cuda"

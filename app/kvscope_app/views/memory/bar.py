@@ -10,6 +10,7 @@ from PySide6.QtGui import QColor, QHelpEvent, QPainter, QPainterPath, QPaintEven
 from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
 from kvscope_app.look.plain_text import plain_tip
+from kvscope_app.look.zoom import scaled
 
 BAR_HEIGHT = 30
 _MIN_WIDTH = 2.0
@@ -88,7 +89,7 @@ class Swatch(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self._color = QColor()
-        self.setFixedSize(self.SIZE, self.SIZE)
+        self.setFixedSize(scaled(self.SIZE), scaled(self.SIZE))
 
     def set_color(self, color: str) -> None:
         """Show `color`, `#rrggbb`."""

@@ -26,6 +26,7 @@ from kvscope_app.look.makers import empty_state, label, number_label, scrolled, 
 from kvscope_app.look.number_text import UNKNOWN, num_bytes, percent, seconds, signed_bytes
 from kvscope_app.look.theme import Theme, mix
 from kvscope_app.look.widgets import ElidedLabel
+from kvscope_app.look.zoom import scaled
 from kvscope_app.session.session import Session
 from kvscope_app.views.chart.chart_stack import ChartedView
 from kvscope_app.views.memory.account import Account, account, kv_detail
@@ -39,6 +40,7 @@ from kvscope_app.views.memory.tiers import tier_uses
 from kvscope_app.views.memory.workspace import allocator_rows
 from kvscope_telemetry.alarms.figures import forecast_at
 from kvscope_telemetry.alarms.forecast import WINDOW_S
+from kvscope_telemetry.source import Update
 
 _SOON_S: Final = 60.0
 _TIP: Final = (
@@ -76,14 +78,18 @@ class MemoryView(ChartedView):
         self.segments_button.clicked.connect(self.open_segments)
         self.segments_sheet: SegmentsSheet | None = None
         self.charts = MemoryOverTime(session)
+        self._has_memory = False
+        """Whether a memory breakdown is shown."""
         self._lay_out()
+        session.timeline.updated.connect(self._on_update)
 
     def refresh(self) -> None:
-        mirror, history = self.session.mirror, self.session.history
+        mirror, history, memory = self.session.mirror, self.session.history, self.session.memory
         if mirror.hello is None:
             return
         self._stack.setCurrentIndex(1)
-        now = account(mirror, history.memory, history.newest_sample, history.devices.newest)
+        self._has_memory = memory is not None
+        now = account(mirror, memory, history.newest_sample, history.devices.newest)
         device = mirror.hello.device
         kind = {"cpu": "CPU memory", "cuda": "GPU memory", "unknown": "Device memory"}.get(device.kind, device.kind)
         self.heading.setText(f"{kind} · {device.name}" if device.name else kind)
@@ -91,10 +97,15 @@ class MemoryView(ChartedView):
         self.forecast.refresh()
         self.table.show_account(now)
         self.tiers.show_uses(tier_uses(mirror), mirror.counters, mirror.capabilities)
-        rows = detail_rows(kv_detail(mirror, history.memory))
+        rows = detail_rows(kv_detail(mirror, memory))
         self.details.show_rows([*rows, *counter_rows(mirror.counters, mirror.capabilities)])
-        self._show_own(allocator_rows(history.memory))
+        self._show_own(allocator_rows(memory))
         self.charts.refresh()
+
+    def _on_update(self, update: Update) -> None:
+        """Show the first memory breakdown of an engine even while paused, when views are not refreshed."""
+        if update.memory is not None and not self._has_memory and self.session.timeline.paused:
+            self.refresh()
 
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)
@@ -166,7 +177,7 @@ class MemoryView(ChartedView):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        wide = self.width() >= _WIDE
+        wide = self.width() >= scaled(_WIDE)
         direction = QBoxLayout.Direction.LeftToRight if wide else QBoxLayout.Direction.TopToBottom
         self._beside.setDirection(direction)
         self._beside.setSpacing(48 if wide else 14)
@@ -327,11 +338,11 @@ class ForecastLine(QWidget):
             self.sign.setVisible(left_s < _SOON_S)
 
     def _which(self) -> str:
-        """What is still there to be gone: where no block is free, those in the cache are given up."""
+        """Which blocks can still be given out: where none is free, cached ones are evicted."""
         overview, place = self._session.overview, self._session.overview.place_at(self._session.timeline.cursor_ns)
         there = [word for word in ("free", "cached") if overview.column(f"{word}_blocks")[place] > 0]
-        return f"{' and '.join(there).capitalize()} blocks"
+        return f"{' and '.join(there)} blocks".strip().capitalize()
 
     def apply_theme(self, theme: Theme) -> None:
         """Take the colours of `theme`."""
-        self.sign.setPixmap(pixmap("warning", theme.warn, 16))
+        self.sign.setPixmap(pixmap("warning", theme.warn, scaled(16)))

@@ -13,14 +13,18 @@ from typing import ClassVar, Final
 import numpy as np
 
 from kvscope_app.look.number_text import NOTHING, num_bytes
+from kvscope_app.look.zoom import scaled
 from kvscope_app.session.history import HistoryWindow
 from kvscope_app.session.overview_window import overview_span_ns, overview_window
 from kvscope_app.session.session import Session
 from kvscope_app.setting_names import MEMORY_RANGE
 from kvscope_app.views.chart.chart_stack import SHORTEST_S, ChartStack
-from kvscope_app.views.chart.curves import FloatArray, gaps
+from kvscope_app.views.chart.curves import FloatArray, gaps, nearest, nearest_index
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
 from kvscope_app.views.chart.time_bar import RANGES_S
+from kvscope_app.views.memory.account import block_counts
+from kvscope_telemetry.ledger import BlockState, Tier
+from kvscope_telemetry.state.mirror import Mirror
 
 _GAP_S: Final = 3.0
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -122,10 +126,16 @@ class MemoryOverTime(ChartStack):
         panel.show_gaps(gaps(time_s, np.isfinite(window.columns["active_blocks"]), _GAP_S))
 
     def texts_at(self, name: str, at_s: float) -> dict[str, str]:
+        if self.hover_s is None:
+            return {key: _bytes(value) for key, value in self._current(name).items()}
         assert self._window is not None, "there are charts"
         time_s = self._window.time_s + self._window.end_ns / 1e9
-        place = int(np.clip(np.searchsorted(time_s, at_s), 0, time_s.size - 1))
+        place = nearest_index(time_s, at_s)
         return {key: _bytes(float(column[place])) for key, column in self._values[name].items()}
+
+    def snapped(self, x: float) -> float:
+        window = self._window
+        return x if window is None else nearest(window.time_s + window.end_ns / 1e9, x)
 
     def whole(self, last_s: float) -> tuple[float, float]:
         span_ns = overview_span_ns(self.session.overview)
@@ -135,6 +145,23 @@ class MemoryOverTime(ChartStack):
         begin_s, end_s = ((at_ns - wall_ns) / 1e9 for at_ns in span_ns)
         last_s = max(end_s, last_s)
         return min(begin_s, last_s - SHORTEST_S), last_s
+
+    def _current(self, name: str) -> dict[str, float]:
+        """Return the bytes of each curve at the moment that is shown, as the tables above the charts have them."""
+        mirror, sample = self.session.mirror, self.session.history.newest_sample
+        block_bytes = mirror.hello.cache.block_bytes if mirror.hello is not None else 0
+        active, cached, _ = block_counts(mirror)
+        values = {
+            "cached_blocks": cached,
+            "active_blocks": active,
+            "host_blocks": _in_use(mirror, Tier.HOST),
+            "disk_blocks": _in_use(mirror, Tier.DISK),
+            "memory_used_bytes": sample.memory_used_bytes if sample is not None else None,
+            "process_bytes": sample.process_bytes if sample is not None else None,
+        }
+        factors = {curve.name: block_bytes if chart.is_blocks else 1 for chart in _CHARTS for curve in chart.curves}
+        curves = [curve.name for curve in self.panels[name].curves]
+        return {key: _known(values[key]) * factors[key] for key in curves}
 
     def _columns_of(self, window: HistoryWindow) -> dict[str, dict[str, FloatArray]]:
         hello = self.session.mirror.hello
@@ -150,8 +177,17 @@ class MemoryOverTime(ChartStack):
     def _make_panel(self, chart: _Chart) -> ChartPanel:
         panel = ChartPanel(chart.title, chart.curves, self.scales[chart.title].text)
         panel.legend.explain(chart.tip)
-        panel.setFixedHeight(_HEIGHT)
+        panel.setFixedHeight(scaled(_HEIGHT))
         return panel
+
+
+def _in_use(mirror: Mirror, tier: Tier) -> int:
+    return mirror.count(BlockState.ACTIVE, tier) + mirror.count(BlockState.CACHED, tier)
+
+
+def _known(value: int | None) -> float:
+    """NaN for what is unknown: None, or -1 on the wire."""
+    return float(value) if value is not None and value >= 0 else np.nan
 
 
 def _bytes(value: float) -> str:

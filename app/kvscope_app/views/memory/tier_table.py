@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QGridLayout, QVBoxLayout, QWidget
 from kvscope_app.look.makers import label, number_label
 from kvscope_app.look.number_text import count, num_bytes, percent, plural
 from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.look.zoom import scaled
 from kvscope_app.views.memory.bar import Segment, StackedBar, Swatch
 from kvscope_app.views.memory.tiers import TierUse, moved_text
 from kvscope_app.views.page_map.color_modes import lower_cached
@@ -82,7 +83,7 @@ class _TierPart(QWidget):
         self._whole = number_label()
         self.bar = StackedBar()
         self.bar.setAccessibleName(title)
-        self.bar.setFixedHeight(_BAR_HEIGHT)
+        self.bar.setFixedHeight(scaled(_BAR_HEIGHT))
         self._grid = QGridLayout(self)
         self._grid.setContentsMargins(0, 0, 0, 0)
         self._grid.setHorizontalSpacing(10)

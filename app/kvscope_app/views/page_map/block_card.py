@@ -95,7 +95,7 @@ class BlockCard(QFrame):
         layout = self.layout()
         assert layout is not None, "made in _build"
         layout.activate()
-        self.resize(_WIDTH, layout.totalHeightForWidth(_WIDTH))
+        self.resize(self.width(), layout.totalHeightForWidth(self.width()))
 
     def _fill_rows(self, facts: BlockFacts, notes: tuple[tuple[str, str], ...]) -> None:
         if not facts.rows:

@@ -21,6 +21,7 @@ from kvscope_telemetry.ledger import (
     skipped_share,
 )
 from kvscope_telemetry.messages.validity import MAX_BLOCK_SIZE
+from kvscope_telemetry.state.last_use import last_used_step
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.texts.block_texts import Asked
 
@@ -166,7 +167,7 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
         rows.append(("In", _TIERS[tier]))
     if block in mirror.pinned:
         rows.append(("Pinned", f"by {mirror.pinned_by or 'somebody'}: protected from eviction"))
-    rows.append(("Last used", _age(mirror, block)))
+    rows.append(("Last used", _age(mirror, block, holders)))
     if place := eviction_place(ledger, block):
         rows.append(("Eviction order", place))
     if (share := attention_share(int(ledger.attention[block]))) is not None:
@@ -189,12 +190,22 @@ def _state_tokens(num_tokens: int, most: int) -> str:
 
 
 def eviction_place(ledger: Ledger, block: int) -> str:
-    """`no. 12 of 340 blocks that may be given out`; "" for one in use, or where that is not told."""
+    """Return the position of `block` among those of its tier that are evicted, in words: `no. 12 of 340 cached blocks,
+    after 20 free blocks`. Empty for a block in use, a pinned one, or where the order is not reported."""
     order = ledger.eviction_order
     if not order[block]:
         return ""
-    number = int(np.count_nonzero((order != 0) & (order < order[block]))) + 1
-    of = f"of {plural(int(np.count_nonzero(order)), 'block')} that may be given out"
+    of_tier = ledger.tier == ledger.tier[block]
+    queued = of_tier & (order != 0)
+    number = int(np.count_nonzero(queued & (order < order[block]))) + 1
+    is_free = of_tier & (ledger.state == BlockState.FREE)
+    num_queued, num_free = np.count_nonzero(queued), np.count_nonzero(is_free & ~queued)
+    if (is_free & queued).any():  # an engine with one queue for free and cached blocks
+        of = f"of {plural(int(num_queued), 'block')} that may be given out"
+    else:
+        of = f"of {plural(int(num_queued), 'cached block')}"
+        if num_free and ledger.tier[block] == Tier.HBM:  # lower tiers keep some places free for moves
+            of += f", after {plural(int(num_free), 'free block')}"
     return f"next {of}" if number == 1 else f"no. {count(number)} {of}"
 
 
@@ -224,10 +235,10 @@ def _named(holders: tuple[int, ...], refs: int) -> str:
     return names + (" …" if refs > len(holders) else "")
 
 
-def _age(mirror: Mirror, block: int) -> str:
+def _age(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
     if not mirror.capabilities.last_used:
         return UNKNOWN
-    last_used = int(mirror.ledger.last_used_step[block])
+    last_used = last_used_step(mirror, block, holders)
     age = max(0, mirror.step - last_used)
     return f"step {count(last_used)}, {'now' if age == 0 else plural(age, 'step') + ' ago'}"
 

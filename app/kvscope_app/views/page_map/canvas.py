@@ -1,6 +1,8 @@
 """The widget that shows a scene: blits its pixels, and turns mouse and keys into camera, cursor and selection.
 
 Owns the hovered block and the keyboard cursor. All drawing of cells is the scene's.
+
+See docs/internals/decisions/0009-the-page-map-is-one-image.md.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from kvscope_app.look.announce import announce
+from kvscope_app.look.focus import draw_focus
 from kvscope_app.look.fonts import sans
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.page_map.drawing.block_numbers import draw_block_numbers, draw_gutter, gutter_left, gutter_width
@@ -36,6 +39,7 @@ ZOOM_STEP: Final = 1.25
 FADE_MS: Final = 40
 _DRAG_FROM: Final = 4
 _HEADING_PAD: Final = 5
+_MIN_SIZE: Final = QSize(180, 64)
 _RING: Final = 12
 """Pixels of the ring around a small block."""
 CELL_KEYS: Final = {
@@ -75,6 +79,7 @@ class Canvas(QWidget):
         self.cursor_block = -1
         self._pinned: frozenset[int] = frozenset()
         self.gutter = 0
+        self._covered_height = 0
         self._press: QPointF | None = None
         self._dragged_to: QPointF | None = None
         self._image = QImage()
@@ -85,7 +90,7 @@ class Canvas(QWidget):
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
-        self.setMinimumSize(QSize(180, 64))
+        self.setMinimumSize(_MIN_SIZE)
         self.setAccessibleName("Page map: one cell a block of the KV cache")
 
     def apply_theme(self, theme: Theme) -> None:
@@ -108,12 +113,28 @@ class Canvas(QWidget):
         self._faded_ns = self.clock()
         self.show_span(self.scene.fade(self._faded_ns))
 
+    @property
+    def map_rect(self) -> QRect:
+        """The part of the widget that shows blocks: without the row numbers, and without what strips cover.
+
+        In a very low window strips cover some rows, so that the map keeps its minimum height.
+        """
+        height = self.height() - self._covered_height
+        return QRect(self.gutter, 0, self.width() - self.gutter, max(height, min(self.height(), _MIN_SIZE.height())))
+
+    def set_covered_height(self, height: int) -> None:
+        """Show no blocks in the lowest `height` pixels: strips of the window lie over them."""
+        if height != self._covered_height:
+            self._covered_height = height
+            self.refit_pixels()
+            self.update()
+
     def refit_pixels(self) -> None:
         """Give the scene as many pixels as there are now."""
         ratio = self.devicePixelRatioF()
         gutter = gutter_width(self.scene.grid, self.width(), self.fontMetrics())
         self.gutter = gutter if self.scene.tells_addresses else 0
-        width, height = round((self.width() - self.gutter) * ratio), round(self.height() * ratio)
+        width, height = round(self.map_rect.width() * ratio), round(self.map_rect.height() * ratio)
         heading = round((self.fontMetrics().height() + _HEADING_PAD) * ratio)
         span = self.scene.resize(max(1, width), max(1, height), heading)
         pixels = self.scene.pixels
@@ -178,8 +199,11 @@ class Canvas(QWidget):
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         ratio = self.devicePixelRatioF()
-        dirty = event.rect()
-        target = QRectF(dirty.intersected(QRect(self.gutter, 0, self.width(), self.height())))
+        map_rect = self.map_rect
+        below = QRect(0, map_rect.bottom() + 1, self.width(), self.height())
+        painter.fillRect(event.rect().intersected(below), self.theme.color("base"))
+        dirty = event.rect().intersected(QRect(0, 0, self.width(), map_rect.height()))
+        target = QRectF(dirty.intersected(map_rect))
         source = QRectF(
             (target.x() - self.gutter) * ratio,
             target.y() * ratio,
@@ -192,11 +216,14 @@ class Canvas(QWidget):
         if dirty.x() < self.gutter + gutter_left(self.scene, ratio):  # on the image, where it is wider than the grid
             draw_gutter(painter, self.scene, self.theme, self.gutter, ratio, dirty)
         painter.setFont(sans(0.82))
-        painter.setClipRect(QRect(self.gutter, 0, self.width(), self.height()))
+        painter.setClipRect(map_rect)
         draw_block_numbers(painter, self.scene, self.gutter, ratio)
         draw_pins(painter, self.scene, self._pinned, self.theme, self.gutter, ratio)
         draw_headings(painter, self.scene, self.theme, self.headings, QRectF(dirty), self.gutter, ratio)
         self._draw_pointer(painter)
+        if self.hasFocus():
+            painter.setClipping(False)
+            draw_focus(painter, self.rect().adjusted(0, 0, 0, map_rect.bottom() - self.rect().bottom()), self.theme)
         painter.end()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -303,7 +330,7 @@ class Canvas(QWidget):
         self.pointed.emit(block)
 
     def _block_at(self, position: QPointF) -> int:
-        if position.x() < self.gutter:
+        if not self.map_rect.contains(position.toPoint()):
             return -1
         block = self.scene.block_at(*self.to_scene(position))
         return -1 if block is None else block

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from kvscope_app.actions.action_registry import ActionSpec
 from kvscope_app.views.page_map.color_modes import COLOR_MODES, ColorMode
-from kvscope_app.window.actions import ActionSpec
 
 
 def color_actions(

@@ -49,7 +49,7 @@ class ColorMode:
     is_available: Callable[[Capabilities], bool] = lambda capabilities: True
     """Whether an engine tells what the mode needs."""
     needs: str = ""
-    """What that is, in words."""
+    """What an engine must report for the mode; empty for the mode of KV groups, of which an engine may have one."""
     hint: str = ""
     """What a person can do where an engine of kvscope does not tell it."""
     by_request: bool = False
@@ -65,7 +65,9 @@ class ColorMode:
         if self.is_available(capabilities):
             return ""
         how = f": {self.hint}" if self.hint and capabilities.commands else from_inside(capabilities)
-        return f"{engine_name(capabilities)} does not tell {self.needs}{how}"
+        if not self.needs:
+            return "This engine has a single KV group"
+        return f"{engine_name(capabilities)} does not report {self.needs}{how}"
 
     def key_colors(self, theme: Theme) -> list[str]:
         """The colour of each of the 256 keys; those not in use are the background's."""
@@ -454,25 +456,28 @@ GROUP: Final = ColorMode(
     _group_colors,
     _group_swatches,
     is_available=lambda capabilities: capabilities.groups,
-    needs="several KV groups",
 )
 
 
 # By the order in which cached blocks are evicted.
 
 IN_USE: Final = 3
-EVICTED_LAST: Final = 4
+NO_ORDER: Final = 4
+"""A cached block that is pinned, or whose order is not reported."""
+EVICTED_LAST: Final = 5
 EVICTION_STEPS: Final = 120
 
 
 def _eviction_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
-    order, state = ledger.eviction_order[rows], ledger.state[rows]
-    queued = ledger.eviction_order[ledger.state == BlockState.CACHED]
-    queued = queued[queued != 0]
-    first, last = (int(queued.min()), int(queued.max())) if queued.size else (0, 0)
-    nearness = (last - np.clip(order, first, last).astype(np.int64)) / max(last - first, 1)
-    result = (EVICTED_LAST + np.rint(EVICTION_STEPS * nearness)).astype(np.uint8)
-    result[order == 0] = IN_USE
+    order, state, tier = ledger.eviction_order[rows], ledger.state[rows], ledger.tier[rows]
+    result = np.where(state == BlockState.CACHED, NO_ORDER, IN_USE).astype(np.uint8)
+    is_queued = (ledger.state == BlockState.CACHED) & (ledger.eviction_order != 0)
+    for one_tier in np.unique(tier[order != 0]):  # each tier counts for itself
+        queued = ledger.eviction_order[is_queued & (ledger.tier == one_tier)]
+        first, last = (int(queued.min()), int(queued.max())) if queued.size else (0, 0)
+        of_tier = (order != 0) & (tier == one_tier)
+        nearness = (last - np.clip(order[of_tier], first, last).astype(np.int64)) / max(last - first, 1)
+        result[of_tier] = EVICTED_LAST + np.rint(EVICTION_STEPS * nearness)
     return _without_content(result, state)
 
 
@@ -485,8 +490,14 @@ def _in_use(theme: Theme) -> str:
     return mix(theme.block_active, theme.base, 0.55)
 
 
+def _no_order(theme: Theme) -> str:
+    return mix(theme.muted, theme.base, 0.6)
+
+
 def _eviction_colors(theme: Theme) -> dict[int, str]:
-    return {IN_USE: _in_use(theme)} | shades(EVICTED_LAST, _eviction_stops(theme), EVICTION_STEPS)
+    return {IN_USE: _in_use(theme), NO_ORDER: _no_order(theme)} | shades(
+        EVICTED_LAST, _eviction_stops(theme), EVICTION_STEPS
+    )
 
 
 EVICTION: Final = ColorMode(
@@ -494,7 +505,7 @@ EVICTION: Final = ColorMode(
     "Order in which cached blocks are evicted",
     _eviction_keys,
     _eviction_colors,
-    lambda theme, shown: [Swatch(_in_use(theme), "in use")],
+    lambda theme, shown: [Swatch(_in_use(theme), "in use"), Swatch(_no_order(theme), "protected or not reported")],
     lambda shown: (_eviction_stops, "evicted last", "evicted next"),
     is_available=lambda capabilities: capabilities.eviction_order,
     needs="the order of eviction",

@@ -16,6 +16,7 @@ from kvscope_app.look.icons import icon
 from kvscope_app.look.number_text import UNKNOWN, count, num_bytes, percent, plural
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import FittingLabel, Segments
+from kvscope_app.look.zoom import scaled
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
 from kvscope_app.views.capability_messages import SLOTS
@@ -35,7 +36,9 @@ from kvscope_app.views.page_map.usage_bar import UsageBar
 from kvscope_app.views.places import group_name, map_sections
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.telemetry import CacheInfo, KVGroup
+from kvscope_telemetry.prefixes.request_blocks import blocks_of_request
 from kvscope_telemetry.source import Update
+from kvscope_telemetry.state.last_use import last_used_steps
 from kvscope_telemetry.state.mirror import Mirror
 
 _NOTHING: Final = np.empty(0, np.uint32)
@@ -66,6 +69,8 @@ class PageMapView(View):
         self._moves = PendingMoves()
         self._mirror: Mirror | None = None
         self._epoch: int | None = None
+        self._last_use_of: tuple[Mirror, int] | None = None
+        """The mirror and its version for which the scene knows when blocks were last used."""
         self._last_state: tuple[Mirror, int | None, int, frozenset[int], float] | None = None
         """What the words beside the map were made of."""
         self._table: npt.NDArray[np.uint32] | None = None
@@ -91,7 +96,9 @@ class PageMapView(View):
         return self.scene.mode
 
     def set_mode(self, mode: ColorMode) -> None:
-        """Let colours mean something else; where the engine does not tell that, as soon as one does."""
+        """Colour blocks by `mode`: immediately, or once an engine publishes what the mode needs."""
+        if mode == self._wanted_mode:
+            return
         self._wanted_mode = mode
         self._follow_capabilities()
         self.mode_changed.emit(mode)
@@ -141,6 +148,8 @@ class PageMapView(View):
         if mirror.hello is None:
             return
         cells = self.scene.cells
+        if self.scene.mode.by_step:
+            self._tell_last_use(mirror)
         if mirror is not self._mirror or cells is None or cells.ledger is not mirror.ledger:
             self._show_mirror(mirror, mirror.hello.cache)
         elif self._pending:
@@ -150,6 +159,13 @@ class PageMapView(View):
             self._flash_moves()
             self.canvas.fade()
         self._show_selection()
+
+    def _tell_last_use(self, mirror: Mirror) -> None:
+        """Tell the scene when blocks were last used, once for each state."""
+        state = (mirror, mirror.version)
+        if mirror.hello is not None and state != self._last_use_of:
+            self._last_use_of = state
+            self.scene.set_last_used(last_used_steps(mirror))
 
     def draw_all(self) -> None:
         self.refresh()
@@ -171,7 +187,7 @@ class PageMapView(View):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self.legend.set_low(self.height() < _LOW)
+        self.legend.set_low(self.height() < scaled(_LOW))
         self._last_state = None
 
     # private
@@ -257,6 +273,8 @@ class PageMapView(View):
         capabilities = self.session.capabilities
         self.scene.has_filled, self.scene.tells_addresses = capabilities.filled, capabilities.physical_rows
         if mode is not self.scene.mode:
+            if mode.by_step:
+                self._tell_last_use(self.session.mirror)
             self.canvas.show_span(self.scene.set_mode(mode))
         self.show_keys(self._keys)
         self._show_legend()
@@ -265,7 +283,7 @@ class PageMapView(View):
         self.canvas.show_selected(self.session.selected_block)
         number = self.session.selected_request
         numbers = self.session.selected_batch if number is None else (number,)
-        held = [self._blocks_of(each) for each in numbers]
+        held = [blocks_of_request(self.session.mirror, each).astype(np.uint32) for each in numbers]
         table = np.unique(np.concatenate(held)) if held else self.session.selected_blocks
         if table is None:
             table = self._group_rows
@@ -298,15 +316,6 @@ class PageMapView(View):
         if self.session.mirror.hello is not None:
             self._follow_groups(self.session.mirror)
             self._show_selection()
-
-    def _blocks_of(self, number: int) -> npt.NDArray[np.uint32]:
-        """Blocks a request holds; of one that ended, those it left in the cache."""
-        mirror = self.session.mirror
-        table = mirror.requests.blocks(number).astype(np.uint32)
-        if table.size:
-            return table
-        left = (mirror.ledger.owner == number) & (mirror.ledger.state == BlockState.CACHED)
-        return np.flatnonzero(left).astype(np.uint32)
 
     def _refresh_slowly(self) -> None:
         """What need not follow each frame: words, the bar, ages."""
@@ -359,7 +368,7 @@ class PageMapView(View):
         texts.want(self, () if asked is None else (asked,))
         content = None if asked is None else texts.get(asked)
         self.card.show_block(facts, content, "" if asked is None else texts.why_not(asked) or "…")
-        self.card.place(self.canvas.cell_rect(block), self.canvas.rect())
+        self.card.place(self.canvas.cell_rect(block), self.canvas.map_rect)
         if self.canvas.hasFocus():
             self.canvas.announce(facts.sentence)
 

@@ -13,6 +13,7 @@ from PySide6.QtGui import QColor, QLinearGradient, QPainter, QPen
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from kvscope_app.look.theme import DARK, owner_colors
+from kvscope_app.look.zoom import scaled
 from kvscope_app.views.page_map.legend_items import Scale, Swatch
 
 SWATCH: Final = 11
@@ -29,7 +30,7 @@ class SwatchLegend(QWidget):
 
     def __init__(self, parent: QWidget | None, *, between: int, scale_width: int) -> None:
         super().__init__(parent)
-        self._between, self._scale_width = between, scale_width
+        self._between_at_100, self._scale_width_at_100 = between, scale_width
         self.theme = DARK
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
@@ -51,16 +52,16 @@ class SwatchLegend(QWidget):
 
     def swatch_width(self, swatch: Swatch) -> int:
         """With its word."""
-        return SWATCH + GAP + self._advance(swatch.word)
+        return scaled(SWATCH) + scaled(GAP) + self._advance(swatch.word)
 
     def scale_width(self, scale: Scale) -> int:
         """With its words, and what is left free after it."""
         _, low, high = scale
-        return self._advance(low) + self._advance(high) + self._scale_width + 2 * GAP + self._between
+        return self._advance(low) + self._advance(high) + self._scale_width + 2 * scaled(GAP) + self._between
 
     def owners_width(self, word: str) -> int:
         """With its word, and what is left free after it."""
-        return _NUM_OWNERS * _OWNER_STEP + GAP + self._advance(word) + self._between
+        return _NUM_OWNERS * scaled(_OWNER_STEP) + scaled(GAP) + self._advance(word) + self._between
 
     def placed(self, swatches: Iterable[Swatch], begin: int) -> Iterator[Placed]:
         """One after the other from `begin` on, and in further lines."""
@@ -76,34 +77,36 @@ class SwatchLegend(QWidget):
         """Its colour and its word; where the colour is, for marks."""
         swatch, x, line = placed
         top = line * self.line_height
-        box = QRectF(x, top + (self.line_height - SWATCH) / 2, SWATCH, SWATCH)
+        box = QRectF(x, top + (self.line_height - scaled(SWATCH)) / 2, scaled(SWATCH), scaled(SWATCH))
         painter.setPen(QPen(self.theme.color("border"), 1))
         painter.setBrush(QColor(swatch.color))
         painter.drawRoundedRect(box.adjusted(0.5, 0.5, -0.5, -0.5), 3, 3)
-        self.draw_word(painter, x + SWATCH + GAP, line, swatch.word)
+        self.draw_word(painter, x + scaled(SWATCH) + scaled(GAP), line, swatch.word)
         return box
 
     def draw_scale(self, painter: QPainter, scale: Scale) -> None:
         """In the first line, at the left."""
         stops, low, high = scale
         self.draw_word(painter, 0, 0, low)
-        x = self._advance(low) + GAP
+        x = self._advance(low) + scaled(GAP)
         ramp = QLinearGradient(x, 0, x + self._scale_width, 0)
         colors = stops(self.theme)
         for index, color in enumerate(colors):
             ramp.setColorAt(index / (len(colors) - 1), QColor(color))
         painter.setPen(QPen(self.theme.color("border"), 1))
         painter.setBrush(ramp)
-        painter.drawRoundedRect(QRectF(x, self._bar_top, self._scale_width, _BAR_HEIGHT), 3, 3)
-        self.draw_word(painter, x + self._scale_width + GAP, 0, high)
+        painter.drawRoundedRect(QRectF(x, self._bar_top, self._scale_width, scaled(_BAR_HEIGHT)), 3, 3)
+        self.draw_word(painter, x + self._scale_width + scaled(GAP), 0, high)
 
     def draw_owners(self, painter: QPainter, x: int, word: str) -> None:
         """Some of the colours that requests have, in the first line."""
         painter.setPen(QPen(self.theme.color("border"), 0))
         for index, color in enumerate(owner_colors(self.theme)[:_NUM_OWNERS]):
             painter.setBrush(QColor(color))
-            painter.drawRoundedRect(QRectF(x + index * _OWNER_STEP, self._bar_top, 8, _BAR_HEIGHT), 2, 2)
-        self.draw_word(painter, x + _NUM_OWNERS * _OWNER_STEP + GAP, 0, word)
+            painter.drawRoundedRect(
+                QRectF(x + index * scaled(_OWNER_STEP), self._bar_top, scaled(8), scaled(_BAR_HEIGHT)), 2, 2
+            )
+        self.draw_word(painter, x + _NUM_OWNERS * scaled(_OWNER_STEP) + scaled(GAP), 0, word)
 
     def draw_word(self, painter: QPainter, x: int, line: int, word: str) -> None:
         """In a line, from `x` on."""
@@ -112,8 +115,16 @@ class SwatchLegend(QWidget):
         painter.drawText(x, top + (self.line_height + metrics.ascent() - metrics.descent()) // 2, word)
 
     @property
+    def _between(self) -> int:
+        return scaled(self._between_at_100)
+
+    @property
+    def _scale_width(self) -> int:
+        return scaled(self._scale_width_at_100)
+
+    @property
     def _bar_top(self) -> float:
-        return (self.line_height - _BAR_HEIGHT) / 2
+        return (self.line_height - scaled(_BAR_HEIGHT)) / 2
 
     def _advance(self, word: str) -> int:
         return self.fontMetrics().horizontalAdvance(word)

@@ -15,6 +15,7 @@ from PySide6.QtWidgets import (
 )
 
 from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.look.zoom import scaled
 from kvscope_app.views.prefixes.model import PrefixModel
 from kvscope_app.views.prefixes.prefix_columns import COLUMNS, PREFIX, WITH_BELOW
 from kvscope_app.views.table import SwatchDelegate, Table
@@ -118,7 +119,7 @@ class PrefixTable(Table):
         if not index.isValid() or index.column() != PREFIX or not self._prefixes.has_below(index.row()):
             return False
         right = self.columnViewportPosition(PREFIX) + self._delegate.sign_right(index.row())
-        return right - SIGN_WIDTH <= at.x() < right
+        return right - scaled(SIGN_WIDTH) <= at.x() < right
 
     def _show_menu(self, position: QPoint) -> None:
         row = self.indexAt(position).row()
@@ -138,7 +139,7 @@ class PrefixTable(Table):
         self.fix_row_heights(9)
         self.setSortingEnabled(True)
         self.sortByColumn(WITH_BELOW, Qt.SortOrder.DescendingOrder)
-        self.setIconSize(QSize(10, 10))
+        self.setIconSize(QSize(scaled(10), scaled(10)))
         self.fit_samples(COLUMNS)
 
 
@@ -160,7 +161,7 @@ class BranchDelegate(SwatchDelegate):
 
     def sign_right(self, row: int) -> int:
         """Where the sign ends and the text begins, from the left of the cell."""
-        return SIGN_WIDTH + INDENT * min(self._model.level_at(row), _MAX_LEVELS)
+        return scaled(SIGN_WIDTH) + scaled(INDENT) * min(self._model.level_at(row), _MAX_LEVELS)
 
     def paint(
         self, painter: QPainter, option: QStyleOptionViewItem, index: QModelIndex | QPersistentModelIndex
@@ -174,14 +175,17 @@ class BranchDelegate(SwatchDelegate):
             self._draw_sign(painter, whole, shift, self._model.is_open(index.row()))
 
     def _draw_sign(self, painter: QPainter, cell: QRect, shift: int, is_open: bool) -> None:
-        x, y = cell.left() + shift - SIGN_WIDTH / 2, cell.center().y() + 0.5
+        x, y = cell.left() + shift - scaled(SIGN_WIDTH) / 2, cell.center().y() + 0.5
+        near, far = scaled(2), scaled(4)
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        painter.setPen(QPen(self.theme.color("muted"), 1.6, c=Qt.PenCapStyle.RoundCap, j=Qt.PenJoinStyle.RoundJoin))
+        painter.setPen(
+            QPen(self.theme.color("muted"), scaled(16) / 10, c=Qt.PenCapStyle.RoundCap, j=Qt.PenJoinStyle.RoundJoin)
+        )
         if is_open:
-            painter.drawPolyline([QPointF(x - 4, y - 2), QPointF(x, y + 2), QPointF(x + 4, y - 2)])
+            painter.drawPolyline([QPointF(x - far, y - near), QPointF(x, y + near), QPointF(x + far, y - near)])
         else:
-            painter.drawPolyline([QPointF(x - 2, y - 4), QPointF(x + 2, y), QPointF(x - 2, y + 4)])
+            painter.drawPolyline([QPointF(x - near, y - far), QPointF(x + near, y), QPointF(x - near, y + far)])
         painter.restore()
 
 

@@ -10,10 +10,9 @@ from typing import ClassVar, Final
 
 import numpy as np
 from msgspec.structs import replace
-from PySide6.QtCore import QSettings, QSignalBlocker, Qt, QTimer
+from PySide6.QtCore import QMargins, QSettings, QSignalBlocker, Qt, QTimer
 from PySide6.QtGui import QResizeEvent, QTextOption
 from PySide6.QtWidgets import (
-    QBoxLayout,
     QComboBox,
     QHBoxLayout,
     QLineEdit,
@@ -23,11 +22,13 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from kvscope_app.look.flow_layout import FlowLayout
 from kvscope_app.look.fonts import mono
 from kvscope_app.look.makers import empty_state, head_row, label
 from kvscope_app.look.number_text import count, num_bytes, plural
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel
+from kvscope_app.look.zoom import scaled
 from kvscope_app.session.session import Session
 from kvscope_app.setting_names import PREFIX_FILTER, PREFIX_ORDER
 from kvscope_app.views.base import View
@@ -52,7 +53,6 @@ MAX_BLOCKS: Final = 64
 """Whose text is read."""
 _LINES: Final = 4
 _MAX_DIGITS = 10
-_NARROW: Final = 520
 _LOW: Final = 320
 """Below this height the rows need all the room there is."""
 _BORDERS: Final = 6
@@ -164,10 +164,8 @@ class PrefixesView(View):
         self.detail.apply_theme(theme)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Where it is narrow, the filter has a line of its own; where it is low, the text is not shown."""
+        """Where it is low, the text is not shown."""
         super().resizeEvent(event)
-        directions = QBoxLayout.Direction
-        self._bar.setDirection(directions.TopToBottom if self.width() < _NARROW else directions.LeftToRight)
         self.table.fit(self.width() - _BORDERS - self.table.verticalScrollBar().sizeHint().width())
         self._show_detail()
 
@@ -302,7 +300,7 @@ class PrefixesView(View):
 
     def _show_detail(self) -> None:
         moment, node = self.model.moment, self.selection.current
-        if moment is None or node is None or self.height() < _LOW:
+        if moment is None or node is None or self.height() < scaled(_LOW):
             self.detail.hide()
             return
         self.detail.show_node(moment, node, self.labels.text(node, MAX_BLOCKS))
@@ -337,20 +335,12 @@ class PrefixesView(View):
         self.search.textChanged.connect(self._on_filter)
 
     def _lay_out(self) -> None:
-        rest = QHBoxLayout()
-        rest.addWidget(self.which)
-        rest.addWidget(self.group)
-        rest.addWidget(self.count, 1)
-        self._bar = QBoxLayout(QBoxLayout.Direction.LeftToRight)
-        self._bar.setContentsMargins(8, 6, 8, 4)
-        self._bar.setSpacing(8)
-        self._bar.addWidget(self.search, 2)
-        self._bar.addLayout(rest, 3)
+        bar = FlowLayout(self.search, self.which, self.group, self.count, margins=QMargins(8, 6, 8, 4))
         body = QWidget()
         column = QVBoxLayout(body)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
-        column.addWidget(head_row(self._bar))
+        column.addWidget(head_row(bar))
         noted = QHBoxLayout()
         noted.setContentsMargins(10, 0, 10, 4)
         noted.addWidget(self.note)

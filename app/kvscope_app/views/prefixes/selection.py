@@ -14,6 +14,7 @@ from kvscope_app.session.session import Session
 from kvscope_app.views.prefixes.model import PrefixModel
 from kvscope_app.views.prefixes.prefix_columns import PrefixMoment
 from kvscope_app.views.prefixes.prefix_table import PrefixTable
+from kvscope_telemetry.prefixes.request_blocks import blocks_of_request
 
 
 class PrefixSelection(QObject):
@@ -135,14 +136,11 @@ class PrefixSelection(QObject):
 
 
 def place_of_selection(moment: PrefixMoment, session: Session) -> int | None:
-    """The node of the selected block, or of the last block of the selected request that has one."""
-    block = session.selected_block
+    """The node of the selected block, or the last node of the selected request's text, also after it ended."""
+    block, tree = session.selected_block, moment.tree
     if block is not None:
-        return moment.tree.node_of(block)
+        return tree.node_of(block)
     if session.selected_request is None:
         return None
-    ledger = session.mirror.ledger
-    for row in reversed(session.mirror.requests.table(session.selected_request).tolist()):
-        if ledger.hash[row]:
-            return moment.tree.node_of(row)
-    return None
+    nodes = tree.nodes_of(blocks_of_request(session.mirror, session.selected_request))
+    return int(nodes[np.argmax(tree.level[nodes])]) if nodes.size else None

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 
 from kvscope_app.look.number_text import count, num_bytes, plural
 from kvscope_app.views.places import is_swapped_out, num_by_tier, places_text
-from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.telemetry import CacheInfo
+from kvscope_telemetry.prefixes.request_blocks import blocks_of_request
 from kvscope_telemetry.state.mirror import Mirror
+
+_MAX_NAMED: Final = 6
 
 
 def blocks_sentence(mirror: Mirror, number: int) -> str:
-    """How many, where they are, and how much of them is used; of one that ended, what it left in the cache."""
+    """How many blocks a request has, where, and how full; of one that ended, how many of them are still cached."""
     assert mirror.hello is not None, "a request is shown only once there is an engine"
     cache, rows = mirror.hello.cache, mirror.requests.blocks(number).astype(np.int64)
     ids = rows[rows < cache.first_state]
     num_blocks, state = ids.size, _state_words(cache, rows[rows >= cache.first_state])
     if not num_blocks:
-        pool = mirror.ledger.part(0, cache.first_state)
-        left = int(np.count_nonzero((pool.owner == number) & (pool.state == BlockState.CACHED)))
-        cached = f" {plural(left, 'block')} {'is' if left == 1 else 'are'} still cached." if left else ""
-        return f"Request #{count(number)} holds no blocks now.{cached}"
+        return f"Request #{count(number)} holds no blocks now.{_cached_sentence(mirror, cache, number)}"
     size = f", {num_bytes(num_blocks * cache.block_bytes)}" if cache.block_bytes else ""
     size += state
     num_tokens = int(mirror.ledger.filled[ids].astype(np.int64).sum())
@@ -36,6 +38,26 @@ def blocks_sentence(mirror: Mirror, number: int) -> str:
     if is_swapped_out(mirror, number):
         return f"{name} is swapped out: {lower}{size}, {slots}"
     return f"{name}: {plural(num_blocks, 'block')} ({lower}){size}, {slots}"
+
+
+def batch_sentence(mirror: Mirror, numbers: Sequence[int]) -> str:
+    """Return how many blocks several selected requests hold together; each shared block counts once."""
+    named = ", ".join(f"#{count(number)}" for number in numbers[:_MAX_NAMED])
+    named += f" and {count(len(numbers) - _MAX_NAMED)} more" if len(numbers) > _MAX_NAMED else ""
+    num_blocks = np.unique(np.concatenate([mirror.requests.blocks(number) for number in numbers])).size
+    selected = f"{plural(len(numbers), 'request')} selected: {named}, {plural(num_blocks, 'block')} together."
+    return f"{selected} Select one to see its blocks."
+
+
+def _cached_sentence(mirror: Mirror, cache: CacheInfo, number: int) -> str:
+    """What is still cached of the text of a request that ended, its reused beginning included; "" for nothing."""
+    rows = blocks_of_request(mirror, number)
+    rows = rows[rows < cache.first_state]
+    if not rows.size:
+        return ""
+    num_reused = int(np.count_nonzero(mirror.ledger.owner[rows] != number))
+    reused = f", {count(num_reused)} of them reused" if num_reused else ""
+    return f" {plural(rows.size, 'block')} {'is' if rows.size == 1 else 'are'} still cached{reused}."
 
 
 def _state_words(cache: CacheInfo, rows: npt.NDArray[np.int64]) -> str:

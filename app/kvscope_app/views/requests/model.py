@@ -1,7 +1,7 @@
-"""The Qt model of the request table. Cells are formatted when they are looked at, never before.
+"""The Qt model of the request table: numpy columns, sorted by numpy; a cell's text is made when it is painted.
 
 Rows are positions; a refresh changes what they hold, so scrolling stays put. Which request a row holds is
-`number_at`; the view keeps its selection by number.
+`key_at`; the view keeps its selection by request.
 """
 
 from __future__ import annotations
@@ -16,25 +16,27 @@ import numpy.typing as npt
 from PySide6.QtCore import QModelIndex, QObject, Qt, Signal
 from PySide6.QtGui import QColor
 
-from kvscope_app.look.number_text import NOTHING, count, seconds, short
+from kvscope_app.look.clock_text import clock_text
+from kvscope_app.look.number_text import NOTHING, count, percent, seconds, short
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme, owner_color
-from kvscope_app.session.request_times import Ending
-from kvscope_app.views.requests.request_columns import Filter, RequestColumns, judged, order_rows, took_s
+from kvscope_app.views.requests.request_columns import NOT_YET, Wanted, judged, order_rows, took_s
 from kvscope_app.views.table import LEFT, RIGHT, Column, Index, TableHead, TableModel
 from kvscope_telemetry.goals import Goals, Judged, missed_words
 from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.request_log import Ending, RequestColumns
 
 PROGRESS_ROLE: Final = Qt.ItemDataRole.UserRole + 1
-"""Share of `max_tokens` that is there, 0 to 1."""
+"""Share of `max_tokens` that is generated at the moment shown, 0 to 1."""
 _DISPLAY: Final = int(Qt.ItemDataRole.DisplayRole)
 _ALIGNMENT: Final = int(Qt.ItemDataRole.TextAlignmentRole)
 _FOREGROUND: Final = int(Qt.ItemDataRole.ForegroundRole)
 _DECORATION: Final = int(Qt.ItemDataRole.DecorationRole)
 _PROGRESS: Final = int(PROGRESS_ROLE)
 _TIP: Final = int(Qt.ItemDataRole.ToolTipRole)
-_TOLD_ROLES: Final = frozenset((_DISPLAY, _ALIGNMENT, _FOREGROUND, _DECORATION, _PROGRESS, _TIP))
-"""As plain integers: comparing with Qt's enumerations costs more than what is told."""
+_ROLES: Final = frozenset((_DISPLAY, _ALIGNMENT, _FOREGROUND, _DECORATION, _PROGRESS, _TIP))
+"""As plain integers: comparing with Qt's enumerations costs more than the answer."""
+_INITIAL_SORT_ORDER: Final = Qt.ItemDataRole.InitialSortOrderRole
 
 _STATE_COLORS: Final = {
     RequestState.WAITING: "warn",
@@ -51,20 +53,25 @@ class RequestColumn(Column[[RequestColumns, int]]):
     """A column, and the array it sorts by."""
 
     sort_by: str
+    is_worst_first: bool = False
+    """Whether the first click on its title sorts the largest values to the top."""
 
 
 def _state_text(columns: RequestColumns, row: int) -> str:
-    state = RequestState(int(columns.state[row]))
+    code = int(columns.state[row])
+    if code == NOT_YET:
+        return "later"
+    state = RequestState(code)
     if state is RequestState.FINISHED:
         return _ending_text(columns, row)
     computed, prompt = int(columns.num_computed_tokens[row]), int(columns.num_prompt_tokens[row])
-    if state is RequestState.RUNNING and not columns.num_output_tokens[row] and computed < prompt:
+    if state is RequestState.RUNNING and not columns.num_output_now[row] and computed < prompt:
         return f"prefill {computed / prompt:.0%}"
     return state.name.lower()
 
 
 def _ending_text(columns: RequestColumns, row: int) -> str:
-    """How it ended. One that wrote all it may has finished, whoever heard of it."""
+    """How the request ended. One that generated its maximum of tokens has finished, even if its end was not seen."""
     ending, limit = Ending(int(columns.ending[row])), int(columns.max_tokens[row])
     if ending is Ending.UNKNOWN and limit and columns.num_output_tokens[row] >= limit:
         ending = Ending.FINISHED
@@ -81,8 +88,19 @@ def _counted(name: str) -> Callable[[RequestColumns, int], str]:
     return lambda columns, row: count(int(getattr(columns, name)[row]))
 
 
+def _prompt_text(columns: RequestColumns, row: int) -> str:
+    """A request that was aborted before its prompt was read has no count of prompt tokens."""
+    value = int(columns.num_prompt_tokens[row])
+    return count(value) if value else NOTHING
+
+
 def _timed(name: str) -> Callable[[RequestColumns, int], str]:
     return lambda columns, row: seconds(float(getattr(columns, name)[row]))
+
+
+def _tpot_text(columns: RequestColumns, row: int) -> str:
+    speed = float(columns.tokens_per_s[row])
+    return seconds(1 / speed) if speed > 0 else NOTHING
 
 
 def _speed_text(columns: RequestColumns, row: int) -> str:
@@ -91,13 +109,17 @@ def _speed_text(columns: RequestColumns, row: int) -> str:
 
 
 def _cached_text(columns: RequestColumns, row: int) -> str:
-    value = int(columns.num_cached_tokens[row])
-    return count(value) if value else NOTHING
+    value, share = int(columns.num_cached_tokens[row]), float(columns.cached_share[row])
+    return f"{count(value)} ({percent(share, 0)})" if value and np.isfinite(share) else NOTHING
 
 
 def _preempted_text(columns: RequestColumns, row: int) -> str:
     value = int(columns.num_preemptions[row])
     return f"{value} ×" if value else NOTHING
+
+
+def _arrival_text(columns: RequestColumns, row: int) -> str:
+    return clock_text(int(columns.arrival_ns[row]))
 
 
 def _id_text(columns: RequestColumns, row: int) -> str:
@@ -108,6 +130,11 @@ def _adapter_text(columns: RequestColumns, row: int) -> str:
     return columns.adapters[row] or NOTHING
 
 
+def _client_text(columns: RequestColumns, row: int) -> str:
+    value = int(columns.client[row])
+    return count(value) if value else NOTHING
+
+
 def _column(
     title: str,
     sort_by: str,
@@ -116,8 +143,9 @@ def _column(
     tip: str,
     *,
     is_number: bool = True,
+    is_worst_first: bool = False,
 ) -> RequestColumn:
-    return RequestColumn(title, text, tip, is_number, sample, sort_by=sort_by)
+    return RequestColumn(title, text, tip, is_number, sample, sort_by=sort_by, is_worst_first=is_worst_first)
 
 
 COLUMNS: Final = (
@@ -127,33 +155,67 @@ COLUMNS: Final = (
         "state",
         _state_text,
         "preempted",
-        "Waiting, prefill, running, preempted; finished, aborted or refused; ended (cause not seen)",
+        "State at the moment shown: waiting, prefill, running, preempted; finished, aborted or refused; ended (cause "
+        "not seen); later (arrives after that moment)",
         is_number=False,
     ),
     _column(
-        "Adapter",
-        "adapters",
-        _adapter_text,
-        "Adapter 0000",
-        "The LoRA adapter that it is computed with",
-        is_number=False,
+        "Total", "time_s", _timed("time_s"), "00:00 min", "From its arrival to its end, or so far", is_worst_first=True
     ),
-    _column("Prompt", "num_prompt_tokens", _counted("num_prompt_tokens"), "00 000", "Tokens of the prompt"),
-    _column("Cached", "num_cached_tokens", _cached_text, "00 000", "Prompt tokens taken from the prefix cache"),
+    _column(
+        "Queued",
+        "queue_s",
+        _timed("queue_s"),
+        "000.0 ms",
+        "From its arrival until it first ran, or so far",
+        is_worst_first=True,
+    ),
+    _column("TTFT", "ttft_s", _timed("ttft_s"), "000.0 ms", "From its arrival to its first token", is_worst_first=True),
+    _column(
+        "Per token",
+        "tpot_s",
+        _tpot_text,
+        "000.0 ms",
+        "Mean time per output token after the first (TPOT)",
+        is_worst_first=True,
+    ),
+    _column(
+        "Reason for the delay",
+        "delay_s",
+        lambda columns, row: "",
+        "waited 00.0 s for blocks held by #00, #00",
+        "Where its time went, the longest delay first; sorted by the time in which it was not served",
+        is_number=False,
+        is_worst_first=True,
+    ),
+    _column("Preempted", "num_preemptions", _preempted_text, "0 ×", "Number of preemptions", is_worst_first=True),
+    _column(
+        "Cached",
+        "cached_share",
+        _cached_text,
+        "0 000 (00 %)",
+        "Prompt tokens taken from the prefix cache, and their share of the prompt",
+    ),
+    _column("Arrived", "arrival_ns", _arrival_text, "00:00:00.000", "When it arrived"),
+    _column("Prompt", "num_prompt_tokens", _prompt_text, "00 000", "Tokens of the prompt"),
     _column("Output", "num_output_tokens", _output_text, "0 000 / 0 000", "Tokens generated, of the maximum"),
-    _column("Blocks", "num_blocks", _counted("num_blocks"), "0 000", "Blocks in its block tables"),
-    _column("Preempted", "num_preemptions", _preempted_text, "Preempted", "Number of preemptions"),
+    _column("Blocks", "num_blocks", _counted("num_blocks"), "0 000", "Blocks in its block tables at the moment shown"),
     _column("Speed", "tokens_per_s", _speed_text, "000.0 tok/s", "Output tokens per second since the first token"),
-    _column("Time", "time_s", _timed("time_s"), "00:00 min", "From arrival to end"),
-    _column("TTFT", "ttft_s", _timed("ttft_s"), "000.0 ms", "Time from arrival to first token"),
-    _column("Queued", "queue_s", _timed("queue_s"), "000.0 ms", "From arrival until it first ran"),
+    _column(
+        "Adapter", "adapters", _adapter_text, "Adapter 0000", "LoRA adapter that it is computed with", is_number=False
+    ),
+    _column("Client", "client", _client_text, "000", "Which client sent it, counted by their first requests"),
     _column("Id", "request_ids", _id_text, "chat-00000000", "The client's id for it", is_number=False),
 )
 _SIDES: Final = tuple(RIGHT if column.is_number else LEFT for column in COLUMNS)
-OUTPUT_COLUMN: Final = next(index for index, column in enumerate(COLUMNS) if column.title == "Output")
-ADAPTER_COLUMN: Final = next(index for index, column in enumerate(COLUMNS) if column.title == "Adapter")
+_PLACES: Final = {column.title: place for place, column in enumerate(COLUMNS)}
+OUTPUT_COLUMN: Final = _PLACES["Output"]
+ADAPTER_COLUMN: Final = _PLACES["Adapter"]
 """Hidden where no request has one."""
-_STATE: Final = next(index for index, column in enumerate(COLUMNS) if column.title == "State")
+CLIENT_COLUMN: Final = _PLACES["Client"]
+"""Hidden where all requests are of one client, or the engine does not report clients."""
+REASON_COLUMN: Final = _PLACES["Reason for the delay"]
+_STATE: Final = _PLACES["State"]
 
 
 class RequestModel(TableModel):
@@ -162,55 +224,73 @@ class RequestModel(TableModel):
     table_head: ClassVar[TableHead] = TableHead.of(COLUMNS)
 
     reordering = Signal()
-    """Rows are about to hold other requests: what Qt does to its selection meanwhile is nobody's choice."""
+    """Rows are about to hold other requests: what Qt does to its selection meanwhile is not the user's choice."""
     reordered = Signal()
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.theme: Theme = DARK
         self.why: Callable[[int], str] = lambda number: ""
-        """Why a request waits, in a sentence."""
-        self.filter = Filter.ALL
-        self.text = ""
-        self.goals: Goals = {}
+        """Why a request waits at the moment shown, in a sentence."""
+        self.reason: Callable[[int], str] = lambda key: ""
+        """Why a request took long, in a line."""
+        self.wanted = Wanted()
+        self.epoch = 0
+        """The engine start that is shown: numbers are of it."""
         self._sort_column = 0
         self._descending = True
         self._columns: RequestColumns | None = None
         self._rows = np.empty(0, np.intp)
 
-    def show_columns(self, columns: RequestColumns) -> None:
-        """Show new values."""
+    @property
+    def columns(self) -> RequestColumns | None:
+        """Columns of all requests, shown or not."""
+        return self._columns
+
+    @property
+    def shown_rows(self) -> npt.NDArray[np.intp]:
+        """Rows of `columns` that are shown, from the top."""
+        return self._rows
+
+    def show_columns(self, columns: RequestColumns, epoch: int) -> None:
+        """Show new values; `epoch` is the engine start that is shown."""
+        self.epoch = epoch
         if not len(columns):
             self._empty()
         elif self._columns is not None and len(self._rows):
             # Every row goes on holding its request, in the new columns, until they are put in order.
-            found = np.searchsorted(columns.number, self._columns.number[self._rows])
+            found = np.searchsorted(columns.key, self._columns.key[self._rows])
             self._rows = np.minimum(found, len(columns) - 1).astype(np.intp)
         self._columns = columns
         self.reorder()
 
-    def set_filter(self, wanted: Filter, text: str) -> None:
-        """Show those requests alone."""
-        self.filter, self.text = wanted, text
-        self.reorder()
+    def show_only(self, wanted: Wanted) -> None:
+        """Show only the requests that match, and judge them by the goals."""
+        if wanted != self.wanted:
+            self.wanted = wanted
+            self.reorder()
 
-    def set_goals(self, goals: Goals) -> None:
-        """From now on judge by these."""
-        self.goals = goals
-        self.reorder()
+    @property
+    def goals(self) -> Goals:
+        """The latencies that requests are judged by."""
+        return self.wanted.goals
 
     @property
     def judged(self) -> Judged | None:
-        """Who kept the goals; None where there are none, or no requests."""
+        """Which requests kept the goals; None without goals or requests."""
         return None if self._columns is None or not self.goals else judged(self._columns, self.goals)
 
     def missed_goals(self, number: int) -> list[str]:
-        """Each goal that a finished request missed, in words."""
-        columns = self._columns
-        found = [] if columns is None else np.flatnonzero(columns.number == number).tolist()
-        if columns is None or not found or not self.goals or not judged(columns, self.goals).missed[found[0]]:
+        """Return a text for each goal that a finished request of the engine start shown missed."""
+        columns, row = self._columns, self._place_of(number)
+        if columns is None or row is None or not self.goals or not judged(columns, self.goals).missed[row]:
             return []
-        return missed_words({name: float(each[found[0]]) for name, each in took_s(columns).items()}, self.goals)
+        return missed_words({name: float(each[row]) for name, each in took_s(columns).items()}, self.goals)
+
+    def key_of(self, number: int) -> int | None:
+        """Return the key of a request of the engine start shown."""
+        row = self._place_of(number)
+        return None if row is None or self._columns is None else int(self._columns.key[row])
 
     def sort(self, column: int, order: Qt.SortOrder = Qt.SortOrder.AscendingOrder) -> None:
         self._sort_column, self._descending = column, order is Qt.SortOrder.DescendingOrder
@@ -221,67 +301,116 @@ class RequestModel(TableModel):
         if self._columns is None:
             return
         sort_by = COLUMNS[self._sort_column].sort_by
-        rows = order_rows(self._columns, self.filter, self.text, sort_by, self._descending, self.goals)
+        rows = order_rows(self._columns, self.wanted, sort_by, self._descending)
         self.reordering.emit()
         self._replace(rows)
         if len(rows):
             self.dataChanged.emit(self.index(0, 0), self.index(len(rows) - 1, len(COLUMNS) - 1))
         self.reordered.emit()
 
+    def key_at(self, row: int) -> int | None:
+        """Return the key of the request in view row `row`."""
+        if self._columns is None or not 0 <= row < len(self._rows):
+            return None
+        return int(self._columns.key[self._rows[row]])
+
     def number_at(self, row: int) -> int | None:
-        """The request in view row `row`."""
+        """Return the number of the request in view row `row`."""
         if self._columns is None or not 0 <= row < len(self._rows):
             return None
         return int(self._columns.number[self._rows[row]])
 
+    def epoch_at(self, row: int) -> int:
+        """Return the engine start of the request in view row `row`."""
+        return 0 if self._columns is None else int(self._columns.epoch[self._rows[row]])
+
     def request_id_at(self, row: int) -> str:
-        """What the client called the request in view row `row`."""
+        """Return the client's id for the request in view row `row`."""
         return "" if self._columns is None else self._columns.request_ids[self._rows[row]]
 
     def is_finished(self, row: int) -> bool:
-        """Whether the request in view row `row` has ended."""
+        """Whether the request in view row `row` has ended by the moment shown."""
         return self._columns is not None and self._columns.state[self._rows[row]] == RequestState.FINISHED
 
+    def is_there(self, row: int) -> bool:
+        """Whether the request in view row `row` waits or runs at the moment shown."""
+        gone = (RequestState.FINISHED, NOT_YET)
+        return self._columns is not None and self._columns.state[self._rows[row]] not in gone
+
+    def num_in(self, *states: RequestState) -> int:
+        """Return how many requests are in one of `states` at the moment shown."""
+        return 0 if self._columns is None else int(np.count_nonzero(np.isin(self._columns.state, states)))
+
     def json_at(self, row: int) -> str:
-        """All that is held of a view row as a JSON object; what is not known is null."""
+        """Return everything that is known of a view row as a JSON object; null is unknown."""
         if self._columns is None or not 0 <= row < len(self._rows):
             return ""
         at = int(self._rows[row])
         document: dict[str, object] = {}
-        for name in (field.name for field in fields(self._columns)):
+        for name in (field.name for field in fields(self._columns) if field.name != "key"):
             value = getattr(self._columns, name)[at]
             plain = value if isinstance(value, str) else value.item()
             document[name] = None if isinstance(plain, float) and not np.isfinite(plain) else plain
-        document["state"] = RequestState(int(self._columns.state[at])).name.lower()
+        code = int(self._columns.state[at])
+        document["state"] = "later" if code == NOT_YET else RequestState(code).name.lower()
         document["ending"] = Ending(int(self._columns.ending[at])).name.lower()
+        document["reason"] = self.reason(int(self._columns.key[at]))
         return json.dumps(document, ensure_ascii=False, indent=2)
 
     def row_of(self, number: int) -> int | None:
-        """The view row of a request, None when the filter hides it."""
+        """Return the view row of a request of the engine start shown, None when the filter hides it."""
+        place = self._place_of(number)
+        found = np.flatnonzero(self._rows == place) if place is not None else np.empty(0, np.intp)
+        return int(found[0]) if found.size else None
+
+    def row_with(self, key: int) -> int | None:
+        """Return the view row of a request, None when the filter hides it."""
+        found = np.flatnonzero(self._columns.key[self._rows] == key) if self._columns is not None else self._rows[:0]
+        return int(found[0]) if found.size else None
+
+    def _place_of(self, number: int) -> int | None:
+        """Return the row in the columns of a request of the engine start shown."""
         if self._columns is None:
             return None
-        found = np.flatnonzero(self._columns.number[self._rows] == number)
+        found = np.flatnonzero((self._columns.number == number) & (self._columns.epoch == self.epoch))
         return int(found[0]) if found.size else None
 
     @property
     def has_adapters(self) -> bool:
-        """Whether any request, shown or not, is computed with one."""
+        """Whether any request, shown or not, is computed with a LoRA adapter."""
         return self._columns is not None and any(self._columns.adapters)
 
     @property
+    def has_clients(self) -> bool:
+        """Whether the requests, shown or not, are of several clients."""
+        return self._columns is not None and len(self._columns) > 0 and bool(np.ptp(self._columns.client))
+
+    def client_at(self, row: int) -> int:
+        """Return which client sent the request in view row `row`, 0 if it is unknown."""
+        return 0 if self._columns is None else int(self._columns.client[self._rows[row]])
+
+    @property
     def num_requests(self) -> int:
-        """Requests there are, shown or not."""
+        """Number of requests, shown or not."""
         return 0 if self._columns is None else len(self._columns)
+
+    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        if role == _INITIAL_SORT_ORDER and 0 <= section < len(COLUMNS):
+            order = Qt.SortOrder
+            return order.DescendingOrder if COLUMNS[section].is_worst_first else order.AscendingOrder
+        return super().headerData(section, orientation, role)
 
     def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
         return 0 if parent.isValid() else len(self._rows)
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        if role not in _TOLD_ROLES:  # asked thousands of times a second
+        if role not in _ROLES:  # asked thousands of times a second
             return None
         if self._columns is None or not 0 <= index.row() < len(self._rows):
             return None
         row, column = int(self._rows[index.row()]), index.column()
+        if role == _DISPLAY and column == REASON_COLUMN:
+            return self.reason(int(self._columns.key[row]))
         if role == _DISPLAY:
             return COLUMNS[column].text(self._columns, row)
         if role == _ALIGNMENT:
@@ -289,7 +418,7 @@ class RequestModel(TableModel):
         if role == _FOREGROUND and column == _STATE:
             return self.theme.color(self._state_color(row))
         if role == _TIP:
-            return plain_tip(self.why(int(self._columns.number[row]))) if column == _STATE else None
+            return self._tip(row, column)
         if role == _DECORATION and column == 0:
             return self._owner_color(row)
         return self._progress(row) if role == _PROGRESS and column == OUTPUT_COLUMN else None
@@ -299,14 +428,23 @@ class RequestModel(TableModel):
         assert self._columns is not None, "cells are asked for only when there are columns"
         return owner_color(int(self._columns.number[row]), self.theme)
 
+    def _tip(self, row: int, column: int) -> str | None:
+        assert self._columns is not None, "cells are asked for only when there are columns"
+        if column == REASON_COLUMN:
+            return plain_tip(self.reason(int(self._columns.key[row])).replace("; ", "\n"))
+        is_shown = column == _STATE and self._columns.epoch[row] == self.epoch
+        return plain_tip(self.why(int(self._columns.number[row]))) if is_shown else None
+
     def _state_color(self, row: int) -> str:
         assert self._columns is not None, "cells are asked for only when there are columns"
-        state, ending = RequestState(int(self._columns.state[row])), Ending(int(self._columns.ending[row]))
-        return _ENDING_COLORS.get(ending, _STATE_COLORS[state])
+        code, ending = int(self._columns.state[row]), Ending(int(self._columns.ending[row]))
+        if code == RequestState.FINISHED and ending in _ENDING_COLORS:
+            return _ENDING_COLORS[ending]
+        return "muted" if code == NOT_YET else _STATE_COLORS[RequestState(code)]
 
     def _progress(self, row: int) -> float:
         assert self._columns is not None, "cells are asked for only when there are columns"
-        return float(self._columns.num_output_tokens[row] / max(self._columns.max_tokens[row], 1))
+        return float(self._columns.num_output_now[row] / max(self._columns.max_tokens[row], 1))
 
     def _replace(self, rows: npt.NDArray[np.intp]) -> None:
         """Rows are added and removed at the end; what the others hold is told by dataChanged."""

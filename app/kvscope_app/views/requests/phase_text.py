@@ -1,7 +1,7 @@
 """How long a request waited, computed its prompt and wrote, and what it lost meanwhile, up to the moment shown. No Qt.
 
-Times come from what was seen; of what was before that, the event of its admission and whoever finds its first token
-tell. What nobody knows is not told.
+Times come from what was seen; earlier ones from the event of its admission, and from `find_first`. Unknown times are
+left out.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from kvscope_app.look.number_text import count, plural, seconds
+from kvscope_app.look.number_text import count, percent, plural, seconds
 from kvscope_app.session.request_times import RequestTimes
 from kvscope_app.views.requests.waiting_text import why_waits
 from kvscope_telemetry.messages.event_kinds import cause_text
@@ -18,12 +18,12 @@ from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Event
 from kvscope_telemetry.state.mirror import Mirror
 
-FindFirst = Callable[[int], int]
-"""When the first token came of a request that was admitted then, both by the engine's clock; -1: not known (yet)."""
+FindFirst = Callable[[], int]
+"""Returns when the request's first token came, by the engine's clock; -1: not known (yet)."""
 
 
 def phases(
-    mirror: Mirror, times: RequestTimes, events: Sequence[Event], number: int, find_first: FindFirst = lambda _: -1
+    mirror: Mirror, times: RequestTimes, events: Sequence[Event], number: int, find_first: FindFirst = lambda: -1
 ) -> Iterator[tuple[str, str]]:
     """Names and values of what there is to tell. `events`: the request's, oldest first, engine's clock."""
     row = mirror.requests.row_of(number)
@@ -38,18 +38,18 @@ def phases(
     started = _started_ns(times, own, number)
     first, last = (int(look(np.array([number]))[0]) for look in (times.first_token_ns, times.last_token_ns))
     if first < 0 <= started and requests.num_output_tokens[row]:
-        first = find_first(started)
+        first = find_first()
         last = until if last < 0 else last
     if started >= 0:
         yield "Queued", seconds(mirror.stops.running_ns(arrival, started) / 1e9)
     elif requests.state[row] == RequestState.WAITING:
         yield "Queued", f"{seconds(mirror.stops.running_ns(arrival, until) / 1e9)} so far"
-    yield from _computed(mirror, row, started, first, until)
+    yield from _computed(mirror, row, own, (started, first, until))
     if first >= 0:
-        yield from _written(mirror, row, first, last)
+        yield from _written(mirror, row, own, first, last)
     yield from _preempted(mirror, row, own)
     if stopped_ns := mirror.stops.stopped_ns(arrival, until):
-        yield "Paused", f"{seconds(stopped_ns / 1e9)}, excluded"
+        yield mirror.stops.stopped_text((arrival, until)).capitalize(), f"{seconds(stopped_ns / 1e9)}, excluded"
 
 
 def _started_ns(times: RequestTimes, own: list[Event], number: int) -> int:
@@ -58,25 +58,55 @@ def _started_ns(times: RequestTimes, own: list[Event], number: int) -> int:
     return admitted if admitted >= 0 else int(times.started_ns(np.array([number]))[0])
 
 
-def _computed(mirror: Mirror, row: int, started: int, first: int, until: int) -> Iterator[tuple[str, str]]:
-    requests = mirror.requests
+def _preempted_ns(mirror: Mirror, own: list[Event], from_ns: int, until_ns: int) -> int:
+    """Return how long a request was preempted between two times, by its events, without the engine's stops."""
+    spans = (
+        (max(event.time_ns - event.data.waited_ns, from_ns), min(event.time_ns, until_ns))
+        for event in own
+        if event.kind == "resumed" and event.data is not None
+    )
+    return sum(mirror.stops.running_ns(start, end) for start, end in spans if start < end)
+
+
+def _including(preempted_ns: int) -> str:
+    return f" including {seconds(preempted_ns / 1e9)} preempted" if preempted_ns else ""
+
+
+def _computed(mirror: Mirror, row: int, own: list[Event], times_ns: tuple[int, int, int]) -> Iterator[tuple[str, str]]:
+    """Describe the prefill of a request. `times_ns`: its start, its first token and the moment shown."""
+    requests, (started, first, until) = mirror.requests, times_ns
     prompt, cached = int(requests.num_prompt_tokens[row]), int(requests.num_cached_tokens[row])
     if started < 0:
         return
     what = f"{count(prompt - cached)} of {plural(prompt, 'prompt token')}, {count(cached)} cached"
     if first >= 0:
-        yield "Prefill", f"{seconds(mirror.stops.running_ns(started, first) / 1e9)}, until its first token: {what}"
+        took = seconds(mirror.stops.running_ns(started, first) / 1e9)
+        including = _including(_preempted_ns(mirror, own, started, first))
+        yield "Prefill", f"{took}{including}, until its first token: {what}"
     elif not requests.num_output_tokens[row] and requests.finished_ns[row] < 0:
-        yield "Prefill", f"{seconds(mirror.stops.running_ns(started, until) / 1e9)} so far: {what}"
+        share, computed = prefill_so_far(mirror, row)
+        so_far = seconds(mirror.stops.running_ns(started, until) / 1e9)
+        yield "Prefill", f"{so_far} so far: {share}, {computed}"
     else:
         yield "Prefill", f"{what}; its first token was not seen"
 
 
-def _written(mirror: Mirror, row: int, first: int, last: int) -> Iterator[tuple[str, str]]:
+def prefill_so_far(mirror: Mirror, row: int) -> tuple[str, str]:
+    """`16 %` and `1 302 of 8 136 prompt tokens, 240 of them cached`, of a request without an output token."""
+    requests = mirror.requests
+    prompt, cached = int(requests.num_prompt_tokens[row]), int(requests.num_cached_tokens[row])
+    computed = min(int(requests.num_computed_tokens[row]), prompt)
+    reused = f", {count(cached)} of them cached" if cached else ""
+    share = percent(computed / prompt if prompt else None, 0)
+    return share, f"{count(computed)} of {plural(prompt, 'prompt token')}{reused}"
+
+
+def _written(mirror: Mirror, row: int, own: list[Event], first: int, last: int) -> Iterator[tuple[str, str]]:
     tokens = int(mirror.requests.num_output_tokens[row])
     if tokens > 1 and last > first:
         took = mirror.stops.running_ns(first, last) / 1e9
-        yield "Decode", f"{seconds(took)}, {plural(tokens, 'token')}, {seconds(took / (tokens - 1))} between tokens"
+        including, between = _including(_preempted_ns(mirror, own, first, last)), seconds(took / (tokens - 1))
+        yield "Decode", f"{seconds(took)}{including}, {plural(tokens, 'token')}, {between} between tokens"
     elif tokens:
         yield "Decode", plural(tokens, "token")
 
@@ -86,7 +116,7 @@ def _preempted(mirror: Mirror, row: int, own: list[Event]) -> Iterator[tuple[str
     preemptions = [event for event in own if event.kind == "preempted"]
     if not times and not preemptions:
         return
-    away_ns = sum(event.data.waited_ns for event in own if event.kind == "resumed" and event.data is not None)
+    away_ns = _preempted_ns(mirror, own, 0, mirror.time_ns)
     away = f", resumed after {seconds(away_ns / 1e9)}" if away_ns else ""
     times = max(times, len(preemptions))
     yield "Preempted", f"{plural(times, 'time')}{away}"

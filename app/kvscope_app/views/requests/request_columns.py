@@ -1,130 +1,149 @@
-"""What the request table shows, worked out with numpy for all requests at once. No Qt.
+"""Filters and sorts the requests of the table, with numpy for all of them at once. No Qt.
 
-Rows are those of the mirror; filtering and sorting give an order of row numbers.
+Latencies and counts of a request are those of its whole life, as far as it is recorded; its state, its blocks and the
+progress of its prompt and its output are those of the moment shown (`at_moment`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_app.session.request_times import Ending, RequestTimes
+from kvscope_app.session.request_times import RequestTimes
+from kvscope_app.session.time_span import TimeSpan
 from kvscope_telemetry.goals import Goals, Judged, judge
 from kvscope_telemetry.latencies import running_s, tokens_per_s
 from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.request_log import SHARE_OF, Ending, RequestColumns, cached_share
 from kvscope_telemetry.state.mirror import Mirror
 
 FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
+NOT_YET: Final = 254
+"""In place of a `RequestState`: the request arrives after the moment shown."""
 
 
 class Filter(StrEnum):
-    """Which requests a person wants to see."""
+    """Which requests are shown."""
 
     ALL = "All"
     RUNNING = "Running"
     WAITING = "Waiting"
     FINISHED = "Ended"
     MISSED = "Missed goals"
+    PREEMPTED = "Preempted"
+    ABORTED = "Aborted"
+    IN_RANGE = "In visible range"
 
 
-_STATES = {
-    Filter.ALL: tuple(RequestState),
+FILTER_TIPS: Final = {
+    Filter.ALL: "All requests that are known, whatever moment is shown",
+    Filter.RUNNING: "Requests that run at the moment shown",
+    Filter.WAITING: "Requests that wait, or were preempted, at the moment shown",
+    Filter.FINISHED: "Requests that have ended by the moment shown",
+    Filter.MISSED: "Finished requests that missed a latency goal",
+    Filter.PREEMPTED: "Requests that were preempted at least once",
+    Filter.ABORTED: "Requests that were aborted or refused",
+    Filter.IN_RANGE: "Requests that were there in the time to which the linked views are zoomed",
+}
+_CLIENT: Final = re.compile(r"client\s+(\d{1,9})")
+_STATES: Final = {
     Filter.RUNNING: (RequestState.RUNNING,),
     Filter.WAITING: (RequestState.WAITING, RequestState.PREEMPTED),
     Filter.FINISHED: (RequestState.FINISHED,),
-    Filter.MISSED: (RequestState.FINISHED,),
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RequestColumns:
-    """Copies, so that a paused table stands still. Each array has shape (num_requests,)."""
-
-    request_ids: list[str]
-    adapters: list[str]
-    """LoRA adapters by name; empty: none."""
-    number: IntArray
-    state: IntArray
-    num_prompt_tokens: IntArray
-    num_computed_tokens: IntArray
-    num_cached_tokens: IntArray
-    num_output_tokens: IntArray
-    max_tokens: IntArray
-    num_blocks: IntArray
-    num_preemptions: IntArray
-    num_draft_tokens: IntArray
-    """Guessed ahead and checked, and those of them that were right."""
-    num_accepted_tokens: IntArray
-    tokens_per_s: FloatArray
-    """As in `latencies`; NaN before there are two tokens, and where the first came unseen. So is the next."""
-    ttft_s: FloatArray
-    queue_s: FloatArray
-    """Or how long it has waited until now; NaN when that was not seen."""
-    time_s: FloatArray
-    """From arrival to the end, or until now."""
-    ending: IntArray
-    """An `Ending`."""
-
-    def __len__(self) -> int:
-        return len(self.request_ids)
+def at_moment(columns: RequestColumns, mirror: Mirror, cursor_ns: int) -> RequestColumns:
+    """Return `columns` with the states, blocks and progress of what is shown, at `cursor_ns` by the wall clock."""
+    if mirror.hello is None or not len(columns):
+        return columns
+    requests = mirror.requests
+    state = np.where(columns.arrival_ns > cursor_ns, NOT_YET, RequestState.FINISHED)
+    has_come = state != NOT_YET
+    computed = np.where(has_come, columns.num_computed_tokens, 0)
+    output, blocks = np.where(has_come, columns.num_output_now, 0), np.zeros(len(columns), np.int64)
+    own = np.flatnonzero(columns.epoch == mirror.epoch)
+    if own.size and len(requests):
+        numbers = columns.number[own]
+        at = np.minimum(np.searchsorted(requests.number, numbers), len(requests) - 1)
+        is_known = requests.number[at] == numbers
+        rows, at = own[is_known], at[is_known]
+        state[rows], computed[rows] = requests.state[at], requests.num_computed_tokens[at]
+        output[rows], blocks[rows] = requests.num_output_tokens[at], requests.num_held[at]
+    return replace(columns, state=state, num_computed_tokens=computed, num_output_now=output, num_blocks=blocks)
 
 
 def read_columns(mirror: Mirror, times: RequestTimes, part: slice = slice(None)) -> RequestColumns:
-    """The table's columns as the mirror stands, or some rows of them."""
+    """Return the requests of a mirror, or some rows of them, up to the moment that it is of."""
     requests = mirror.requests
     number = requests.number[part].astype(np.int64)
     first, last = times.first_token_ns(number), times.last_token_ns(number)
     arrival, finished = requests.arrival_ns[part], requests.finished_ns[part]
     end = np.where(finished >= 0, finished, np.maximum(mirror.time_ns, arrival))
     goes_on = np.isin(requests.state[part], (RequestState.RUNNING, RequestState.FINISHED))
-    newest = np.where(goes_on, end, -1)  # where nobody saw the last token: who runs has one in each step
+    newest = np.where(goes_on, end, -1)  # if its last token was not seen: a running request has one in each step
     started = times.started_ns(number)
     still_waits = (started < 0) & (requests.state[part] == RequestState.WAITING)
     counted = ("num_prompt_tokens", "num_computed_tokens", "num_cached_tokens", "num_output_tokens")
-    others = ("state", "max_tokens", "num_preemptions", "num_draft_tokens", "num_accepted_tokens")
+    others = ("client", "state", "max_tokens", "num_preemptions", "num_draft_tokens", "num_accepted_tokens")
+    offset_ns = 0 if mirror.hello is None else mirror.hello.wall_time_ns - mirror.hello.time_ns
     return RequestColumns(
         request_ids=requests.request_ids[part],
         adapters=requests.adapters[part],
+        key=number,
+        epoch=np.full(number.size, mirror.epoch or 0),
         number=number,
+        arrival_ns=arrival + offset_ns,
+        end_ns=np.maximum(end, arrival) + offset_ns,
+        has_ended=requests.state[part] == RequestState.FINISHED,
         tokens_per_s=tokens_per_s(
             requests.num_output_tokens[part], first, np.where(last >= 0, last, newest), mirror.stops
         ),
         ttft_s=running_s(arrival, first, mirror.stops),
         queue_s=running_s(arrival, np.where(still_waits, end, started), mirror.stops),
         time_s=running_s(arrival, end, mirror.stops),
+        aside_s=np.zeros(number.size),
+        cached_share=cached_share(*(getattr(requests, name)[part] for name in SHARE_OF)),
         ending=times.endings(number),
         num_blocks=requests.num_held[part].astype(np.int64),
+        num_output_now=requests.num_output_tokens[part].astype(np.int64),
         **{name: getattr(requests, name)[part].astype(np.int64) for name in counted + others},
     )
 
 
 def took_s(columns: RequestColumns) -> dict[str, FloatArray]:
-    """What goals judge, as in `goals.took_s`, of each request."""
-    has_next = (columns.num_output_tokens > 1) & (columns.tokens_per_s != 0)
-    tpot_s = np.where(columns.num_output_tokens > 1, np.nan, 0.0)
-    tpot_s[has_next] = 1 / columns.tokens_per_s[has_next]
+    """Return the latencies that goals are about, as `goals.took_s`, of each request."""
+    tpot_s = np.where(columns.num_output_tokens > 1, columns.tpot_s, 0.0)
     return {"ttft": columns.ttft_s, "tpot": tpot_s, "e2el": columns.time_s}
 
 
 def judged(columns: RequestColumns, goals: Goals) -> Judged:
-    """Of those that finished; who goes on, was aborted or refused neither kept goals nor missed them."""
-    ended_somehow = (columns.state == RequestState.FINISHED) & (columns.ending == Ending.UNKNOWN)
-    has_finished = ended_somehow | (columns.ending == Ending.FINISHED)
+    """Judge the requests that finished; unfinished, aborted and refused ones are neither kept nor missed."""
+    has_finished = columns.has_ended & np.isin(columns.ending, (Ending.UNKNOWN, Ending.FINISHED))
     found = judge(took_s(columns), goals)
     return Judged(found.kept & has_finished, found.missed & has_finished)
 
 
-def order_rows(
-    columns: RequestColumns, wanted: Filter, text: str, sort_by: str, descending: bool, goals: Goals | None = None
-) -> npt.NDArray[np.intp]:
-    """Rows of the requests that match, sorted; equal ones newest first."""
-    matching = np.isin(columns.state, _STATES[wanted])
-    if wanted is Filter.MISSED:
-        matching &= judged(columns, goals or {}).missed
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which requests are shown: those of `filter` that have `text`."""
+
+    filter: Filter = Filter.ALL
+    text: str = ""
+    goals: Goals = field(default_factory=dict)
+    """For `Filter.MISSED`."""
+    visible: TimeSpan | None = None
+    """For `Filter.IN_RANGE`; None: all of the time."""
+
+
+def order_rows(columns: RequestColumns, wanted: Wanted, sort_by: str, descending: bool) -> npt.NDArray[np.intp]:
+    """Return the rows of the requests that match, sorted; equal ones newest first, unknown values last."""
+    matching, text = _matches(columns, wanted), wanted.text
     if text:
         matching &= _matches_text(columns, text)
     rows = np.flatnonzero(matching)[::-1]
@@ -138,9 +157,27 @@ def order_rows(
     return rows[np.argsort(values, kind="stable")]
 
 
+def _matches(columns: RequestColumns, wanted: Wanted) -> npt.NDArray[np.bool_]:
+    if wanted.filter in _STATES:
+        return np.isin(columns.state, _STATES[wanted.filter])
+    if wanted.filter is Filter.MISSED:
+        return judged(columns, wanted.goals).missed
+    if wanted.filter is Filter.PREEMPTED:
+        return columns.num_preemptions > 0
+    if wanted.filter is Filter.ABORTED:
+        return np.isin(columns.ending, (Ending.ABORTED, Ending.REFUSED))
+    if wanted.filter is Filter.IN_RANGE and wanted.visible is not None:
+        is_there: npt.NDArray[np.bool_] = columns.arrival_ns <= wanted.visible.end_ns
+        return is_there & (columns.end_ns >= wanted.visible.begin_ns)
+    return np.ones(len(columns), np.bool_)
+
+
 def _matches_text(columns: RequestColumns, text: str) -> npt.NDArray[np.bool_]:
-    """Part of the id or of the adapter's name, or the number with or without #."""
+    """Match a part of the id or of the adapter's name, the number with or without #, or `client 3`."""
     wanted = text.strip().lower()
+    if client := _CLIENT.fullmatch(wanted):
+        is_its: npt.NDArray[np.bool_] = columns.client == int(client.group(1))
+        return is_its
     number = wanted.removeprefix("#")
     names = zip(columns.request_ids, columns.adapters, strict=True)
     by_id = np.fromiter(

@@ -1,4 +1,4 @@
-"""Below the request table: the selected request's block table and events, and the events of all."""
+"""Below the request table: the selected request's block table and events, the events of all, and plots of all."""
 
 from __future__ import annotations
 
@@ -19,21 +19,17 @@ from kvscope_app.session.session import Session
 from kvscope_app.views.events.event_model import EventFilter, EventModel
 from kvscope_app.views.events.event_table import EventTable
 from kvscope_app.views.requests.block_strip import BlockStrip
-from kvscope_app.views.requests.blocks_text import blocks_sentence
-from kvscope_app.views.requests.first_tokens import FirstTokens, find_first_token
+from kvscope_app.views.requests.blocks_text import batch_sentence, blocks_sentence
 from kvscope_app.views.requests.phase_text import phases
+from kvscope_app.views.requests.request_plots import RequestPlots
 from kvscope_app.views.requests.reuse_text import prompt_of, reuse_text
-from kvscope_telemetry.delays import KINDS, Delays
-from kvscope_telemetry.latencies import Moments
 
 _NAMED: Final = re.compile(r"#(\d{1,10})\b")
-_MAX_EVENTS: Final = 20_000
-"""The newest that are looked through; of what was before, nobody is named."""
 NOTHING_SELECTED = "Select a request to see its blocks."
 
 
 class RequestDetail(QTabWidget):
-    """Three tabs: blocks, events of the request, events of all."""
+    """Four tabs: blocks, events of the request, events of all, plots of all requests shown."""
 
     request_chosen = Signal(object, object)
     """Epoch and number of the request of an event the person chose."""
@@ -46,15 +42,18 @@ class RequestDetail(QTabWidget):
         self.reuse = label(wraps=True)
         """What it need not compute, and why not more."""
         self.missed: Callable[[int], list[str]] = lambda number: []
-        """Goals that a request missed, in words."""
+        """Returns a text for each goal that a request missed."""
+        self.chain: Callable[[int], tuple[str, ...]] = lambda number: ()
+        """Returns what delayed a request, oldest first."""
+        self.reason: Callable[[int], str] = lambda number: ""
+        """Returns what delayed a request, in one line."""
         self.delays = label(wraps=True)
-        """Them, and what delayed it; a click on a request's number selects that one."""
+        """What delayed the request, and the goals it missed; a click on a request's number selects that one."""
         self._delays_seen: tuple[object, ...] = ()
         self.phases = label(wraps=True)
         """How long it waited, computed and wrote, and what was in its way."""
-        self.first_tokens = FirstTokens(session, self)
-        self.first_tokens.found.connect(self._show_phases)
         self.strip = BlockStrip()
+        self.plots = RequestPlots()
         offset_ns = session.history.wall_ns(0)
         self.own_events = EventModel(offset_ns, self)
         self.all_events = EventModel(offset_ns, self)
@@ -84,8 +83,9 @@ class RequestDetail(QTabWidget):
         self.all_events.follow(self._session.history.events)
 
     def apply_theme(self, theme: Theme) -> None:
-        """Hand the colours on."""
+        """Use the colours of `theme`."""
         self.strip.apply_theme(theme)
+        self.plots.apply_theme(theme)
         for model, table in zip((self.own_events, self.all_events), self.tables, strict=True):
             model.theme = theme
             table.viewport().update()
@@ -93,7 +93,8 @@ class RequestDetail(QTabWidget):
     def _show_blocks(self) -> None:
         mirror, number = self._session.mirror, self._session.selected_request
         if mirror.hello is None or number is None:
-            self.summary.setText(NOTHING_SELECTED)
+            batch = self._session.selected_batch
+            self.summary.setText(batch_sentence(mirror, batch) if batch else NOTHING_SELECTED)
             nothing = np.empty(0, np.int64)
             self.strip.show_blocks(nothing, nothing, nothing, 1)
             return
@@ -117,13 +118,13 @@ class RequestDetail(QTabWidget):
     def _show_delays(self) -> None:
         session, number = self._session, self._session.selected_request
         missed = [] if number is None else self.missed(number)
-        seen = (session.mirror.epoch, number, session.history.events.num_clears, *missed)
+        delays = () if number is None else self.chain(number) if missed else tuple(filter(None, [self.reason(number)]))
+        seen = (session.mirror.epoch, number, *missed, *delays)
         if seen == self._delays_seen:
             return
         self._delays_seen = seen
-        delays = [] if number is None or not missed else delays_of(session, number)
-        links = [f"{link[0].upper()}{link[1:]}." for link in delays]
-        lines = [f"Missed: {'; '.join(missed)}.", *links] if missed else []
+        lines = [f"Missed: {'; '.join(missed)}."] if missed else []
+        lines += [f"{text[0].upper()}{text[1:]}." for text in delays]
         self.delays.setText(linked(lines, number))
         self.delays.setVisible(bool(lines))
 
@@ -135,12 +136,15 @@ class RequestDetail(QTabWidget):
         shown_phases: list[tuple[str, str]] = []
         if number is not None and session.mirror.epoch is not None:
             events = [entry.event for entry in session.history.events.of_request(session.mirror.epoch, number)]
-            find = partial(find_first_token, session, self.first_tokens, number)
+            find = partial(self._first_token_ns, session.mirror.epoch, number)
             shown_phases = list(phases(session.mirror, session.history.request_times, events, number, find))
         text = "\n".join(f"{name}: {value}" for name, value in shown_phases)
         if text != self.phases.text():
             self.phases.setText(text)
         self.phases.setVisible(bool(text))
+
+    def _first_token_ns(self, epoch: int, number: int) -> int:
+        return self._session.requests.log.first_token_ns(epoch, number)
 
     def _show_reuse(self, number: int | None, entries: list[LoggedEvent]) -> None:
         prompt = None if number is None else prompt_of(self._session.mirror, number)
@@ -152,13 +156,15 @@ class RequestDetail(QTabWidget):
         self.all_events.show_only(EventFilter(text), self._session.history.events)
 
     def _lay_out(self) -> None:
-        self.setUsesScrollButtons(False)  # a narrow dock shortens words instead
+        self.setElideMode(Qt.TextElideMode.ElideNone)  # in a narrow dock, tabs scroll
         self.addTab(self._blocks_page(), "Block table")
         self.addTab(self.tables[0], "Its events")
         self.addTab(self._all_events_page(), "All events")
+        self.addTab(self.plots, "Plots")
 
     def _blocks_page(self) -> QWidget:
         scroll = QScrollArea()
+        scroll.setAccessibleName("Blocks of the request")
         body = QWidget()
         below = QVBoxLayout(body)
         below.setContentsMargins(0, 0, 0, 0)
@@ -205,37 +211,11 @@ def _column(head: QWidget, body: QWidget) -> QWidget:
     return page
 
 
-# What delayed a request that missed its goals, as the session's events tell it, with links to whom it names.
-def delays_of(session: Session, number: int) -> tuple[str, ...]:
-    """The chain of `Delays` of one that the mirror knows."""
-    mirror, history = session.mirror, session.history
-    row = mirror.requests.row_of(number)
-    if row is None or mirror.hello is None:
-        return ()
-    causes = history.events.of_kinds(KINDS, _MAX_EVENTS)
-    events = (entry.event for entry in causes if entry.epoch == mirror.epoch)
-    numbers = np.array([number])
-    last_ns = history.request_times.last_token_ns(numbers)[0]
-    moments = Moments(
-        int(mirror.requests.arrival_ns[row]),
-        _known(history.request_times.started_ns(numbers)[0]),
-        _known(history.request_times.first_token_ns(numbers)[0]),
-        _known(last_ns if last_ns >= 0 else mirror.requests.finished_ns[row]),
-        mirror.stops,
-    )
-    limit = mirror.limits[0] or mirror.hello.cache.max_num_seqs
-    return Delays(events, limit).chain(number, moments, int(mirror.requests.num_output_tokens[row]))
-
-
 def linked(lines: Iterable[str], number: int | None) -> str:
-    """As HTML, a line each: `#7` is a link to request 7, but for `number` itself."""
+    """Return HTML with a line each: `#7` is a link to request 7, except for `number` itself."""
 
     def link(found: re.Match[str]) -> str:
         other = found.group(1)
         return found.group() if int(other) == number else f'<a href="{int(other)}">#{other}</a>'
 
     return "<br>".join(_NAMED.sub(link, escape(line, quote=False)) for line in lines)
-
-
-def _known(time_ns: int) -> int | None:
-    return None if time_ns < 0 else int(time_ns)

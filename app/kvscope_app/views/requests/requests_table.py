@@ -1,9 +1,12 @@
-"""The request table's widget: keys, context menu, column widths."""
+"""The request table's widget: selection, context menu, column widths."""
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Final
+
 from PySide6.QtCore import QItemSelection, QModelIndex, QPersistentModelIndex, QPoint, QRect, QSize, Qt, Signal
-from PySide6.QtGui import QAction, QColor, QGuiApplication, QPainter
+from PySide6.QtGui import QAction, QColor, QGuiApplication, QMouseEvent, QPainter
 from PySide6.QtWidgets import (
     QMenu,
     QStyledItemDelegate,
@@ -12,21 +15,40 @@ from PySide6.QtWidgets import (
 
 from kvscope_app.look.table_text import as_tsv, chosen_rows
 from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.views.requests.model import ADAPTER_COLUMN, COLUMNS, OUTPUT_COLUMN, PROGRESS_ROLE, RequestModel
+from kvscope_app.look.zoom import scaled
+from kvscope_app.views.requests.model import (
+    ADAPTER_COLUMN,
+    CLIENT_COLUMN,
+    COLUMNS,
+    OUTPUT_COLUMN,
+    PROGRESS_ROLE,
+    RequestModel,
+)
 from kvscope_app.views.table import SwatchDelegate, Table
 
+MOMENTS: Final = {
+    "arrival_ns": "arrival",
+    "started_ns": "start",
+    "first_token_ns": "first token",
+    "ended_ns": "end",
+}
+"""Fields of `RequestWallTimes`, and what the user reads for them."""
 _BAR_HEIGHT = 2
 _MARGIN = 6
 
 
 class RequestTable(Table):
-    """Sortable by clicking a header; the context menu aborts and copies."""
+    """Sortable by clicking a header; the context menu goes to moments of a request, aborts and copies."""
 
     row_chosen = Signal()
     abort_wanted = Signal()
+    client_wanted = Signal()
+    """Show only requests of the client of the current row's request."""
+    moment_wanted = Signal(str)
+    """Go to a moment of the current row's request: a field of `RequestWallTimes`."""
 
     def __init__(self, model: RequestModel) -> None:
-        super().__init__("Requests", many=False)
+        super().__init__("Requests", many=True)
         self._requests = model
         self._delegate = ProgressDelegate(self)
         self.setModel(model)
@@ -38,38 +60,56 @@ class RequestTable(Table):
         self.selectionModel().selectionChanged.connect(self._on_selection)
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take the colours of the bars."""
+        """Use the colours of `theme`."""
         self._delegate.theme = theme
         self.viewport().update()
 
-    def show_adapters(self, has_any: bool) -> None:
-        """Their column, where there are any."""
-        if self.isColumnHidden(ADAPTER_COLUMN) == has_any:
-            self.setColumnHidden(ADAPTER_COLUMN, not has_any)
+    def show_columns_in_use(self) -> None:
+        """Show the columns of adapters and clients if they tell requests apart."""
+        for column, is_used in (
+            (ADAPTER_COLUMN, self._requests.has_adapters),
+            (CLIENT_COLUMN, self._requests.has_clients),
+        ):
+            if self.isColumnHidden(column) == is_used:
+                self.setColumnHidden(column, not is_used)
 
     def height_of(self, num_rows: int) -> int:
-        """With the header, and the bar below that scrolls sideways."""
+        """Height of the table with `num_rows` rows, its header and its horizontal scroll bar."""
         bars = self.horizontalHeader().sizeHint().height() + self.horizontalScrollBar().sizeHint().height()
         return bars + num_rows * self.verticalHeader().defaultSectionSize()
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        row = self.indexAt(event.position().toPoint()).row()
+        is_again = self.selectionModel().isRowSelected(row) and event.button() is Qt.MouseButton.LeftButton
+        super().mousePressEvent(event)
+        if is_again and self.selectionModel().isRowSelected(row):  # the selection did not change, so nothing was said
+            self.row_chosen.emit()
 
     def _set_up_looks(self) -> None:
         self.fix_row_heights(9)
         self.setSortingEnabled(True)
         self.sortByColumn(0, Qt.SortOrder.DescendingOrder)
-        self.setIconSize(QSize(10, 10))
+        self.setIconSize(QSize(scaled(10), scaled(10)))
         self.fit_samples(COLUMNS)
-        self.setColumnHidden(ADAPTER_COLUMN, True)
+        self.show_columns_in_use()
 
     def _set_up_actions(self) -> None:
         self.abort = QAction("Abort request", self)
         self.abort.triggered.connect(self.abort_wanted)
+        self.moments = [QAction(f"Go to its {text}", self) for text in MOMENTS.values()]
+        for action, name in zip(self.moments, MOMENTS, strict=True):
+            action.triggered.connect(partial(self.moment_wanted.emit, name))
+        self.one_client = QAction("Show only its client", self)
+        self.one_client.triggered.connect(self.client_wanted)
+        line = QAction(self)
+        line.setSeparator(True)
         self.copy_id = QAction("Copy id", self)
         self.copy_id.triggered.connect(self._copy_id)
-        self.copy_row = QAction("Copy row", self)
+        self.copy_row = QAction("Copy rows", self)
         self.copy_row.triggered.connect(self._copy_row)
         self.copy_json = QAction("Copy as JSON", self)
         self.copy_json.triggered.connect(self._copy_json)
-        self.addActions([self.abort, self.copy_id, self.copy_row, self.copy_json])
+        self.addActions([*self.moments, self.one_client, line, self.abort, self.copy_id, self.copy_row, self.copy_json])
         self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.customContextMenuRequested.connect(self._show_menu)
 
@@ -77,7 +117,8 @@ class RequestTable(Table):
         row = self.indexAt(position).row()
         if row < 0:
             return
-        self.abort.setEnabled(not self._requests.is_finished(row))
+        self.abort.setEnabled(self._requests.is_there(row))
+        self.one_client.setVisible(self._requests.has_clients and self._requests.client_at(row) > 0)
         menu = QMenu(self)
         menu.setToolTipsVisible(True)
         menu.addActions(self.actions())
@@ -85,8 +126,8 @@ class RequestTable(Table):
         menu.deleteLater()
         self.abort.setEnabled(True)
 
-    def _on_selection(self, selected: QItemSelection, _deselected: QItemSelection) -> None:
-        if not selected.isEmpty():
+    def _on_selection(self, _selected: QItemSelection, _deselected: QItemSelection) -> None:
+        if self.selectionModel().hasSelection():
             self.row_chosen.emit()
 
     def _copy_id(self) -> None:
@@ -104,10 +145,7 @@ class RequestTable(Table):
 
 
 class ProgressDelegate(QStyledItemDelegate):
-    """How the output column of the request table is painted: a small bar below the tokens.
-
-    Text as always, and a bar as long as the share that is there.
-    """
+    """Paints the output column of the request table: its text, and below it a bar of the share generated so far."""
 
     theme: Theme = DARK
 

@@ -1,20 +1,24 @@
-"""Requests: a table of all, and below it the block table and the events of the selected one.
+"""Requests: a table of all requests of the session, and below it the details of the selected one.
 
-Owns the selection's way between the table and the session, the filter and the abort action.
+The table lists every request, whatever moment is shown: latencies are those of a request's whole life, its state is
+that at the moment shown. Owns the selection's way between the table and the session, the filter and the abort action.
 """
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
 import numpy as np
-from PySide6.QtCore import QEvent, QItemSelection, QItemSelectionModel, QSettings, Qt
+from PySide6.QtCore import QEvent, QItemSelection, QItemSelectionModel, QMargins, QSettings, Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
     QComboBox,
     QHBoxLayout,
     QLineEdit,
+    QSizePolicy,
     QSplitter,
     QStackedLayout,
     QVBoxLayout,
@@ -22,8 +26,10 @@ from PySide6.QtWidgets import (
 )
 
 from kvscope_app.look.asking import ask
-from kvscope_app.look.makers import empty_state, head_row, label
-from kvscope_app.look.number_text import plural
+from kvscope_app.look.clock_text import clock_text
+from kvscope_app.look.flow_layout import FlowLayout
+from kvscope_app.look.makers import empty_state, head_row
+from kvscope_app.look.number_text import count, plural
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel
@@ -31,24 +37,30 @@ from kvscope_app.look.zoom import scaled
 from kvscope_app.session.session import Session
 from kvscope_app.setting_names import REQUEST_GOALS
 from kvscope_app.views.base import View
+from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.requests.model import RequestModel
 from kvscope_app.views.requests.numbers import RequestNumbers
-from kvscope_app.views.requests.request_columns import Filter, read_columns
+from kvscope_app.views.requests.request_columns import FILTER_TIPS, Filter, at_moment
 from kvscope_app.views.requests.request_detail import RequestDetail
-from kvscope_app.views.requests.requests_table import RequestTable
+from kvscope_app.views.requests.requests_table import MOMENTS, RequestTable
 from kvscope_app.views.requests.waiting_text import queue_note, why_waits
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.goals import GOAL_NAMES, Judged, goals_text, read_goals
 from kvscope_telemetry.messages.commands import Abort
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.state.mirror import Mirror
 
-_BESIDE_FROM_WIDTH = 620
+_BESIDE_FROM_WIDTH = 900
 _LOW = 400
 _ROWS_AT_LEAST = 5
 """Of the table, before the details below it get room that nobody asked for."""
 EMPTY_TEXT = "No requests yet.\nSend a prompt from the console, or start the load."
 _GOALS_TIP = "\n".join(f"{name}: {meaning}" for name, meaning in GOAL_NAMES.items())
-EMPTY_RECORDING = "No requests at this moment of the recording."
+EMPTY_RECORDING = "This recording contains no requests."
+_READING_S = 1.0
+"""How often the table follows while a recording is read: sorting and painting it anew slows the reading."""
+_MAX_REASONS = 5_000
+"""Reasons that are remembered; each takes about a millisecond to find among 100,000 requests."""
 
 
 class RequestsView(View):
@@ -63,14 +75,21 @@ class RequestsView(View):
         super().__init__(session, parent)
         self.model = RequestModel(self)
         self.model.why = self._why
+        self.model.reason = self._reason
+        self._reasons: dict[int, tuple[str, int]] = {}
+        """Reasons by key, each with the version of the log it was read from; -1: final."""
         self.table = RequestTable(self.model)
         self.detail = RequestDetail(session)
         self.detail.missed = self.model.missed_goals
+        self.detail.chain = self._chain
+        self.detail.reason = self._reason_of
         self.numbers = RequestNumbers()
         """Instead of both, of an engine that does not tell of each."""
         self.filter = QComboBox()
         self.filter.addItems([wanted.value for wanted in Filter])
-        self.filter.setAccessibleName("Filter")
+        for place, wanted in enumerate(Filter):
+            self.filter.setItemData(place, FILTER_TIPS[wanted], Qt.ItemDataRole.ToolTipRole)
+        self.filter.setAccessibleName("Requests shown")
         self.goals = QLineEdit()
         """Seen with the filter that needs them."""
         self.goals.setPlaceholderText("Goals in ms, as ttft:200 tpot:50")
@@ -79,9 +98,13 @@ class RequestsView(View):
         self.goals.hide()
         self._goals_error = ""
         self.search = QLineEdit()
-        self.search.setPlaceholderText("Find by id, number or adapter")
+        self.search.setPlaceholderText("Find by id, number, adapter or client")
         self.search.setClearButtonEnabled(True)
-        self.count = label(look="muted")
+        self.search.setAccessibleName("Find requests")
+        self.search.setToolTip("A part of its id, its number, a part of its adapter's name, or its client: client 3")
+        self.count = ElidedLabel()
+        self.count.setProperty("look", "muted")
+        self.count.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
         self.note = ElidedLabel()
         """Who waits and who was refused, and why."""
         self.note.setProperty("look", "muted")
@@ -92,13 +115,18 @@ class RequestsView(View):
         """There is a request to tell of, or the person chose a tab."""
         self._shown_mirror: Mirror | None = None
         self._shown_state: tuple[object, ...] = ()
+        self._refreshed_s = 0.0
+        self._wanted: tuple[int, int] | None = None
+        """Engine start and number of a request to select once that engine start is shown."""
         self._lay_out()
         self._connect()
         self._is_built = True
 
     def refresh(self) -> None:
-        history, mirror = self.session.history, self.session.mirror
+        history, mirror, requests = self.session.history, self.session.mirror, self.session.requests
         state = (
+            requests.log.version,
+            requests.share,
             mirror.epoch,
             mirror.seq,
             mirror.figures,
@@ -113,12 +141,24 @@ class RequestsView(View):
             self.numbers.show_numbers(mirror)
             self.stack.setCurrentIndex(2)
             return
-        self.model.show_columns(read_columns(mirror, history.request_times))
-        self.table.show_adapters(self.model.has_adapters)
+        columns = at_moment(requests.log.columns(), mirror, self.session.timeline.cursor_ns)
+        self.model.show_columns(columns, mirror.epoch or 0)
+        self.table.show_columns_in_use()
         self._show_note()
-        self.stack.setCurrentIndex(1 if self.model.num_requests or len(history.events) else 0)
+        is_empty = not self.model.num_requests and not len(history.events) and requests.share >= 1
+        self.stack.setCurrentIndex(0 if is_empty else 1)
         self._show_count()
+        self._select_wanted()
         self.detail.refresh()
+        self._show_plots()
+
+    def draw_all(self) -> None:
+        self._shown_state = ()
+        self.refresh()
+
+    @property
+    def is_settled(self) -> bool:
+        return self.session.requests.share >= 1
 
     def recall(self, settings: QSettings) -> None:
         self.goals.setText(str(settings.value(REQUEST_GOALS, "")))
@@ -126,9 +166,6 @@ class RequestsView(View):
 
     def remember(self, settings: QSettings) -> None:
         settings.setValue(REQUEST_GOALS, goals_text(self.model.goals))
-
-    def shut_down(self) -> None:
-        self.detail.first_tokens.close()
 
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)
@@ -158,9 +195,11 @@ class RequestsView(View):
             self._split()
 
     def _split(self) -> None:
-        """Three fifths for the table. Below a low one the details show their tabs alone until somebody wants them."""
+        """Give three fifths to the table. Until details are wanted, those beside it take a quarter, and those below a
+        low table show only their tabs."""
         if self.splitter.orientation() is Qt.Orientation.Horizontal:
-            self.splitter.setSizes([self.width() * 3 // 5, self.width() * 2 // 5])
+            detail = self.width() * 2 // 5 if self._is_detail_wanted else self.width() // 4
+            self.splitter.setSizes([self.width() - detail, detail])
             return
         whole, rows = self.splitter.height(), self.table.height_of(_ROWS_AT_LEAST)
         tabs = self.detail.minimumSizeHint().height()
@@ -182,9 +221,9 @@ class RequestsView(View):
         self._was_split_by_hand = True
 
     def ask_abort(self) -> None:
-        """Ask the person, then the engine, to stop the selected request, if it has not ended."""
+        """Ask the user, then the engine, to stop the current request, if it has not ended."""
         row = self.table.currentIndex().row()
-        if row < 0 or self.model.is_finished(row):
+        if row < 0 or not self.model.is_there(row):
             return
         request_id = self.model.request_id_at(row)
         question = f"Abort request {request_id}? Tokens generated so far are kept."
@@ -197,9 +236,65 @@ class RequestsView(View):
             self.count.setText(str(error))
 
     def _on_row_chosen(self) -> None:
-        number = self.model.number_at(self.table.currentIndex().row())
-        if number is not None and not self._is_reordering:
+        if self._is_reordering:
+            return
+        rows = sorted({index.row() for index in self.table.selectionModel().selectedRows()})
+        if len(rows) == 1:
+            self._choose(rows[0])
+            return
+        self._wanted = None
+        shown = [row for row in rows if self.model.epoch_at(row) == self.model.epoch]
+        numbers = [number for row in shown if (number := self.model.number_at(row)) is not None]
+        self.session.select_batch(tuple(sorted(numbers)))
+
+    def _choose(self, row: int) -> None:
+        """Select a request, and go to a moment at which it is there if the state shown does not have it."""
+        number, key = self.model.number_at(row), self.model.key_at(row)
+        if number is None or key is None:
+            return
+        mirror, timeline = self.session.mirror, self.session.timeline
+        is_shown_start = self.model.epoch_at(row) == mirror.epoch
+        is_known = is_shown_start and mirror.requests.row_of(number) is not None
+        if is_shown_start:
             self.session.select_request(number)
+        if not (is_known if timeline.is_live else self.model.is_there(row)):
+            self._wanted = (self.model.epoch_at(row), number)
+            self._go_to(key, number, "first_token_ns", "started_ns", "arrival_ns")
+
+    def _go_to(self, key: int, number: int, *moments: str) -> None:
+        """Go to the first of these moments (fields of `RequestWallTimes`) of a request that is known, and report it."""
+        times = self.session.requests.log.times(key)
+        known = [name for name in moments if getattr(times, name, None) is not None]
+        if known:
+            time_ns = getattr(times, known[0])
+            self.session.timeline.go_to(time_ns)
+            text = f"Moved to {clock_text(time_ns)}, the {MOMENTS[known[0]]} of #{count(number)}."
+            self.session.noticed.emit(text)
+
+    def _on_moment_wanted(self, moment: str) -> None:
+        row = self.table.currentIndex().row()
+        key, number = self.model.key_at(row), self.model.number_at(row)
+        if key is not None and number is not None:
+            self._wanted = (self.model.epoch_at(row), number)
+            self._go_to(key, number, moment)
+
+    def _on_client_wanted(self) -> None:
+        row = self.table.currentIndex().row()
+        if row >= 0:
+            self.search.setText(f"client {self.model.client_at(row)}")
+
+    def _select_wanted(self) -> None:
+        """Select the request that was chosen in another engine start, once that is what is shown."""
+        if self._wanted is not None and self._wanted[0] == self.session.mirror.epoch:
+            number, self._wanted = self._wanted[1], None
+            self.session.select_request(number)
+
+    def _on_key_chosen(self, key: int) -> None:
+        """A dot of a plot was clicked: choose its row, which the filter shows."""
+        row = self.model.row_with(key)
+        if row is not None:
+            self.table.selectRow(row)
+            self.table.scrollTo(self.model.index(row, 0))
 
     def _on_reordering(self) -> None:
         self._is_reordering = True
@@ -239,10 +334,22 @@ class RequestsView(View):
         selection.select(chosen, QItemSelectionModel.SelectionFlag.ClearAndSelect)
         self._is_reordering = was_reordering
 
+    def _on_requests_changed(self) -> None:
+        now_s = time.monotonic()
+        if not in_sight(self):
+            return
+        if self.session.requests.share < 1 and now_s - self._refreshed_s < _READING_S:
+            self._show_count()
+            return
+        self._refreshed_s = now_s
+        self.refresh()
+
     def _on_filter(self) -> None:
-        self.model.set_filter(Filter(self.filter.currentText()), self.search.text())
-        self.goals.setVisible(self.model.filter is Filter.MISSED)
+        wanted, visible = Filter(self.filter.currentText()), self.session.timeline.visible_range.span
+        self.model.show_only(replace(self.model.wanted, filter=wanted, text=self.search.text(), visible=visible))
+        self.goals.setVisible(wanted is Filter.MISSED)
         self._show_count()
+        self._show_plots()
 
     def _on_goals(self) -> None:
         try:
@@ -250,19 +357,32 @@ class RequestsView(View):
         except BadInput as error:
             self._goals_error = str(error)
         else:
-            self.model.set_goals(goals)
+            self.model.show_only(replace(self.model.wanted, goals=goals))
             self.detail.refresh()
         self.goals.setToolTip(plain_tip(self._goals_error or _GOALS_TIP))
         self._show_count()
 
     def _show_count(self) -> None:
-        if self.model.filter is Filter.MISSED:
+        requests, model = self.session.requests, self.model
+        if requests.share < 1:
+            self.count.setText(f"Reading requests: {requests.share:.0%}")
+        elif requests.failure:
+            self.count.setText(f"Not all requests can be read: {requests.failure}")
+        elif model.wanted.filter is Filter.MISSED:
             self.count.setText(
-                "Not accepted; write it as ttft:200" if self._goals_error else _goodput_text(self.model.judged)
+                "Not accepted; write it as ttft:200" if self._goals_error else _goodput_text(model.judged)
             )
-            return
+        else:
+            self.count.setText(self._counted())
+
+    def _counted(self) -> str:
         shown, there = self.model.rowCount(), self.model.num_requests
-        self.count.setText(plural(there, "request") if shown == there else f"{shown} of {plural(there, 'request')}")
+        states = {
+            "running": self.model.num_in(RequestState.RUNNING),
+            "waiting": self.model.num_in(RequestState.WAITING, RequestState.PREEMPTED),
+        }
+        now = "".join(f", {count(number)} {name}" for name, number in states.items() if number)
+        return f"{plural(there, 'request')}{now}" if shown == there else f"{count(shown)} of {plural(there, 'request')}"
 
     def _show_note(self) -> None:
         note = queue_note(self.session.mirror, self.session.history.events, self.session.history.wall_ns(0))
@@ -273,9 +393,38 @@ class RequestsView(View):
     def _why(self, number: int) -> str:
         return why_waits(self.session.mirror, number)
 
+    def _reason(self, key: int) -> str:
+        log = self.session.requests.log
+        reason, version = self._reasons.get(key, ("", -2))
+        if version in (-1, log.version):
+            return reason
+        version, reason, times = log.version, log.reason(key), log.times(key)
+        if len(self._reasons) >= _MAX_REASONS:
+            self._reasons.clear()
+        has_ended = times is not None and times.ended_ns is not None and self.session.requests.share >= 1
+        self._reasons[key] = reason, -1 if has_ended else version
+        return reason
+
+    def _chain(self, number: int) -> tuple[str, ...]:
+        key = self.model.key_of(number)
+        return () if key is None else self.session.requests.log.chain(key)
+
+    def _reason_of(self, number: int) -> str:
+        key = self.model.key_of(number)
+        return "" if key is None else self._reason(key)
+
+    def _show_plots(self) -> None:
+        columns, plots = self.model.columns, self.detail.plots
+        if columns is not None and plots.isVisible():
+            plots.show_requests(columns, self.model.shown_rows)
+
     def _on_event_chosen(self, epoch: int, number: int) -> None:
-        if epoch == self.session.mirror.epoch and self.session.mirror.requests.row_of(number) is not None:
-            self.session.select_request(number)
+        if epoch == self.session.mirror.epoch and self.model.key_of(number) is not None:
+            row = self.model.row_of(number)
+            if row is None:
+                self.session.select_request(number)
+            else:
+                self._choose(row)
 
     def _connect(self) -> None:
         self.model.reordering.connect(self._on_reordering)
@@ -283,19 +432,19 @@ class RequestsView(View):
         self.session.selection_changed.connect(self._on_selection_changed)
         self.table.row_chosen.connect(self._on_row_chosen)
         self.table.abort_wanted.connect(self.ask_abort)
+        self.table.client_wanted.connect(self._on_client_wanted)
+        self.table.moment_wanted.connect(self._on_moment_wanted)
+        self.detail.plots.request_chosen.connect(self._on_key_chosen)
+        self.detail.currentChanged.connect(self._show_plots)
+        self.session.requests_changed.connect(self._on_requests_changed)
         self.detail.request_chosen.connect(self._on_event_chosen)
         self.filter.currentIndexChanged.connect(self._on_filter)
         self.goals.editingFinished.connect(self._on_goals)
+        self.session.timeline.visible_range.changed.connect(self._on_filter)
         self.search.textChanged.connect(self._on_filter)
 
     def _lay_out(self) -> None:
-        bar = QHBoxLayout()
-        bar.setContentsMargins(8, 6, 8, 4)
-        bar.setSpacing(8)
-        bar.addWidget(self.filter)
-        bar.addWidget(self.goals, 1)
-        bar.addWidget(self.search, 1)
-        bar.addWidget(self.count)
+        bar = FlowLayout(self.filter, self.goals, self.search, self.count, margins=QMargins(8, 6, 8, 4))
         self.splitter = QSplitter(Qt.Orientation.Vertical)
         self.splitter.addWidget(self.table)
         self.splitter.addWidget(self.detail)
@@ -321,9 +470,8 @@ class RequestsView(View):
 
 
 def _goodput_text(judged: Judged | None) -> str:
-    """After a jump in a recording the table has only who was there then: so has this figure."""
     if judged is None:
         return "No goals set"
     missed = int(np.count_nonzero(judged.missed))
     share = "goodput unknown" if judged.goodput is None else f"goodput {judged.goodput:.1%}"
-    return f"{share} of {judged.num_judged} in this table, {missed} missed"
+    return f"{share} of {plural(judged.num_judged, 'finished request')}, {count(missed)} missed"

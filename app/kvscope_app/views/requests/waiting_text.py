@@ -62,7 +62,7 @@ def why_waits(mirror: Mirror, number: int) -> str:
     if not is_short and cache.num_states and waits_for == WaitsFor.BLOCKS:
         parts.append("it needs a slot for its recurrent state as well")
     elif not (ahead or is_full or is_short or cache.allocator in _RESERVE):
-        parts.append(f"it starts with the next step that has tokens left for it and preempts nobody{of_a_step}")
+        parts.append(f"it starts in the next step that has tokens left and needs no preemption{of_a_step}")
     if kept_back and is_short:
         parts.append(f"{plural(kept_back, 'block')} {'is' if kept_back == 1 else 'are'} reserved for running requests")
     return "; ".join(parts)

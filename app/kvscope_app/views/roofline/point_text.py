@@ -42,13 +42,13 @@ def point_text(points: Points, at: int, device: DeviceInfo) -> str:
 
 
 def bound_text(bytes_per_s: float, flops_per_s: float, device: DeviceInfo) -> str:
-    """What held the step up: the limit that it came closer to, or neither where it used little of both.
+    """Return which of the device's limits the step came closer to, or overhead if it used little of both.
 
-    Empty where the device's limits are unknown.
+    Empty if the limits of the device are unknown.
     """
     if not device.read_bytes_per_s or not device.flops_per_s:
         return ""
     memory, compute = bytes_per_s / device.read_bytes_per_s, flops_per_s / device.flops_per_s
     if max(memory, compute) < _OVERHEAD_BELOW:
-        return "neither: overhead"
+        return "overhead (neither memory nor compute)"
     return "memory" if memory > compute else "compute"

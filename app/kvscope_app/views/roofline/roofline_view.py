@@ -7,27 +7,29 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from PySide6.QtCore import QPointF, QRectF, QSettings, QSize, Qt
+from PySide6.QtCore import QMargins, QPointF, QRectF, QSettings, QSize, Qt
 from PySide6.QtGui import QPainter, QPaintEvent, QPolygonF
-from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QStackedLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QSizePolicy, QStackedLayout, QVBoxLayout, QWidget
 
-from kvscope_app.look.makers import empty_state, label
+from kvscope_app.look.flow_layout import FlowLayout
+from kvscope_app.look.makers import empty_state, head_row, label
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.widgets import Segments
 from kvscope_app.look.zoom import scaled
 from kvscope_app.session.session import Session
+from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.setting_names import ROOFLINE_RANGE
 from kvscope_app.views.base import View
 from kvscope_app.views.capability_messages import engine_name
 from kvscope_app.views.choice import Choice
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.inspector.request_page import wall_offset_ns
+from kvscope_app.views.range_link import RangeLink
 from kvscope_app.views.roofline.canvas import UNKNOWN, RooflineCanvas
 from kvscope_app.views.roofline.point_text import KIND_COLORS, KIND_WORDS, bound_text, point_text
 from kvscope_app.views.roofline.points import NO_POINTS, PointKind, Points, points_of
 from kvscope_app.views.timeline.lane_descriptions import STEP_TOLD_NS
 from kvscope_app.views.timeline.step_feed import StepFeed
-from kvscope_app.views.timeline.time_span import TimeSpan
 from kvscope_telemetry.messages.telemetry import DeviceInfo
 
 _SIGN, _GAP, _APART = 8, 5, 14
@@ -56,16 +58,20 @@ class RooflineView(View):
         self.words = label("", "muted", wraps=True, elastic=True)
         self.words.setAlignment(Qt.AlignmentFlag.AlignTop)
         self.words.setMinimumHeight(3 * self.words.fontMetrics().lineSpacing())  # so that the chart stays as it is
+        self.link = RangeLink(session.timeline.visible_range, self, self._show_only, lambda: self._show_only(None))
         self.feed = StepFeed(session, self)
         self.points: Points = NO_POINTS
         self._range_s = next(iter(RANGES_S.values()))
         self._span: TimeSpan | None = None
+        self._fixed: TimeSpan | None = None
+        """The linked range, at most the longest of `RANGES_S`; None: what is shown ends with the step shown."""
         self._choice = Choice(session)
         self._wanted: tuple[int, tuple[int, ...]] | None = None
         """Engine start and requests of the step that was chosen, until that is what is shown."""
         self.empty_label = empty_state(NO_ENGINE)
         self._lay_out()
         self._connect()
+        self.link.begin()
         self.setFocusProxy(self.canvas)
 
     def recall(self, settings: QSettings) -> None:
@@ -98,14 +104,13 @@ class RooflineView(View):
         self.refresh()
 
     def show_range(self, begin_ns: int, end_ns: int) -> None:
-        """The choice that is next above it: what is seen ends where time stands."""
-        long_enough = [s for s in RANGES_S.values() if s * 1e9 >= end_ns - begin_ns]
-        self._set_range(list(RANGES_S.values()).index(min(long_enough, default=max(RANGES_S.values()))))
+        self._show_only(TimeSpan(begin_ns, end_ns))
 
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)
         self.canvas.apply_theme(theme)
         self.legend.apply_theme(theme)
+        self.link.apply_theme(theme)
 
     def shut_down(self) -> None:
         self.feed.close()
@@ -119,7 +124,9 @@ class RooflineView(View):
     # private
 
     def _span_around(self, whole: TimeSpan) -> TimeSpan:
-        """It ends with the step that is shown. Who goes to another in it goes on seeing the same ones."""
+        """Return the linked range, or one that ends with the step shown and stays for other steps in it."""
+        if self._fixed is not None:
+            return self._fixed.inside(whole)
         timeline, cursor_ns = self.session.timeline, self._newest_ns()
         length_ns = round(self._range_s * 1e9)
         span = self._span
@@ -179,7 +186,7 @@ class RooflineView(View):
             self.words.setText(_HELP if len(self.points) else "")
             return
         bound = bound_text(float(self.points.bytes_per_s[at]), float(self.points.flops_per_s[at]), self.device)
-        text = point_text(self.points, at, self.device) + (f" · bound by {bound}" if bound else "")
+        text = point_text(self.points, at, self.device) + (f" · limited by {bound}" if bound else "")
         self.words.setText(text)
 
     def _choose(self, place: int) -> None:
@@ -200,8 +207,19 @@ class RooflineView(View):
 
     def _set_range(self, index: int) -> None:
         self._range_s = list(RANGES_S.values())[index]
-        self.ranges.set_current(index)
-        self.refresh()
+        self._show_only(None)
+        self.link.choose(None)
+
+    def _show_only(self, span: TimeSpan | None) -> None:
+        longest_ns = max(RANGES_S.values()) * 10**9
+        if span is not None and span.length_ns > longest_ns:
+            span = TimeSpan(span.end_ns - longest_ns, span.end_ns)
+        self._fixed = span
+        if span is None:
+            self.ranges.set_current(list(RANGES_S.values()).index(round(self._range_s)))
+        else:
+            self.ranges.clear()
+        self._refresh_if_seen()
 
     def _refresh_if_seen(self) -> None:
         if in_sight(self):
@@ -216,11 +234,7 @@ class RooflineView(View):
 
     def _lay_out(self) -> None:
         self.ranges.setToolTip("Range before the current step")
-        top = QHBoxLayout()
-        top.setSpacing(10)
-        top.addWidget(self.ranges)
-        top.addStretch(1)
-        top.addWidget(self.legend)
+        top = head_row(FlowLayout(self.ranges, self.link.button, self.legend, margins=QMargins(), spacing=10))
         pages = QWidget()
         self._stack = QStackedLayout(pages)
         self._stack.addWidget(self.empty_label)
@@ -228,7 +242,7 @@ class RooflineView(View):
         layout = QVBoxLayout(self)
         layout.setContentsMargins(8, 6, 8, 6)
         layout.setSpacing(4)
-        layout.addLayout(top)
+        layout.addWidget(top)
         layout.addWidget(pages, 1)
         layout.addWidget(self.words)
 

@@ -1,11 +1,11 @@
-"""What the throughput panels are, and how a stretch of history becomes their curves and values.
+"""Throughput panels: their curves over a stretch of history, and their headlines at the moment that is shown.
 
 Owns the list of panels; widgets come from `chart.panel`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final
@@ -13,22 +13,23 @@ from typing import Final
 import numpy as np
 
 from kvscope_app.look.number_text import NOTHING, percent, plural, seconds, short
-from kvscope_app.session.event_log import LoggedEvent
-from kvscope_app.session.history import HISTOGRAMS, History, HistoryWindow
+from kvscope_app.session.history import HISTOGRAMS, HistoryWindow
+from kvscope_app.session.recent_figures import RECENT_S, recent_latency, recent_rate, recent_sums
 from kvscope_app.session.session import Session
-from kvscope_app.views.chart.curves import FloatArray, trailing_mean
+from kvscope_app.views.chart.curves import FloatArray, nearest_index, trailing_mean
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec, Mark
+from kvscope_app.views.chart.peak_line import Peak
 from kvscope_telemetry.latencies import FIRST_TOKEN, INTER_TOKEN, QUEUED
-from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.event_kinds import cause_text
+from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.summaries.figures import ACCEPTED, BY_KEY, HIT_RATE, USAGE
 from kvscope_telemetry.summaries.histograms import Range
+from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
 
 MAX_MARKED_EVENTS: Final = 2000
 _MARKS_ACROSS: Final = 80
 """Preemptions closer than this part of the time shown share a mark: more would lie on top of each other."""
 _NAMED_ON_A_MARK: Final = 4
-_LATENCY_WINDOW_S: Final = 10.0
 _JOIN_LATENCIES_S: Final = 3.0
 
 
@@ -43,6 +44,8 @@ class PanelSpec:
     value_text: Callable[[float], str]
     top: float | None = None
     join_gap_s: float = 0.0
+    peak_first: str = ""
+    """The curve whose maximum is shown first; empty: the first curve's."""
     needs: str = ""
     """A column that not every source has: without it the panel is not shown."""
     tip: str = ""
@@ -51,6 +54,7 @@ class PanelSpec:
         """The widget."""
         made = ChartPanel(self.title, self.curves, self.axis_text, top=self.top, join_gap_s=self.join_gap_s)
         made.legend.explain(self.tip)
+        made.show_peaks(())
         return made
 
 
@@ -60,7 +64,6 @@ class Drawn:
 
     time_s: FloatArray
     values: dict[str, FloatArray] = field(default_factory=dict)
-    latest: dict[str, str] = field(default_factory=dict)
     prefix: str = ""
     """Before each value: "≤ " where they are upper bounds."""
 
@@ -95,6 +98,14 @@ def _celsius(value: float) -> str:
 
 
 PANELS: Final = (
+    PanelSpec(
+        "tokens",
+        "Tokens",
+        (CurveSpec("all_tokens", "", 1),),
+        short,
+        _tokens,
+        tip="Tokens computed per second: of prompts (prefill) and of answers (decode).",
+    ),
     PanelSpec("decode", "Decode", (CurveSpec("decode_tokens", "", 2),), short, _tokens),
     PanelSpec("prefill", "Prefill", (CurveSpec("prefill_tokens", "", 0),), short, _tokens),
     PanelSpec(
@@ -114,6 +125,7 @@ PANELS: Final = (
         lambda value: percent(value, 0),
         _share,
         top=1.0,
+        peak_first="active",
     ),
     PanelSpec(
         "ttft",
@@ -122,6 +134,7 @@ PANELS: Final = (
         _axis_seconds,
         seconds,
         join_gap_s=_JOIN_LATENCIES_S,
+        peak_first="ttft_p95_s",
         tip=f"{FIRST_TOKEN.counts}.",
     ),
     PanelSpec(
@@ -131,6 +144,7 @@ PANELS: Final = (
         _axis_seconds,
         seconds,
         join_gap_s=_JOIN_LATENCIES_S,
+        peak_first="queue_p95_s",
         needs="queue_p50_s",
         tip=f"{QUEUED.counts}.",
     ),
@@ -141,6 +155,7 @@ PANELS: Final = (
         seconds,
         seconds,
         join_gap_s=_JOIN_LATENCIES_S,
+        peak_first="itl_p95_s",
     ),
     PanelSpec(
         "step",
@@ -221,13 +236,24 @@ PANELS: Final = (
     ),
 )
 _RATES: Final = {
-    "decode": "decode_tokens",
-    "prefill": "prefill_tokens",
-    "evicted": "evicted_blocks",
-    "copied": "copied_blocks",
+    "tokens": ("prefill_tokens", "decode_tokens"),
+    "decode": ("decode_tokens",),
+    "prefill": ("prefill_tokens",),
+    "evicted": ("evicted_blocks",),
+    "copied": ("copied_blocks",),
 }
+"""Columns of which a panel's curve is the sum per second."""
 _SHARES: Final = {"hits": ("hit_share", HIT_RATE), "drafts": ("draft_share", ACCEPTED)}
 """Curves that are a part of a whole."""
+SAMPLE_GAUGES_OF: Final = {"busy": "utilization", "power": "power_watts", "temperature": "temperature_celsius"}
+PEAK_COLUMNS: Final = {
+    "num_running": ("peak_running", "peak_running_ns"),
+    "num_waiting": ("peak_waiting", "peak_waiting_ns"),
+    "blocks_active": ("peak_active_blocks", "peak_active_ns"),
+}
+"""Columns of the overview with the largest value of a level within each second, and when it was first reached."""
+_PEAK_MARGIN_S: Final = 1e-6
+"""Seconds after a peak was reached: the frame that reports it must not be missed by rounding."""
 _PHASES: Final = ("schedule_ns", "run_ns", "forward_ns", "commit_ns", "record_ns")
 _BY_KEY: Final = {spec.key: spec for spec in PANELS}
 
@@ -237,15 +263,15 @@ def columns_of(keys: Iterable[str]) -> set[str]:
     blocks = {"blocks_active", "blocks_cached", "blocks_free"}
     made = {"kv": blocks, "step": set(_PHASES)}
     made |= {key: set(share.names()) for key, (_, share) in _SHARES.items()}
+    made |= {key: set(names) for key, names in _RATES.items()}
     curves = (made.get(key) or {curve.name for curve in _BY_KEY[key].curves} for key in keys)
     return {"num_steps", "num_running"}.union(*curves)
 
 
-def draw(panel: ChartPanel, key: str, window: HistoryWindow, session: Session, span_s: float) -> Drawn:
-    """Draw the curves of panel `key` over `span_s` seconds, and say what was drawn."""
-    until_ns = session.timeline.shown_until_ns
-    curves = _curves(key, window, span_s)
-    last = -1 if not window.is_over and window.end_ns >= until_ns - window.bin_ns else None
+def draw(panel: ChartPanel, key: str, window: HistoryWindow, session: Session) -> Drawn:
+    """Draw the curves of panel `key`, and return what was drawn."""
+    curves = _curves(key, window)
+    last = -1 if not window.is_over and window.end_ns >= session.timeline.shown_until_ns - window.bin_ns else None
     time_s = (window.time_s + window.end_ns / 1e9)[:last]
     is_bound = key in HISTOGRAMS and not session.capabilities.latencies
     prefix = "≤ " if is_bound else ""
@@ -253,11 +279,38 @@ def draw(panel: ChartPanel, key: str, window: HistoryWindow, session: Session, s
     phase = int(window.end_ns // window.bin_ns) - len(window.time_s) + 1
     highest = [panel.show_curve(name, time_s, _stacked(key, name, drawn.values), phase) for name in drawn.values]
     panel.fit(max(highest))
-    if window.is_over and not session.timeline.is_live:
-        drawn.latest = values_at(key, drawn, until_ns / 1e9)
-    else:
-        drawn.latest = _latest(key, drawn, session.history, max(window.end_ns, until_ns), session.capabilities)
     return drawn
+
+
+def is_current(key: str) -> bool:
+    """Whether the headline of panel `key` is the value at what is shown; others are of the last `RECENT_S` seconds."""
+    return key in ("requests", "kv", *SAMPLE_GAUGES_OF)
+
+
+def headline(key: str, session: Session) -> dict[str, str]:
+    """Return the text of each curve's headline in panel `key`; the time that charts show does not change it."""
+    if key in HISTOGRAMS:
+        return _headline_latencies(key, session)
+    if key in _RATES:
+        values = {_BY_KEY[key].curves[0].name: sum(recent_rate(session, name) for name in _RATES[key])}
+    elif key in _SHARES:
+        name, share = _SHARES[key]
+        values = {name: _none_is_nan(share.of(recent_sums(session, share.names())[0]))}
+    elif key == "step":
+        sums, _ = recent_sums(session, ("num_steps", *_PHASES))
+        values = {name: float(parts) for name, parts in _mean_phases({n: np.array(v) for n, v in sums.items()}).items()}
+    elif key == "requests":
+        counters, has_state = session.mirror.counters, session.mirror.hello is not None
+        levels = {"num_running": counters.num_running, "num_waiting": counters.num_waiting}
+        values = {name: float(level) if has_state else np.nan for name, level in levels.items()}
+    elif key == "kv":
+        values = _pool_shares(session.mirror)
+    else:
+        sample, name = session.history.newest_sample, SAMPLE_GAUGES_OF[key]
+        value = -1.0 if sample is None else getattr(sample, name)
+        values = {name: value if value >= 0 else np.nan}
+    text = _BY_KEY[key].value_text
+    return {name: text(value) for name, value in values.items()}
 
 
 def is_level(window: HistoryWindow) -> bool:
@@ -270,13 +323,31 @@ def values_at(key: str, drawn: Drawn, x: float) -> dict[str, str]:
     """The values of each curve nearest to second `x`."""
     if not drawn.time_s.size:
         return {}
-    index = int(np.clip(np.searchsorted(drawn.time_s, x), 0, drawn.time_s.size - 1))
+    index = nearest_index(drawn.time_s, x)
     texts = {name: _BY_KEY[key].value_text(float(values[index])) for name, values in drawn.values.items()}
     return {name: text if text == NOTHING else f"{drawn.prefix}{text}" for name, text in texts.items()}
 
 
+def peaks_of(
+    key: str, drawn: Drawn, window: HistoryWindow, span: tuple[float, float], clock_text: Callable[[float], str]
+) -> list[Peak]:
+    """Return the maximum of each curve between two seconds, that of `PanelSpec.peak_first` first. Levels of an overview
+    have their largest value within each second, not just at its end.
+    """
+    first_s, last_s = span
+    spec, found = _BY_KEY[key], []
+    for curve in sorted(spec.curves, key=lambda curve: curve.name != spec.peak_first):
+        values, times_s = _highest_in_bins(key, curve.name, drawn, window)
+        is_shown = (values > 0) & (times_s >= first_s) & (times_s <= last_s + _PEAK_MARGIN_S)
+        if is_shown.any():
+            index = int(np.argmax(np.where(is_shown, values, 0.0)))
+            text = f"{curve.label} {drawn.prefix}{spec.value_text(float(values[index]))}".strip()
+            found.append(Peak(float(times_s[index]), f"{text} at {clock_text(float(times_s[index]))}"))
+    return found
+
+
 def marks_of_overview(window: HistoryWindow, first_s: float, last_s: float) -> list[Mark]:
-    """The same where there are only seconds: how many there were."""
+    """Return marks with numbers of preemptions, where only how many there were in each second is known."""
     counts = np.nan_to_num(window.columns["preemptions"])
     places = np.flatnonzero(counts)
     times_s = (window.time_s + window.end_ns / 1e9)[places]
@@ -288,41 +359,57 @@ def marks_of_overview(window: HistoryWindow, first_s: float, last_s: float) -> l
     ]
 
 
-def preemption_marks(history: History, first_s: float, last_s: float) -> list[Mark]:
-    """The newest preemptions between two seconds; each mark tells who, for whom and why."""
-    entries = history.events.between(int(first_s * 1e9), int(last_s * 1e9), "preempted", MAX_MARKED_EVENTS)
+def preemption_marks(events: Iterable[TimedEvent], wall_ns: int, first_s: float, last_s: float) -> list[Mark]:
+    """Return marks of preemptions, oldest first, between two seconds; each mark says which request and why. `wall_ns`
+    turns times of the charts into those of the events.
+    """
     # Absolute stretches of time, so that marks stay what they are as the window moves on.
     width_ns = max(int((last_s - first_s) * 1e9) // _MARKS_ACROSS, 1)
-    groups = groupby(entries, key=lambda entry: entry.time_ns // width_ns)
-    return [_mark(list(group), history) for _, group in groups]
+    groups = groupby(events, key=lambda timed: (timed.time_ns - wall_ns) // width_ns)
+    return [_mark(list(group), wall_ns) for _, group in groups]
 
 
-def _mark(entries: list[LoggedEvent], history: History) -> Mark:
-    lines = [f"Request {e.event.number} preempted: {cause_text(e.event)}" for e in entries[:_NAMED_ON_A_MARK]]
-    rest = len(entries) - len(lines)
+def _mark(events: list[TimedEvent], wall_ns: int) -> Mark:
+    lines = [f"Request {e.event.number} preempted: {cause_text(e.event)}" for e in events[:_NAMED_ON_A_MARK]]
+    rest = len(events) - len(lines)
     text = "\n".join([*lines, f"and {rest} more"] if rest else lines)
-    return Mark(entries[0].time_ns / 1e9, text, history.timed(entries[0]))
+    return Mark((events[0].time_ns - wall_ns) / 1e9, text, events[0])
 
 
-def _curves(key: str, window: HistoryWindow, span_s: float) -> dict[str, FloatArray]:
-    width = _smoothing(span_s, window.bin_ns)
+def _highest_in_bins(key: str, name: str, drawn: Drawn, window: HistoryWindow) -> tuple[FloatArray, FloatArray]:
+    """Return the highest values of a curve in each bin, and when they were first reached, shape (n,) each."""
+    column = "blocks_active" if key == "kv" and name == "active" else name
+    values, peak_names = drawn.values[name], PEAK_COLUMNS.get(column, ())
+    if not peak_names or not window.columns.keys() >= {*peak_names}:
+        return values, drawn.time_s
+    highest, after_ns = (window.columns[each] for each in peak_names)
+    if key == "kv":
+        highest = highest / _pool_blocks(window)
+    is_known = np.isfinite(highest) & np.isfinite(after_ns)
+    reached_s = drawn.time_s + (after_ns - window.bin_ns) / 1e9 + _PEAK_MARGIN_S
+    return np.where(is_known, highest, values), np.where(is_known, reached_s, drawn.time_s)
+
+
+def _curves(key: str, window: HistoryWindow) -> dict[str, FloatArray]:
+    """Return the curves of panel `key`: levels as they are, rates and shares over the second before each point."""
+    width = max(SECOND_NS // window.bin_ns, 1)
     if key in _RATES:
-        return {_RATES[key]: trailing_mean(window.rate(_RATES[key]), width)}
+        rates = [trailing_mean(window.rate(name), width) for name in _RATES[key]]
+        return {_BY_KEY[key].curves[0].name: np.add.reduce(rates)}
     if key in _SHARES:
         name, share = _SHARES[key]
         return {name: share.over({each: trailing_mean(window.columns[each], width) for each in share.names()})}
     if key == "kv":
         return _block_shares(window)
     if key == "step":
-        return _phases(window, width)
+        return _mean_phases({name: trailing_mean(window.columns[name], width) for name in ("num_steps", *_PHASES)})
     return {curve.name: window.columns[curve.name] for curve in _BY_KEY[key].curves}
 
 
-def _phases(window: HistoryWindow, width: int) -> dict[str, FloatArray]:
-    """Seconds of a step that each part took, on average; unknown where there was no step."""
-    steps = trailing_mean(window.columns["num_steps"], width)
-    steps = np.where(steps > 0, steps, np.nan) * 1e9
-    mean = {name: trailing_mean(window.columns[name], width) / steps for name in _PHASES}
+def _mean_phases(sums: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
+    """Return the mean seconds of a step that each part took; NaN where there was no step."""
+    steps = np.where(sums["num_steps"] > 0, sums["num_steps"], np.nan) * 1e9
+    mean = {name: sums[name] / steps for name in _PHASES}
     return {
         "schedule_s": mean["schedule_ns"],
         "forward_s": mean["forward_ns"],
@@ -331,17 +418,29 @@ def _phases(window: HistoryWindow, width: int) -> dict[str, FloatArray]:
     }
 
 
-def _smoothing(span_s: float, bin_ns: int) -> int:
-    """Bins averaged: steps of 50 ms beat against bins of 100 ms. Half a second up to five."""
-    return max(int(np.clip(span_s / 60, 0.5, 5.0) * 1e9) // bin_ns, 1)
+def _pool_shares(mirror: Mirror) -> dict[str, float]:
+    """Return the shares of the pool that are cached and in use now; NaN where unknown."""
+    if mirror.capabilities.free_rows:
+        counts = {"cached": mirror.num_cached, "active": mirror.num_active}
+        pool = mirror.num_active + mirror.num_cached + mirror.num_room
+        return {name: _none_is_nan(USAGE.of({"active": part, "pool": pool})) for name, part in counts.items()}
+    return {"cached": np.nan, "active": mirror.used_share if mirror.used_share >= 0 else np.nan}
+
+
+def _none_is_nan(value: float | None) -> float:
+    return np.nan if value is None else value
 
 
 def _block_shares(window: HistoryWindow) -> dict[str, FloatArray]:
-    active, cached = window.columns["blocks_active"], window.columns["blocks_cached"]
-    total = active + np.nan_to_num(cached) + window.columns["blocks_free"]
-    return {
-        name: USAGE.over({"active": part, "pool": total}) for name, part in (("cached", cached), ("active", active))
-    }
+    parts = {"cached": window.columns["blocks_cached"], "active": window.columns["blocks_active"]}
+    return {name: USAGE.over({"active": part, "pool": _pool_blocks(window)}) for name, part in parts.items()}
+
+
+def _pool_blocks(window: HistoryWindow) -> FloatArray:
+    """Return the number of blocks of the pool, shape (n,)."""
+    columns = window.columns
+    pool: FloatArray = columns["blocks_active"] + np.nan_to_num(columns["blocks_cached"]) + columns["blocks_free"]
+    return pool
 
 
 def _stacked(key: str, name: str, values: dict[str, FloatArray]) -> FloatArray:
@@ -357,20 +456,11 @@ def _range_text(bounds: Range) -> str:
     return f"over {seconds(low)}" if np.isinf(high) else f"{seconds(low)} – {seconds(high)}"
 
 
-def _latest(key: str, drawn: Drawn, history: History, end_ns: int, capabilities: Capabilities) -> dict[str, str]:
-    windows = {"ttft": history.first_token, "itl": history.inter_token, "queue": history.queued}
-    latencies = windows.get(key)
-    since_ns = end_ns - int(_LATENCY_WINDOW_S * 1e9)
-    if latencies is not None and not capabilities.latencies:
-        return {f"{key}_p{p}_s": _range_text(history.range_of(key, p / 100, since_ns)) for p in (50, 95)}
-    if latencies is not None:
-        p50, p95 = latencies.recent(since_ns)
+def _headline_latencies(key: str, session: Session) -> dict[str, str]:
+    if session.capabilities.latencies:
+        p50, p95 = recent_latency(session, key)
         return {f"{key}_p50_s": seconds(p50), f"{key}_p95_s": seconds(p95)}
-    text = _BY_KEY[key].value_text
-    return {name: text(_last_known(values)) for name, values in drawn.values.items()}
-
-
-def _last_known(values: FloatArray) -> float:
-    """The newest value, unless nothing was heard for the last five bins."""
-    known = np.flatnonzero(np.isfinite(values[-20:]))
-    return float(values[-20:][known[-1]]) if known.size else np.nan
+    until_ns = session.timeline.shown_until_ns
+    since_ns = until_ns - RECENT_S * SECOND_NS
+    history = session.history
+    return {f"{key}_p{p}_s": _range_text(history.range_of(key, p / 100, since_ns, until_ns)) for p in (50, 95)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import numpy as np
 from PySide6.QtCore import Qt, Signal
@@ -18,19 +18,26 @@ from kvscope_app.look.makers import empty_state, scrolled
 from kvscope_app.look.theme import Theme
 from kvscope_app.session.history import BIN_NS, MAX_SILENCE_NS, HistoryWindow
 from kvscope_app.session.overview_window import known_in, overview_span_ns, overview_window
+from kvscope_app.session.recent_figures import RECENT_S
 from kvscope_app.session.session import Session
 from kvscope_app.setting_names import THROUGHPUT_RANGE
 from kvscope_app.views.chart.axes import ago_text
 from kvscope_app.views.chart.chart_stack import SHORTEST_S, ChartedView, ChartStack
-from kvscope_app.views.chart.curves import gaps
+from kvscope_app.views.chart.curves import gaps, nearest
+from kvscope_app.views.chart.panel import Mark
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.throughput.panels import (
+    MAX_MARKED_EVENTS,
     PANELS,
+    PEAK_COLUMNS,
     Drawn,
     columns_of,
     draw,
+    headline,
+    is_current,
     is_level,
     marks_of_overview,
+    peaks_of,
     preemption_marks,
     values_at,
 )
@@ -46,8 +53,12 @@ _AT_LEISURE_S = 1.0
 """Calls that come more rarely are signs of life: then all panels move on together, or each would show another time."""
 
 
+_VALUES_EVERY_S: Final = 0.5
+"""How often headlines over the last seconds are computed; current values are shown in each call."""
+
+
 class ThroughputView(ChartedView):
-    """Six charts, and more where the source tells more, below the bar with ranges."""
+    """Charts of what the source reports, below the bar with ranges."""
 
     title: ClassVar[str] = "Throughput"
     object_name: ClassVar[str] = "throughput"
@@ -100,9 +111,7 @@ class ThroughputCharts(ChartStack):
         super().__init__(session)
         self._is_level = False
         """Whether the curves that were drawn last look the same as time goes on."""
-        self._called_s, self._all_drawn_s = 0.0, 0.0
-        self._place = (0, 0)
-        """Of a recording: where it was at the last look, and what of it was taken."""
+        self._called_s, self._all_drawn_s, self._valued_s = 0.0, 0.0, 0.0
         self._overview_version: tuple[SessionOverview, int] | None = None
         self._overview_known: set[str] = set()
         self.drawn: dict[str, Drawn] = {}
@@ -122,11 +131,14 @@ class ThroughputCharts(ChartStack):
     def refresh(self) -> None:
         now_s = time.monotonic()
         before_s, self._called_s = self._called_s, now_s
-        if now_s - before_s < _AT_LEISURE_S:
+        if now_s - before_s < _AT_LEISURE_S or self.stands_still:
             super().refresh()
         elif now_s - self._all_drawn_s >= (_FLAT_EVERY_S if self._is_level else _SILENT_EVERY_S):
             self._all_drawn_s = now_s
             self.refresh_seen()
+        is_due = now_s - self._valued_s >= _VALUES_EVERY_S
+        self._valued_s = now_s if is_due else self._valued_s
+        self._show_values([name for name in self.shown if is_due or is_current(name)])  # one curve is drawn a call
 
     def present(self, first_s: float, last_s: float) -> Sequence[str]:
         """Panels come when the source first tells what they show; those of an engine of before go."""
@@ -145,17 +157,25 @@ class ThroughputCharts(ChartStack):
     def draw_curves(self, name: str, first_s: float, last_s: float) -> None:
         panel, window = self.panels[name], self._window
         assert window is not None, "it was read"
-        self.drawn[name] = draw(panel, name, window, self.session, last_s - first_s)
+        self.drawn[name] = draw(panel, name, window, self.session)
         panel.show_gaps(self._silent)
+        # The second that the cursor is in is drawn to its end, and its maximum is one of what is shown.
+        until_s = last_s + window.bin_ns / 1e9 if self.is_following and window.is_over else last_s
+        panel.show_peaks(peaks_of(name, self.drawn[name], window, (first_s, until_s), panel.clock_text))
         if name == "requests":
-            in_seconds = window.bin_ns != BIN_NS
-            marks = marks_of_overview(window, first_s, last_s) if in_seconds else None
-            panel.show_marks(preemption_marks(self.session.history, first_s, last_s) if marks is None else marks)
+            panel.show_marks(self._marks(window, first_s, last_s))
 
     def texts_at(self, name: str, at_s: float) -> Mapping[str, str]:
-        if name not in self.drawn:
-            return {}
-        return self.drawn[name].latest if self.hover_s is None else values_at(name, self.drawn[name], at_s)
+        if self.hover_s is None:
+            return headline(name, self.session)
+        return values_at(name, self.drawn[name], at_s) if name in self.drawn else {}
+
+    def snapped(self, x: float) -> float:
+        window = self._window
+        return x if window is None else nearest(window.time_s + window.end_ns / 1e9, x)
+
+    def headline_time(self, name: str) -> str:
+        return super().headline_time(name) if is_current(name) else f"last {RECENT_S} s"
 
     def end_s(self) -> float:
         """The bin in progress is not drawn: it would look like a drop."""
@@ -180,27 +200,45 @@ class ThroughputCharts(ChartStack):
         super().read_at(x)
 
     def _window_of(self, names: set[str], first_s: float, last_s: float) -> HistoryWindow:
-        """What is to be drawn. What the history does not reach is the overview's."""
+        """Return what is to be drawn. A recording is drawn from the overview: its history knows only what was played,
+        so that curves would depend on that. So is what the history does not reach.
+        """
         history, shown_ns = self.session.history, self.session.timeline.shown_until_ns
-        if self._reaches_further(first_s, last_s):
+        if self.session.timeline.player is not None or self._reaches_further(first_s, last_s):
             wall_ns = history.wall_ns(0)
-            window = overview_window(self.session.overview, wall_ns, int(first_s * 1e9), int(last_s * 1e9), names)
+            peaks = {peak for name in names & PEAK_COLUMNS.keys() for peak in PEAK_COLUMNS[name]}
+            window = overview_window(
+                self.session.overview, wall_ns, int(first_s * 1e9), int(last_s * 1e9), names | peaks
+            )
             if window is not None:
                 return window
         end_ns = shown_ns if self.is_following else min(int(last_s * 1e9), shown_ns)
         return history.window(end_ns / 1e9 - first_s, end_ns, names - {"preemptions"})
 
     def _reaches_further(self, first_s: float, last_s: float) -> bool:
-        """Whether what is shown is more, or earlier or later, than the history has."""
+        """Whether what is shown is more, or earlier, than the history has."""
         history = self.session.history
         newest_s = history.ring.newest * BIN_NS / 1e9
-        timeline = self.session.timeline
-        is_late = timeline.is_file and last_s > timeline.shown_until_ns / 1e9 + SHORTEST_S
-        return last_s - first_s > history.max_seconds or first_s < newest_s - history.max_seconds or is_late
+        return last_s - first_s > history.max_seconds or first_s < newest_s - history.max_seconds
+
+    def _marks(self, window: HistoryWindow, first_s: float, last_s: float) -> list[Mark]:
+        """Return marks of the preemptions shown: single ones as far as all of them are known, otherwise numbers."""
+        history, overview = self.session.history, self.session.overview
+        wall_ns, first_ns, last_ns = history.wall_ns(0), int(first_s * 1e9), int(last_s * 1e9)
+        if window.bin_ns == BIN_NS:
+            entries = history.events.between(first_ns, last_ns, "preempted", MAX_MARKED_EVENTS)
+            return preemption_marks(map(history.timed, entries), wall_ns, first_s, last_s)
+        places = overview.events.find(first_ns + wall_ns, last_ns + wall_ns, ("preempted",)).tolist()
+        if overview.events.num_forgotten or not 0 < len(places) <= MAX_MARKED_EVENTS:
+            return marks_of_overview(window, first_s, last_s)
+        return preemption_marks((overview.events[place] for place in places), wall_ns, first_s, last_s)
 
     def _known_in_overview(self) -> set[str]:
-        """A panel of a whole session is there from its start on, where its time comes later."""
-        if not math.isinf(self.range_s) or not len(self.session.overview):
+        """Return what the overview knows that not every source has: a panel of a recording, or of a whole session, is
+        there from its start on, even if it has values only later.
+        """
+        is_of_overview = self.session.timeline.player is not None or math.isinf(self.range_s)
+        if not is_of_overview or not len(self.session.overview):
             return set()
         version = (self.session.overview, self.session.overview.version)
         if version != self._overview_version:
@@ -217,19 +255,11 @@ class ThroughputCharts(ChartStack):
         state, now_s = self.session.status.state, time.monotonic()
         silent = state in (SourceState.ENDED, SourceState.STALE, SourceState.CONNECTING)
         is_time = state is not self._silent_state or now_s - self._silent_s >= _SILENT_EVERY_S
-        if (silent and is_time) or self._is_elsewhere():
+        if silent and is_time:
             self._silent_state, self._silent_s = state, now_s
             self.refresh_all()
 
     def _on_overview(self) -> None:
-        """A recording's overview comes a part at a time, and nothing else happens there."""
-        if self.session.timeline.is_file and math.isinf(self.range_s) and in_sight(self):
-            self.refresh_all()
-
-    def _is_elsewhere(self) -> bool:
-        """Whether a recording stands still somewhere else than at the last look: not every panel is drawn yet."""
-        player = self.session.timeline.player
-        if player is None or player.is_playing:
-            return False
-        before, self._place = self._place, (player.now_ns, player.taken_ns)
-        return before != self._place
+        """Draw the part of a recording's overview that was just read: nothing else causes it to be drawn."""
+        if self.session.timeline.is_file and in_sight(self):
+            self.refresh_seen()

@@ -7,35 +7,35 @@ from typing import Final
 from PySide6.QtGui import QColor
 
 from kvscope_app.look.theme import Theme, mix
-from kvscope_app.views.timeline.request_lanes import LanePhase
+from kvscope_telemetry.request_phase import RequestPhase
 
 PHASE_COLORS: Final = {
-    LanePhase.RUNNING: "good",
-    LanePhase.DECODE: "good",
-    LanePhase.PREFILL: "block_active",
-    LanePhase.QUEUED: "warn",
-    LanePhase.PREEMPTED: "bad",
-    LanePhase.SWAPPED: "flash_saved",
-    LanePhase.ABORTED: "muted",
-    LanePhase.REFUSED: "bad",
+    RequestPhase.RUNNING: "good",
+    RequestPhase.DECODE: "good",
+    RequestPhase.PREFILL: "block_active",
+    RequestPhase.QUEUED: "warn",
+    RequestPhase.PREEMPTED: "bad",
+    RequestPhase.SWAPPED: "flash_saved",
+    RequestPhase.ABORTED: "muted",
+    RequestPhase.REFUSED: "bad",
 }
 PHASE_WORDS: Final = {
-    LanePhase.RUNNING: "runs",
-    LanePhase.DECODE: "decodes",
-    LanePhase.PREFILL: "prefills",
-    LanePhase.QUEUED: "waiting",
-    LanePhase.PREEMPTED: "preempted, to be recomputed",
-    LanePhase.SWAPPED: "preempted, swapped to a lower tier",
-    LanePhase.ABORTED: "aborted",
-    LanePhase.REFUSED: "refused",
+    RequestPhase.RUNNING: "runs",
+    RequestPhase.DECODE: "decodes",
+    RequestPhase.PREFILL: "prefills",
+    RequestPhase.QUEUED: "waiting",
+    RequestPhase.PREEMPTED: "preempted, to be recomputed",
+    RequestPhase.SWAPPED: "preempted, swapped to a lower tier",
+    RequestPhase.ABORTED: "aborted",
+    RequestPhase.REFUSED: "refused",
 }
 PHASE_LEGEND: Final = {
-    LanePhase.QUEUED: "waiting",
-    LanePhase.PREFILL: "prefill",
-    LanePhase.DECODE: "decode",
-    LanePhase.PREEMPTED: "preempted",
-    LanePhase.SWAPPED: "swapped out",
-    LanePhase.ABORTED: "aborted",
+    RequestPhase.QUEUED: "waiting",
+    RequestPhase.PREFILL: "prefill",
+    RequestPhase.DECODE: "decode",
+    RequestPhase.PREEMPTED: "preempted",
+    RequestPhase.SWAPPED: "swapped out",
+    RequestPhase.ABORTED: "aborted",
 }
 """In the order of a life; one that was refused is as red as one that was preempted, and a moment."""
 QUEUED_SOFT: Final = 0.35
@@ -43,7 +43,7 @@ QUEUED_SOFT: Final = 0.35
 STOPPED_COLOR: Final = "muted"
 """Of a request while the engine stands still, whatever it did before: nothing is done for it."""
 STOPPED_SOFT: Final = 0.45
-STOPPED_WORD: Final = "engine paused"
+STOPPED_WORD: Final = "engine paused or suspended"
 STOPPED_GROUND: Final = 0.83
 """How pale what is behind the lanes is then."""
 

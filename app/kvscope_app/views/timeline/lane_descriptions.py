@@ -9,15 +9,16 @@ import numpy as np
 
 from kvscope_app.look.clock_text import clock_text
 from kvscope_app.look.number_text import UNKNOWN, count, percent, plural, seconds
-from kvscope_app.playback.mark_labels import mark_text
+from kvscope_app.session.mark_labels import mark_text
 from kvscope_app.session.shown_stops import words_at
 from kvscope_app.views.events.event_entries import why_text
 from kvscope_app.views.timeline.lane_colors import PHASE_WORDS
 from kvscope_app.views.timeline.lane_layout import MARKS, PAUSED, STEPS, TICK_LANES
 from kvscope_app.views.timeline.lane_picture import ShownLanes, gaps, moments_of, usage_shares
-from kvscope_app.views.timeline.request_lanes import OPEN_NS, LanePhase
+from kvscope_app.views.timeline.request_lanes import OPEN_NS
 from kvscope_app.views.timeline.steps import Steps
 from kvscope_telemetry.messages.event_kinds import kind_text
+from kvscope_telemetry.request_phase import RequestPhase
 from kvscope_telemetry.summaries.event_index import EventIndex
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
@@ -111,18 +112,19 @@ def found_in_row(row: int, shown: ShownLanes, time_ns: int, reach_ns: int) -> Fo
 
 def _span_found(place: int, shown: ShownLanes, time_ns: int) -> Found:
     spans, requests = shown.lanes.spans, shown.lanes.requests
-    request, phase = int(spans["request"][place]), LanePhase(int(spans["phase"][place]))
+    request, phase = int(spans["request"][place]), RequestPhase(int(spans["phase"][place]))
     number, epoch = int(requests["number"][request]), int(requests["epoch"][request])
     begin, end = int(spans["begin"][place]), int(spans["end"][place])
-    running_ns = shown.overview.stops.running_ns(begin, min(end, shown.until_ns))
-    lasted = "" if phase >= LanePhase.ABORTED else f" for {seconds(running_ns / 1e9)}"
-    if stopped_ns := shown.overview.stops.stopped_ns(begin, min(end, shown.until_ns)):
-        lasted += f" (without {seconds(stopped_ns / 1e9)} paused)"
+    stops, until = shown.overview.stops, min(end, shown.until_ns)
+    running_ns = stops.running_ns(begin, until)
+    lasted = "" if phase >= RequestPhase.ABORTED else f" for {seconds(running_ns / 1e9)}"
+    if stopped_ns := stops.stopped_ns(begin, until):
+        lasted += f" (without {seconds(stopped_ns / 1e9)} {stops.stopped_text((begin, until))})"
     going_on = " so far" if end == OPEN_NS else ""
     adapter = shown.adapter_of(epoch, number)
     whose = f"#{count(number)} ({adapter})" if adapter else f"#{count(number)}"
     words = f"{whose} {PHASE_WORDS[phase]}{lasted}{going_on}"
-    at_ns = end if phase is LanePhase.QUEUED and end != OPEN_NS else begin  # its cause is told when it ends
+    at_ns = end if phase is RequestPhase.QUEUED and end != OPEN_NS else begin  # the event at its end has the cause
     causes = shown.overview.events.find(at_ns, at_ns, request=(epoch, number))
     reasons = [
         why_text(shown.overview.events[cause].event) for cause in causes if _is_of(shown.overview.events[cause], number)

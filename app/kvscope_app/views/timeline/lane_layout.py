@@ -19,6 +19,10 @@ _LOW: Final = 380
 LEGEND_HEIGHT: Final = 16
 _LEGEND_FROM: Final = 300
 """In a lower widget there is no line that says what the colours of requests are."""
+_MIN_ROWS: Final = 4
+"""Rows of requests that a widget shows before all lanes: the last lanes scroll where not everything fits."""
+_NUM_FIXED: Final = 2
+"""Lanes at the top that never scroll."""
 
 
 def gutter() -> int:
@@ -85,11 +89,11 @@ STEPS: Final = "steps"
 PAUSED: Final = "paused"
 """When the engine stood still."""
 LANES: Final = (
-    Lane(MARKS, "Bookmarks", 15, 18),
-    Lane("usage", "KV usage", 24, 46),
-    Lane("running", "Running", 15, 26),
-    Lane("waiting", "Waiting", 15, 26),
-    Lane(STEPS, "Steps", 18, 30),
+    Lane(MARKS, "Bookmarks", 14, 18),
+    Lane("usage", "KV usage", 18, 46),
+    Lane("running", "Running", 12, 26),
+    Lane("waiting", "Waiting", 12, 26),
+    Lane(STEPS, "Steps", 14, 30),
     *(Lane(name, lane.title, 11, 14) for name, lane in TICK_LANES.items()),
     Lane("gaps", "Gaps", 11, 14),
     Lane(PAUSED, "Paused", 11, 14),
@@ -99,33 +103,66 @@ CURVES: Final = ("usage", "running", "waiting")
 
 @dataclass(frozen=True, slots=True)
 class LaneLayout:
-    """Of a widget of a size."""
+    """Positions of the lanes in a widget of this size.
+
+    Where a widget is too low for all lanes and `_MIN_ROWS` rows of requests, the last lanes scroll: `first_row` is the
+    index of the first visible row of requests, or, if negative, minus the number of these lanes that are shown.
+    """
 
     width: int
     height: int
     bare: frozenset[str] = frozenset()
-    """Lanes that nothing ever happened in: a low widget leaves them out."""
+    """Names of the lanes without any data, which a low widget leaves out."""
+    first_row: int = 0
+    has_requests: bool = True
+    """Whether there are rows of requests to keep room for."""
 
     @property
     def chart_width(self) -> int:
-        """Of the time axis."""
+        """Width of the time axis."""
         return max(self.width - gutter(), 1)
 
+    @property
+    def num_scrolling(self) -> int:
+        """Number of lanes that are out of sight while the first row of requests is at the top."""
+        lanes = self._lanes()
+        rest = self.height - axis_height() - 2 * _GAP - self._legend_height - _MIN_ROWS * row_height()
+        rest -= sum(self._height_of(lane) + _GAP for lane in lanes)
+        num = 0
+        while rest < 0 and num < len(lanes) - _NUM_FIXED and self.has_requests:
+            num += 1
+            rest += self._height_of(lanes[-num]) + _GAP
+        return num
+
     def boxes(self) -> Iterator[tuple[Lane, int, int]]:
-        """Each lane with its top and its height."""
-        top = axis_height()
-        is_low = self.height < _LOW
-        for lane in LANES:
-            if lane.name in self.bare and (is_low or lane.name == MARKS):
-                continue
-            height = scaled(lane.low if is_low else lane.high)
+        """Each visible lane with its top and its height."""
+        top, lanes = axis_height(), self._lanes()
+        num_scrolling = self.num_scrolling
+        num_shown = min(max(-self.first_row, 0), num_scrolling)
+        fixed = len(lanes) - num_scrolling
+        for lane in (*lanes[:fixed], *lanes[len(lanes) - num_shown :]):
+            height = self._height_of(lane)
             yield lane, top, height
             top += height + _GAP
+
+    def _lanes(self) -> list[Lane]:
+        return [lane for lane in LANES if lane.name not in self.bare or not (self._is_low or lane.name == MARKS)]
+
+    @property
+    def _is_low(self) -> bool:
+        return self.height < _LOW
+
+    def _height_of(self, lane: Lane) -> int:
+        return scaled(lane.low if self._is_low else lane.high)
+
+    @property
+    def _legend_height(self) -> int:
+        return scaled(LEGEND_HEIGHT) if self.has_legend else 0
 
     @property
     def requests_top(self) -> int:
         """Where the lanes of requests begin."""
-        return self.legend_top + (scaled(LEGEND_HEIGHT) if self.has_legend else 0)
+        return self.legend_top + self._legend_height
 
     @property
     def legend_top(self) -> int:
@@ -147,6 +184,6 @@ class LaneLayout:
         """Which lane above the requests is there."""
         return next((lane for lane, top, height in self.boxes() if top <= y < top + height + _GAP), None)
 
-    def row_at(self, y: int, first_row: int) -> int | None:
-        """Which row of requests is there."""
-        return None if y < self.requests_top else first_row + (y - self.requests_top) // row_height()
+    def row_at(self, y: int) -> int | None:
+        """Index of the row of requests at `y`, None above the rows."""
+        return None if y < self.requests_top else max(self.first_row, 0) + (y - self.requests_top) // row_height()

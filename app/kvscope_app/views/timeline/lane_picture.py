@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from kvscope_app.look.theme import Theme
 from kvscope_app.session.shown_stops import stops_until
+from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.views.timeline import raster
 from kvscope_app.views.timeline.lane_colors import (
     PHASE_COLORS,
@@ -27,11 +28,11 @@ from kvscope_app.views.timeline.lane_colors import (
 from kvscope_app.views.timeline.lane_layout import MARKS, PAUSED, STEPS, TICK_LANES, LaneLayout, axis_height, row_height
 from kvscope_app.views.timeline.mark_lane import Marks
 from kvscope_app.views.timeline.raster import FloatArray, IntArray, Pixels
-from kvscope_app.views.timeline.request_lanes import OPEN_NS, LanePhase, RequestLanes
+from kvscope_app.views.timeline.request_lanes import OPEN_NS, RequestLanes
 from kvscope_app.views.timeline.step_lane import draw_pieces, draw_steps, steps_are_apart
 from kvscope_app.views.timeline.steps import Steps
-from kvscope_app.views.timeline.time_span import TimeSpan
 from kvscope_telemetry.messages.event_kinds import KIND_CODES
+from kvscope_telemetry.request_phase import RequestPhase
 from kvscope_telemetry.summaries.figures import pool_of, usage_of
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
@@ -94,7 +95,8 @@ def draw(shown: ShownLanes, layout: LaneLayout, theme: Theme, scale: float) -> P
             _draw_usage(box, shown.overview, seconds, theme)
         elif lane.name in ("running", "waiting"):
             color = "good" if lane.name == "running" else "warn"
-            _draw_count(box, shown.overview.column(f"num_{lane.name}"), seconds, theme, color)
+            counts = shown.overview.column(f"num_{lane.name}") / max(peak_requests(shown.overview, lane.name), 1.0)
+            _draw_count(box, counts, seconds, theme, color)
         elif lane.name == STEPS:
             draw_steps(box, shown.overview, shown.steps, edges, seconds, theme)
         elif lane.name == PAUSED:
@@ -135,7 +137,7 @@ def moments_of(name: str, shown: ShownLanes) -> IntArray:
     """When what a lane shows happened, ascending, exactly: as far back as events are kept."""
     if name == "swapped":
         spans = shown.lanes.spans
-        return np.sort(spans["begin"][spans["phase"] == LanePhase.SWAPPED])
+        return np.sort(spans["begin"][spans["phase"] == RequestPhase.SWAPPED])
     events = shown.overview.events
     found: IntArray = events.time_ns[events.kind_codes == KIND_CODES.get(name, -1)]
     return found
@@ -155,9 +157,14 @@ def _draw_usage(box: Pixels, overview: SessionOverview, seconds: tuple[IntArray,
     raster.fill_below(box, low, ink("block_active", theme))
 
 
-def _draw_count(box: Pixels, values: FloatArray, seconds: tuple[IntArray, IntArray], theme: Theme, color: str) -> None:
-    most = max(float(values.max(initial=0.0)), 1.0)
-    low, high = raster.least_and_greatest(values / most, *seconds)
+def peak_requests(overview: SessionOverview, state: str) -> float:
+    """Return the largest number of requests that were "running" or "waiting" at any moment, also within a second."""
+    columns = (overview.column(f"{prefix}_{state}") for prefix in ("num", "peak"))
+    return max(float(np.nan_to_num(column).max(initial=0.0)) for column in columns)
+
+
+def _draw_count(box: Pixels, shares: FloatArray, seconds: tuple[IntArray, IntArray], theme: Theme, color: str) -> None:
+    low, high = raster.least_and_greatest(shares, *seconds)
     raster.fill_below(box, high, softened(color, theme, 0.5))
     raster.fill_below(box, low, ink(color, theme))
 
@@ -204,14 +211,14 @@ def _draw_requests(
     places = places[np.argsort(spans["phase"][places], kind="stable")]
     width = pixels.shape[1]
     first, last = (_columns(times[places], span, width) for times in (spans["begin"], ends))
-    is_moment = spans["phase"][places] >= LanePhase.ABORTED
+    is_moment = spans["phase"][places] >= RequestPhase.ABORTED
     first, last = first - is_moment * round(scale), last + is_moment * round(2 * scale)
-    palette = np.array([ink(PHASE_COLORS[phase], theme) for phase in LanePhase], np.uint32)
-    palette[LanePhase.QUEUED] = softened(PHASE_COLORS[LanePhase.QUEUED], theme, QUEUED_SOFT)
+    palette = np.array([ink(PHASE_COLORS[phase], theme) for phase in RequestPhase], np.uint32)
+    palette[RequestPhase.QUEUED] = softened(PHASE_COLORS[RequestPhase.QUEUED], theme, QUEUED_SOFT)
     lines = np.zeros((num_rows, width), np.uint32)
     steps = shown.steps
     if steps is not None and steps_are_apart(steps, span, width):
-        for phase in (LanePhase.RUNNING, LanePhase.DECODE, LanePhase.PREFILL):
+        for phase in (RequestPhase.RUNNING, RequestPhase.DECODE, RequestPhase.PREFILL):
             palette[phase] = softened(PHASE_COLORS[phase], theme, _BETWEEN_SOFT)
     raster.draw_spans(lines, rows[places], first, last, palette[spans["phase"][places]])
     if steps is not None and steps_are_apart(steps, span, width):
@@ -223,7 +230,7 @@ def _draw_requests(
         third = box.shape[0] // 3
         np.copyto(box[third : box.shape[0] - third], line, where=line != 0)
         for part in (box[:third], box[box.shape[0] - third :]):
-            np.copyto(part, line, where=(line != 0) & (line != palette[LanePhase.QUEUED]))
+            np.copyto(part, line, where=(line != 0) & (line != palette[RequestPhase.QUEUED]))
 
 
 def _rows_of(steps: Steps, shown: ShownLanes, num_rows: int) -> IntArray:

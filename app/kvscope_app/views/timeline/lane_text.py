@@ -21,10 +21,11 @@ from kvscope_app.views.timeline.lane_colors import (
     STOPPED_WORD,
 )
 from kvscope_app.views.timeline.lane_layout import LaneLayout, axis_height, gutter, row_height
-from kvscope_app.views.timeline.lane_picture import ShownLanes
+from kvscope_app.views.timeline.lane_picture import ShownLanes, peak_requests
 from kvscope_app.views.timeline.mark_lane import paint_marks
-from kvscope_app.views.timeline.request_lanes import OPEN_NS, LanePhase
+from kvscope_app.views.timeline.request_lanes import OPEN_NS
 from kvscope_app.views.timeline.time_axis import axis_times
+from kvscope_telemetry.request_phase import RequestPhase
 
 _TIMES_APART_PX: Final = 90
 _NAMED_FROM_PX: Final = 34
@@ -60,7 +61,7 @@ def _names(painter: QPainter, shown: ShownLanes, layout: LaneLayout, theme: Them
     for lane, top, height in layout.boxes():
         most = ""
         if lane.name in ("running", "waiting") and len(shown.overview):
-            highest = float(shown.overview.column(f"num_{lane.name}").max())
+            highest = peak_requests(shown.overview, lane.name)
             most = f" ≤ {count(highest)}" if highest > 0 else ""
         painter.drawText(QRect(0, top - 2, gutter() - 8, height + 4), right, lane.title + most)
     top = layout.legend_top
@@ -72,21 +73,22 @@ def _names(painter: QPainter, shown: ShownLanes, layout: LaneLayout, theme: Them
 
 def _legend(painter: QPainter, layout: LaneLayout, theme: Theme, *, has_stops: bool) -> None:
     """What the colours of requests mean, as far as there is room."""
-    x, middle = gutter(), layout.legend_top + row_height() // 2 - 1
+    x, middle, apart = gutter(), layout.legend_top + row_height() // 2 - 1, scaled(14)
     entries = [
-        (text, PHASE_COLORS[phase], QUEUED_SOFT if phase is LanePhase.QUEUED else 0.0, phase is LanePhase.QUEUED)
+        (text, PHASE_COLORS[phase], QUEUED_SOFT if phase is RequestPhase.QUEUED else 0.0, phase is RequestPhase.QUEUED)
         for phase, text in PHASE_LEGEND.items()
     ]
     if has_stops:
         entries.append((STOPPED_WORD, STOPPED_COLOR, STOPPED_SOFT, False))
     for text, name, soft, is_thin in entries:
         width = painter.fontMetrics().horizontalAdvance(text)
-        if x + 14 + width > layout.width:
+        if x + apart + width > layout.width:
             return
         color = mix(str(getattr(theme, name)), theme.base, soft)
-        painter.fillRect(QRect(x, middle - (1 if is_thin else 4), 10, 3 if is_thin else 8), QColor(color))
-        painter.drawText(QRect(x + 14, layout.legend_top - 2, width + 2, row_height()), _LEFT, text)
-        x += 14 + width + 14
+        height = scaled(3 if is_thin else 8)
+        painter.fillRect(QRect(x, middle - height // 2, scaled(10), height), QColor(color))
+        painter.drawText(QRect(x + apart, layout.legend_top - 2, width + 2, row_height()), _LEFT, text)
+        x += apart + width + apart
 
 
 def _requests(

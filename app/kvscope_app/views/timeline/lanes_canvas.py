@@ -1,10 +1,12 @@
 """Paints the lanes and takes mouse and keys: zoom, pan, choose, and what is under the pointer.
 
-Owns the span that is seen, whether it follows the cursor, and the first row. What is chosen it only tells.
+Owns the span that is seen, whether it follows the cursor, and how far lanes and requests are scrolled. What is chosen
+it only tells.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -24,6 +26,7 @@ from PySide6.QtWidgets import QApplication, QToolTip, QWidget
 from kvscope_app.look.number_text import seconds
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.session.time_span import SHORTEST_NS, TimeSpan, whole_span
 from kvscope_app.views.timeline import lane_text, step_text
 from kvscope_app.views.timeline.lane_descriptions import STEP_TOLD_NS, Found, found_in_lane, found_in_row, found_step
 from kvscope_app.views.timeline.lane_layout import MARKS, STEPS, LaneLayout, axis_height, gutter, row_height
@@ -33,7 +36,6 @@ from kvscope_app.views.timeline.raster import Pixels
 from kvscope_app.views.timeline.request_lanes import RequestLanes
 from kvscope_app.views.timeline.step_lane import steps_are_apart
 from kvscope_app.views.timeline.steps import Steps
-from kvscope_app.views.timeline.time_span import SHORTEST_NS, TimeSpan, whole_span
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 _NEAR_PX: Final = 4
@@ -54,6 +56,8 @@ class LanesCanvas(QWidget):
     """What is under the pointer."""
     moved = Signal()
     """Another span, or other rows."""
+    span_chosen = Signal(object)
+    """A person zoomed or panned to a `TimeSpan`; None: to all there is."""
     measuring = Signal()
     """A range is measured, another one, or none any more."""
 
@@ -72,6 +76,8 @@ class LanesCanvas(QWidget):
         """When the step under the pointer ended."""
         self.cursor_ns = 0
         self.shown = ShownLanes(SessionOverview(), RequestLanes(), self.whole, 0)
+        self.first_row = 0
+        """How far lanes and requests are scrolled, see `LaneLayout.first_row`."""
         self._bare: frozenset[str] = frozenset((MARKS,))
         self._pixels: Pixels | None = None
         self._drag_from: QPoint | None = None
@@ -86,9 +92,10 @@ class LanesCanvas(QWidget):
 
     @property
     def layout_now(self) -> LaneLayout:
-        """Of the size it has."""
+        """Positions of the lanes at the widget's size, scrolled to `first_row`."""
         bare = self._bare - {MARKS} if self.shown.marks.bookmarks else self._bare
-        return LaneLayout(self.width(), self.height(), bare)
+        has_requests = len(self.shown.lanes.requests) > 0
+        return LaneLayout(self.width(), self.height(), bare, self.first_row, has_requests)
 
     def show_overview(self, overview: SessionOverview, lanes: RequestLanes, whole: TimeSpan, cursor_ns: int) -> None:
         """What there is now."""
@@ -161,12 +168,16 @@ class LanesCanvas(QWidget):
         self.moved.emit()
 
     def set_first_row(self, row: int) -> None:
-        """Scroll the requests."""
-        row = min(max(row, 0), self.last_first_row)
-        if row != self.shown.first_row:
-            self.shown.first_row = row
+        """Scroll so that `row` is the first row of requests; negative: show so many of the lanes that do not fit."""
+        before = self.first_row
+        self._scroll(row)
+        if self.first_row != before:
             self._redraw()
             self.moved.emit()
+
+    def _scroll(self, row: int) -> None:
+        self.first_row = min(max(row, -self.layout_now.num_scrolling), self.last_first_row)
+        self.shown.first_row = max(self.first_row, 0)
 
     def set_by_arrival(self, by_arrival: bool) -> None:
         """A row for each request, or packed."""
@@ -176,7 +187,7 @@ class LanesCanvas(QWidget):
     @property
     def last_first_row(self) -> int:
         """How far requests can be scrolled."""
-        return max(0, self.shown.num_rows - self.layout_now.num_rows)
+        return max(0, self.shown.num_rows - replace(self.layout_now, first_row=0).num_rows)
 
     def zoom(self, factor: float, at_share: float) -> None:
         """`factor` times as much time; what is at `at_share` stays where it is."""
@@ -213,7 +224,7 @@ class LanesCanvas(QWidget):
         layout, span = self.layout_now, self.shown.span
         time_ns = span.time_at((point.x() - gutter()) / layout.chart_width)
         reach_ns = round(span.length_ns * _NEAR_PX / layout.chart_width)
-        row = layout.row_at(point.y(), self.shown.first_row)
+        row = layout.row_at(point.y())
         if row is not None:
             return found_in_row(row, self.shown, time_ns, reach_ns)
         lane = layout.lane_at(point.y())
@@ -255,8 +266,9 @@ class LanesCanvas(QWidget):
         phase = event.angleDelta()
         keys = event.modifiers()
         self._pointer = event.position().toPoint()
-        if keys & Qt.KeyboardModifier.ControlModifier:
-            self.set_first_row(self.shown.first_row - round(phase.y() / 40))
+        is_over_names = self._pointer.x() < gutter() and phase.y() and not keys & Qt.KeyboardModifier.ShiftModifier
+        if keys & Qt.KeyboardModifier.ControlModifier or is_over_names:
+            self.set_first_row(self.first_row - round(phase.y() / 40))
         elif phase.x() or keys & Qt.KeyboardModifier.ShiftModifier:
             self.pan(-round(self.shown.span.length_ns * _KEY_SHARE * (phase.x() or phase.y()) / 120))
         else:
@@ -301,9 +313,10 @@ class LanesCanvas(QWidget):
         super().leaveEvent(event)
 
     def fit(self) -> None:
-        """All of the time."""
+        """Show the whole timeline."""
         self.follows = True
         self.show_length(None)
+        self.span_chosen.emit(None)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         key, span, rows = event.key(), self.shown.span, self.layout_now.num_rows
@@ -321,7 +334,7 @@ class LanesCanvas(QWidget):
         elif key in (Qt.Key.Key_Up, Qt.Key.Key_Down):
             self._choose_row(1 if key == Qt.Key.Key_Down else -1)
         elif key in (Qt.Key.Key_PageUp, Qt.Key.Key_PageDown):
-            self.set_first_row(self.shown.first_row + (rows if key == Qt.Key.Key_PageDown else -rows))
+            self.set_first_row(self.first_row + (rows if key == Qt.Key.Key_PageDown else -rows))
         else:
             super().keyPressEvent(event)
 
@@ -374,7 +387,8 @@ class LanesCanvas(QWidget):
         found = next_in_rows(self.shown, self.selected, sign, self.cursor_ns, rows)
         if found is not None:
             row, request = found
-            self.set_first_row(min(max(self.shown.first_row, row - self.layout_now.num_rows + 1), row))
+            if row not in rows:
+                self.set_first_row(min(max(self.shown.first_row, row - self.layout_now.num_rows + 1), row))
             self._go_to(request)
 
     def _go_to(self, found: Found) -> None:
@@ -397,23 +411,22 @@ class LanesCanvas(QWidget):
         by = point - self._dragged_to
         rows = round(by.y() / row_height())
         self.pan(-round(by.x() * self.shown.span.length_ns / self.layout_now.chart_width))
-        self.set_first_row(self.shown.first_row - rows)
+        self.set_first_row(self.first_row - rows)
         self._dragged_to = QPoint(point.x(), self._dragged_to.y() + rows * row_height())
 
     def _look_at(self, span: TimeSpan) -> None:
         self.shown.span = span
         self.shown.place_rows()
-        self.shown.first_row = min(self.shown.first_row, self.last_first_row)
+        self._scroll(self.first_row)
         self._redraw()
         self.moved.emit()
 
     def _look_elsewhere(self, span: TimeSpan) -> None:
-        """A person moves or zooms the time: whoever sees the cursor no longer follows it no longer."""
+        """Show what a person zoomed or panned to; from then on the cursor is not followed."""
         self.length_ns = None if span == self.whole else span.length_ns
-        if self.length_ns is not None:
-            is_live = self.cursor_ns >= self.whole.end_ns <= span.end_ns
-            self.follows = is_live or span.begin_ns <= self.cursor_ns <= span.end_ns
+        self.follows = self.length_ns is None
         self._look_at(span)
+        self.span_chosen.emit(None if self.length_ns is None else span)
 
     def _keep_up(self) -> None:
         """Requests that came since rows were placed have none yet."""

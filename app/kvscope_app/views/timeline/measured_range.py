@@ -13,31 +13,34 @@ import numpy as np
 
 from kvscope_app.look.clock_text import clock_text
 from kvscope_app.look.number_text import UNKNOWN, count, percent, seconds, short
-from kvscope_app.views.timeline.request_lanes import OPEN_NS, LanePhase, RequestLanes
-from kvscope_app.views.timeline.time_span import TimeSpan
+from kvscope_app.session.time_span import TimeSpan
+from kvscope_app.views.timeline.request_lanes import OPEN_NS, RequestLanes
 from kvscope_telemetry.latencies import FIRST_TOKEN, INTER_TOKEN, Latency
+from kvscope_telemetry.request_phase import WAITING_PHASES
 from kvscope_telemetry.summaries.figures import FIGURES, largest_of, quantile_of, rows_in
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _LATENCIES: Final = ((FIRST_TOKEN, "First token"), (INTER_TOKEN, "Between tokens"))
-_NOT_SERVED: Final = (LanePhase.QUEUED, LanePhase.PREEMPTED, LanePhase.SWAPPED)
 _NOTABLE_NS: Final = 50_000_000
 _MOST_DELAYED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class WholeSeconds:
-    """The seconds that a range touches: figures are kept by the second."""
+    """The whole seconds nearest to a range, at least one: figures are kept by the second."""
 
     from_ns: int
     until_ns: int
 
     @classmethod
     def of(cls, span: TimeSpan) -> WholeSeconds:
-        """Those of `span`."""
-        end_ns = -(-span.end_ns // SECOND_NS) * SECOND_NS
-        return cls(span.begin_ns // SECOND_NS * SECOND_NS, end_ns - 1)
+        """Return the seconds of `span`, rounded at both ends; of a range within a second, that second."""
+        first, last = ((at_ns + SECOND_NS // 2) // SECOND_NS for at_ns in (span.begin_ns, span.end_ns))
+        if last <= first:
+            first = (span.begin_ns + span.end_ns) // 2 // SECOND_NS
+            last = first + 1
+        return cls(first * SECOND_NS, last * SECOND_NS - 1)
 
 
 class Delayed(NamedTuple):
@@ -100,7 +103,7 @@ def most_delayed(overview: SessionOverview, lanes: RequestLanes, span: TimeSpan,
     spans = lanes.spans
     ends = np.where(spans["end"] == OPEN_NS, max(until_ns, span.begin_ns), spans["end"]).clip(None, span.end_ns)
     begins = spans["begin"].clip(span.begin_ns, None)
-    places = np.flatnonzero(np.isin(spans["phase"], _NOT_SERVED) & (begins < ends))
+    places = np.flatnonzero(np.isin(spans["phase"], WAITING_PHASES) & (begins < ends))
     if not places.size:
         return []
     delays = overview.stops.running_between(begins[places], ends[places])

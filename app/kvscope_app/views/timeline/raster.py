@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_app.views.timeline.time_span import TimeSpan
+from kvscope_app.session.time_span import TimeSpan
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 IntArray = npt.NDArray[np.int64]

@@ -9,34 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from kvscope_telemetry.messages.telemetry import Event
-from kvscope_telemetry.summaries.request_phases import PhaseKind, starts_decoding
+from kvscope_telemetry.request_phase import RequestPhase, phase_after
 from kvscope_telemetry.summaries.summary import TimedEvent
 
 OPEN_NS: Final = 1 << 62
 """The end of what still goes on."""
-
-
-class LanePhase(IntEnum):
-    """What a span shows. Where several fall into one pixel the greatest is seen."""
-
-    RUNNING = 0
-    """Of sessions that do not tell the next two apart."""
-    DECODE = 1
-    PREFILL = 2
-    """Its prompt, or what it lost, is computed."""
-    QUEUED = 3
-    PREEMPTED = 4
-    SWAPPED = 5
-    ABORTED = 6
-    """A moment, as the next."""
-    REFUSED = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +29,7 @@ class Turned:
     time_ns: int
     epoch: int
     number: int
-    kind: PhaseKind
+    kind: RequestPhase
 
 
 class RequestLanes:
@@ -130,13 +113,13 @@ class RequestLanes:
         """Of one that is known, only when its prompt was done is news; what it did before was told by events."""
         request = self._histories_of.get((phase.epoch, phase.number))
         if request is not None:
-            if phase.kind is PhaseKind.DECODE:
+            if phase.kind is RequestPhase.DECODE:
                 self._split(request, phase.time_ns)
             return
         if self._epoch is None:
             self._epoch = phase.epoch
         if phase.epoch == self._epoch:
-            self._begin(phase.number, _TURNED[phase.kind], phase.time_ns)
+            self._begin(phase.number, phase.kind, phase.time_ns)
             self.version += 1
 
     def _split(self, request: int, time_ns: int) -> None:
@@ -145,12 +128,12 @@ class RequestLanes:
         place = int(self.requests["newest"][request])
         while place >= 0 and spans["begin"][place] > time_ns:
             after, place = place, int(spans["before"][place])
-        if place < 0 or LanePhase(int(spans["phase"][place])) not in (LanePhase.RUNNING, LanePhase.PREFILL):
+        if place < 0 or RequestPhase(int(spans["phase"][place])) not in (RequestPhase.RUNNING, RequestPhase.PREFILL):
             return
-        spans["phase"][place] = LanePhase.PREFILL
+        spans["phase"][place] = RequestPhase.PREFILL
         if spans["end"][place] <= time_ns:
             return
-        added = spans.append(time_ns, int(spans["end"][place]), LanePhase.DECODE, request, place)
+        added = spans.append(time_ns, int(spans["end"][place]), RequestPhase.DECODE, request, place)
         spans["end"][place] = time_ns
         if after >= 0:
             spans["before"][after] = added
@@ -164,53 +147,51 @@ class RequestLanes:
             self._phase(event.number, self._runs_as(event), time_ns)
             return
         begin_ns = max(0, time_ns - max(waited_ns, 0))
-        self._begin(event.number, LanePhase.QUEUED if begin_ns < time_ns else self._runs_as(event), begin_ns)
+        self._begin(event.number, RequestPhase.QUEUED if begin_ns < time_ns else self._runs_as(event), begin_ns)
         if begin_ns < time_ns:
             self._phase(event.number, self._runs_as(event), time_ns)
 
     def _on_preempted(self, event: Event, time_ns: int, since_ns: int) -> None:
-        self._known(event.number, LanePhase.RUNNING, min(since_ns, time_ns))
-        is_swapped = event.data is not None and event.data.is_swapped
-        self._phase(event.number, LanePhase.SWAPPED if is_swapped else LanePhase.PREEMPTED, time_ns)
+        self._known(event.number, RequestPhase.RUNNING, min(since_ns, time_ns))
+        self._phase(event.number, phase_after(event) or RequestPhase.PREEMPTED, time_ns)
 
     def _on_resumed(self, event: Event, time_ns: int, since_ns: int) -> None:
-        self._known(event.number, LanePhase.PREEMPTED, min(since_ns, time_ns))
+        self._known(event.number, RequestPhase.PREEMPTED, min(since_ns, time_ns))
         self._phase(event.number, self._runs_as(event), time_ns)
 
     def _on_finished(self, event: Event, time_ns: int, since_ns: int) -> None:
-        self._known(event.number, LanePhase.RUNNING, min(since_ns, time_ns))
+        self._known(event.number, RequestPhase.RUNNING, min(since_ns, time_ns))
         self._end(event.number, time_ns)
 
     def _on_aborted(self, event: Event, time_ns: int, _: int) -> None:
         """One that never ran has this mark alone."""
-        self._mark(event.number, LanePhase.ABORTED, time_ns)
+        self._mark(event.number, RequestPhase.ABORTED, time_ns)
 
     def _on_refused(self, event: Event, time_ns: int, _: int) -> None:
-        self._mark(event.number, LanePhase.REFUSED, time_ns)
+        self._mark(event.number, RequestPhase.REFUSED, time_ns)
 
-    def _mark(self, number: int, phase: LanePhase, time_ns: int) -> None:
+    def _mark(self, number: int, phase: RequestPhase, time_ns: int) -> None:
         if number in self._open:
             self._phase(number, phase, time_ns)
         else:
             self._begin(number, phase, time_ns)
         self._end(number, time_ns)
 
-    def _known(self, number: int, phase: LanePhase, begin_ns: int) -> None:
+    def _known(self, number: int, phase: RequestPhase, begin_ns: int) -> None:
         if number not in self._open:
             self._begin(number, phase, begin_ns)
 
-    def _runs_as(self, event: Event) -> LanePhase:
-        if not self.has_phases:
-            return LanePhase.RUNNING
-        return LanePhase.DECODE if starts_decoding(event) else LanePhase.PREFILL
+    def _runs_as(self, event: Event) -> RequestPhase:
+        phase = phase_after(event) if self.has_phases else None
+        return RequestPhase.RUNNING if phase is None else phase
 
-    def _begin(self, number: int, phase: LanePhase, time_ns: int) -> None:
+    def _begin(self, number: int, phase: RequestPhase, time_ns: int) -> None:
         row, epoch = self._free_row(time_ns), self._epoch or 0
         request = self.requests.append(time_ns, OPEN_NS, row, number, epoch, len(self.spans))
         self.spans.append(time_ns, OPEN_NS, phase, request, -1)
         self._open[number] = self._histories_of[epoch, number] = request
 
-    def _phase(self, number: int, phase: LanePhase, time_ns: int) -> None:
+    def _phase(self, number: int, phase: RequestPhase, time_ns: int) -> None:
         request = self._open[number]
         span = int(self.requests["newest"][request])
         time_ns = self._close_span(span, time_ns)
@@ -239,12 +220,6 @@ class RequestLanes:
         return row
 
 
-_TURNED: Final = {
-    PhaseKind.WAITS: LanePhase.QUEUED,
-    PhaseKind.PREFILL: LanePhase.PREFILL,
-    PhaseKind.DECODE: LanePhase.DECODE,
-    PhaseKind.PREEMPTED: LanePhase.PREEMPTED,
-}
 _TAKES: Final = {
     "admitted": RequestLanes._on_admitted,
     "preempted": RequestLanes._on_preempted,

@@ -12,8 +12,8 @@ from PySide6.QtCore import QObject, Signal
 
 from kvscope_app.session.kept.recorded_reading import RecordedReading
 from kvscope_app.session.session import Session
+from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.views.timeline.steps import NO_STEPS, Steps, read_steps
-from kvscope_app.views.timeline.time_span import TimeSpan
 
 _MARGIN: Final = 0.5
 """Of the span, read on either side of it."""

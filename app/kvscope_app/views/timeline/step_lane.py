@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_app.look.theme import Theme
+from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.views.timeline import raster
 from kvscope_app.views.timeline.lane_colors import PHASE_COLORS, ink
 from kvscope_app.views.timeline.raster import FloatArray, IntArray, Pixels
-from kvscope_app.views.timeline.request_lanes import LanePhase
 from kvscope_app.views.timeline.steps import MAX_STEPS, Steps
-from kvscope_app.views.timeline.time_span import TimeSpan
+from kvscope_telemetry.request_phase import RequestPhase
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
@@ -81,7 +81,9 @@ def draw_pieces(
     first = np.repeat(_columns(steps.begin_ns[seen], span, width) + gap, counts)
     last = np.repeat(_columns(steps.end_ns[seen], span, width), counts)
     shown = (rows >= 0) & (rows < lines.shape[0])
-    palette = np.array([ink(PHASE_COLORS[phase], theme) for phase in (LanePhase.DECODE, LanePhase.PREFILL)], np.uint32)
+    palette = np.array(
+        [ink(PHASE_COLORS[phase], theme) for phase in (RequestPhase.DECODE, RequestPhase.PREFILL)], np.uint32
+    )
     if shown.any():
         raster.draw_spans(lines, rows[shown], first[shown], last[shown], palette[(tokens[shown] > 1).astype(np.int64)])
 
@@ -107,8 +109,8 @@ def _most_in(steps: Steps, edges: IntArray) -> float:
 def _fill(box: Pixels, total: FloatArray, decode: FloatArray, most: float, theme: Theme) -> None:
     heights = np.log1p(total) / np.log1p(max(most, 1.0))
     share = np.divide(decode, total, out=np.zeros_like(decode), where=np.nan_to_num(total) > 0)
-    raster.fill_below(box, heights, ink(PHASE_COLORS[LanePhase.PREFILL], theme))
-    raster.fill_below(box, heights * share, ink(PHASE_COLORS[LanePhase.DECODE], theme))
+    raster.fill_below(box, heights, ink(PHASE_COLORS[RequestPhase.PREFILL], theme))
+    raster.fill_below(box, heights * share, ink(PHASE_COLORS[RequestPhase.DECODE], theme))
 
 
 def _columns(times: IntArray, span: TimeSpan, width: int) -> IntArray:

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_telemetry.messages.telemetry import Frame
-from kvscope_telemetry.recorded import Recorded
 from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
+from kvscope_telemetry.recordings.reader import Recording
 
 IntArray = npt.NDArray[np.int64]
 MAX_STEPS: Final = 12_000
@@ -89,7 +89,7 @@ NO_STEPS: Final = Steps(
 )
 
 
-def read_steps(recorded: Recorded, begin_ns: int, end_ns: int, watch: ProgressCallback) -> Steps:
+def read_steps(recorded: Recording, begin_ns: int, end_ns: int, watch: ProgressCallback) -> Steps:
     """All that were recorded in this time, as far as they are not too many. A frame is told at the end of its step.
 
     Raises OpeningCancelled when `watch` says so.

@@ -1,13 +1,15 @@
-"""Round times of day for the axis of a timeline, from hours down to fractions of a millisecond. Knows no Qt."""
+"""Round times for the axis of a timeline, from days down to fractions of a millisecond. Knows no Qt."""
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Final
 
-from kvscope_app.views.timeline.time_span import TimeSpan
+from kvscope_app.session.time_span import TimeSpan
 
 _SECOND: Final = 1_000_000_000
+_DAY: Final = 86_400 * _SECOND
 _STEPS_NS: Final = (
     *(digit * 10**power for power in range(4, 9) for digit in (1, 2, 5)),
     *(seconds * _SECOND for seconds in (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200)),
@@ -15,17 +17,19 @@ _STEPS_NS: Final = (
 
 
 def axis_times(span: TimeSpan, width: int, apart: int = 90) -> list[tuple[int, str]]:
-    """Times at least `apart` pixels apart, and how each reads."""
+    """Return times at least `apart` pixels apart and the text of each; never more, however long the span is."""
     wanted = span.length_ns * apart / max(width, 1)
-    step = next((step for step in _STEPS_NS if step >= wanted), _STEPS_NS[-1])
+    step = next((step for step in _STEPS_NS if step >= wanted), 0) or math.ceil(wanted / _DAY) * _DAY
     offset = time.localtime(span.begin_ns // _SECOND).tm_gmtoff * _SECOND
     first = -(-(span.begin_ns + offset) // step) * step - offset
     return [(at, time_text(at, step)) for at in range(first, span.end_ns + 1, step)]
 
 
 def time_text(time_ns: int, step_ns: int) -> str:
-    """`14:03`, `14:03:20` or `14:03:20.125`: as exact as steps are."""
+    """Return `2026-11-29`, `14:03`, `14:03:20` or `14:03:20.125`: as exact as steps are."""
     local = time.localtime(time_ns // _SECOND)
+    if step_ns >= _DAY:
+        return time.strftime("%Y-%m-%d", local)
     if step_ns >= 60 * _SECOND:
         return time.strftime("%H:%M", local)
     text = time.strftime("%H:%M:%S", local)

@@ -17,9 +17,11 @@ from kvscope_app.look.widgets import FittingLabel, Segments
 from kvscope_app.look.zoom import scaled
 from kvscope_app.session.overview_window import first_of_note_ns
 from kvscope_app.session.session import Session
+from kvscope_app.session.time_span import TimeSpan, whole_span
 from kvscope_app.views.base import HINT, View
 from kvscope_app.views.choice import Choice
 from kvscope_app.views.in_sight import in_sight
+from kvscope_app.views.range_link import RangeLink
 from kvscope_app.views.timeline.lane_descriptions import Found
 from kvscope_app.views.timeline.lanes_canvas import LanesCanvas
 from kvscope_app.views.timeline.mark_lane import Marks
@@ -28,7 +30,6 @@ from kvscope_app.views.timeline.overview_follower import OverviewFollower
 from kvscope_app.views.timeline.range_card import RangeCard
 from kvscope_app.views.timeline.step_feed import StepFeed
 from kvscope_app.views.timeline.step_lane import wants_steps
-from kvscope_app.views.timeline.time_span import TimeSpan, whole_span
 from kvscope_telemetry.summaries.figures import rows_in
 
 _LENGTHS: Final[dict[str, int | None]] = {
@@ -41,9 +42,12 @@ _LENGTHS: Final[dict[str, int | None]] = {
 _ROOM_FOR_WORDS: Final = 80
 _SPACING: Final = 8
 _HELPS: Final = (
-    "Wheel: zoom. Drag: pan. Shift+drag: measure. Click: go there. Double-click: show all",
-    "Wheel: zoom. Drag: pan. Shift+drag: measure. Click: go there",
-    "Wheel: zoom. Drag: pan. Click: go there",
+    "Wheel: zoom. Ctrl+wheel or wheel over the names: scroll. Drag: pan. Shift+drag: measure. Click: go there. "
+    "Double-click: show all",
+    "Wheel: zoom. Ctrl+wheel: scroll. Drag: pan. Shift+drag: measure. Click: go there. Double-click: show all",
+    "Wheel: zoom. Ctrl+wheel: scroll. Drag: pan. Shift+drag: measure. Click: go there",
+    "Wheel: zoom. Ctrl+wheel: scroll. Drag: pan. Click: go there",
+    "Wheel: zoom. Ctrl+wheel: scroll",
     "Click to go there",
     "",
 )
@@ -52,7 +56,7 @@ EMPTY_TEXT: Final = "No history yet.\nThe whole session is drawn here, second by
 
 
 class TimelineView(View):
-    """The lanes, the bar above them, a scroll bar for the requests."""
+    """The lanes, the bar above them, a scroll bar for the requests and the lanes that do not fit."""
 
     title: ClassVar[str] = "Timeline"
     object_name: ClassVar[str] = "timeline"
@@ -74,10 +78,11 @@ class TimelineView(View):
         self.orders = Segments(["Packed", "By arrival"], "Request rows")
         self.follow = tool_button("Follow", "Keep the cursor in view", checkable=True, checked=True)
         self.fit = tool_button("Fit", "Show the whole timeline")
+        self.link = RangeLink(session.timeline.visible_range, self, self.canvas.show_span, self._show_default)
         self.pointed = FittingLabel(*_HELPS)
         self.pointed.setProperty(HINT, True)
         self.rows = QScrollBar(Qt.Orientation.Vertical)
-        self.rows.setAccessibleName("Request rows")
+        self.rows.setAccessibleName("Lanes and request rows")
         self._later = QTimer(self, singleShot=True, interval=0)
         self._later.timeout.connect(self.refresh)
         self._lay_out()
@@ -102,6 +107,7 @@ class TimelineView(View):
         if is_moving or not self._shown_state or (state != self._shown_state and not has_more):
             self._shown_state = state
             self.canvas.show_overview(overview, self._follower.lanes, whole, cursor_ns)
+            self.link.begin()
         else:
             self.canvas.show_cursor(cursor_ns)
         self._show_steps()
@@ -121,23 +127,30 @@ class TimelineView(View):
     def show_range(self, begin_ns: int, end_ns: int) -> None:
         self.canvas.show_span(TimeSpan(begin_ns, end_ns))
 
-    @property
-    def range_shown(self) -> tuple[int, int] | None:
-        span = self.canvas.shown.span
-        return None if self.canvas.length_ns is None else (span.begin_ns, span.end_ns)
-
-    def show_all(self) -> None:
-        self.canvas.fit()
-
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)
         self.canvas.apply_theme(theme)
         set_icon(self.fit, "fit", theme)
+        self.link.apply_theme(theme)
 
     def dismiss(self) -> bool:
         had_any = self.canvas.measured is not None
         self.canvas.measure(None)
         return had_any
+
+    def _show_default(self) -> None:
+        self.canvas.follows = True
+        self.canvas.show_length(None)
+
+    def _on_length_chosen(self, index: int) -> None:
+        self.canvas.follows = True
+        self.canvas.show_length(list(_LENGTHS.values())[index])
+        self.link.choose(None)
+
+    def _on_follow_chosen(self, follows: bool) -> None:
+        self.canvas.set_follows(follows)
+        if follows:
+            self.link.choose(None)
 
     def _show_measured(self) -> None:
         """Anew where the range has seconds that were not known, or not over."""
@@ -217,13 +230,13 @@ class TimelineView(View):
             self.lengths.set_current(known.index(self.canvas.length_ns))
         else:
             self.lengths.clear()
-        last = self.canvas.last_first_row
+        first, last = -self.canvas.layout_now.num_scrolling, self.canvas.last_first_row
         self.rows.blockSignals(True)
-        self.rows.setRange(0, last)
+        self.rows.setRange(first, last)
         self.rows.setPageStep(self.canvas.layout_now.num_rows)
-        self.rows.setValue(self.canvas.shown.first_row)
+        self.rows.setValue(self.canvas.first_row)
         self.rows.blockSignals(False)
-        self.rows.setVisible(last > 0)
+        self.rows.setVisible(last > first)
 
     def _connect(self) -> None:
         canvas = self.canvas
@@ -234,9 +247,10 @@ class TimelineView(View):
         self.card.chosen.connect(self._on_delayed_chosen)
         self.steps.changed.connect(self._on_steps)
         canvas.pointed.connect(self._tell)
-        self.lengths.chosen.connect(lambda index: canvas.show_length(list(_LENGTHS.values())[index]))
+        canvas.span_chosen.connect(self.link.choose)
+        self.lengths.chosen.connect(self._on_length_chosen)
         self.orders.chosen.connect(lambda index: canvas.set_by_arrival(index == 1))
-        self.follow.clicked.connect(canvas.set_follows)
+        self.follow.clicked.connect(self._on_follow_chosen)
         self.fit.clicked.connect(canvas.fit)
         self.rows.valueChanged.connect(canvas.set_first_row)
         self.session.selection_changed.connect(self.refresh)
@@ -266,7 +280,7 @@ class TimelineView(View):
 
     def _show_what_fits(self) -> None:
         room = self.width() - 2 * _SPACING - scaled(_ROOM_FOR_WORDS)
-        for always in (self.fit, self.follow):
+        for always in (self.fit, self.follow, self.link.button):
             room -= always.sizeHint().width() + _SPACING
         for part in (self.orders, self.lengths):
             room -= part.sizeHint().width() + _SPACING
@@ -276,7 +290,7 @@ class TimelineView(View):
         bar = QHBoxLayout()
         bar.setContentsMargins(8, 6, 8, 4)
         bar.setSpacing(_SPACING)
-        for widget in (self.lengths, self.fit, self.follow):
+        for widget in (self.lengths, self.fit, self.follow, self.link.button):
             bar.addWidget(widget)
         bar.addWidget(self.pointed, 1)
         bar.addWidget(self.orders)

@@ -8,9 +8,10 @@ from kvscope_app.look.number_text import count, num_bytes, percent, plural
 from kvscope_app.look.theme import Theme, mix
 from kvscope_telemetry.messages.what_if import EXPANDED, NOT_FREED, MapKind, NotAsked, PolicyUse, WhatIfAnswer
 
-HEADING: Final = "The running requests in the same memory, placed or stored differently."
+HEADING: Final = "The running requests in the same memory, without prefix sharing, placed or stored differently."
 HEADING_TIP: Final = (
-    "Requests arrive, grow and end as in the engine. Without prefix sharing or caching: only placement is compared."
+    "Requests arrive, grow and end as in the engine. Without prefix sharing or caching: only placement is compared. "
+    "So waste here is not the engine's own, which Memory and Fragmentation show."
 )
 _NAMES: Final = {"contiguous": "Contiguous", "buddy": "Buddy", "virtual": "Virtual", "paged": "Paged"}
 _MEANINGS: Final = {

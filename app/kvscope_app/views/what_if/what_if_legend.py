@@ -10,6 +10,7 @@ from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.look.zoom import scaled
 from kvscope_app.views.what_if.policy_text import legend, page_note
 from kvscope_telemetry.messages.what_if import PAGE_BYTES
 
@@ -59,13 +60,13 @@ class WhatIfLegend(QWidget):
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        metrics, height = self.fontMetrics(), self._line_height()
+        metrics, height, swatch = self.fontMetrics(), self._line_height(), scaled(_SWATCH)
         for place, color, word in self._places(self.width()):
-            top = place.y() + (height - _SWATCH) / 2
+            top = place.y() + (height - swatch) / 2
             if color:
                 painter.setPen(QPen(self._theme.color("border"), 1))
                 painter.setBrush(QColor(color))
-                painter.drawRoundedRect(QRectF(place.x() + 0.5, top + 0.5, _SWATCH - 1, _SWATCH - 1), 3, 3)
+                painter.drawRoundedRect(QRectF(place.x() + 0.5, top + 0.5, swatch - 1, swatch - 1), 3, 3)
             painter.setPen(self._theme.color("muted"))
             baseline = place.y() + (height + metrics.ascent() - metrics.descent()) // 2
             painter.drawText(place.x() + _swatch_width(color), baseline, word)
@@ -79,7 +80,7 @@ class WhatIfLegend(QWidget):
             if x and x + wide > width:
                 x, y = 0, y + self._line_height()
             yield QPoint(x, y), color, word
-            x += wide + _BETWEEN
+            x += wide + scaled(_BETWEEN)
 
     def _name(self) -> None:
         self.setAccessibleName("Colours: " + ", ".join(word for _, word in legend(DARK, has_unread=self._has_unread)))
@@ -89,4 +90,4 @@ class WhatIfLegend(QWidget):
 
 
 def _swatch_width(color: str) -> int:
-    return _SWATCH + _GAP if color else 0
+    return scaled(_SWATCH + _GAP) if color else 0

@@ -29,6 +29,7 @@ from kvscope_app.look.makers import empty_state, label, scrolled, set_look
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.widgets import ElidedLabel
+from kvscope_app.look.zoom import scaled
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
 from kvscope_app.views.capability_messages import why_no_addresses, why_no_requests
@@ -244,7 +245,7 @@ class CardGrid(QWidget):
         self._arrange()
 
     def _arrange(self) -> None:
-        fitting = max(1, (self.width() + _GAP) // (MIN_CARD_WIDTH + _GAP))
+        fitting = max(1, (self.width() + _GAP) // (scaled(MIN_CARD_WIDTH) + _GAP))
         num_columns = num_columns_of(len(self.cards), fitting)
         if num_columns == self._num_columns:
             return
@@ -309,7 +310,7 @@ class PolicyCard(QFrame):
         direction = QBoxLayout.Direction.LeftToRight if beside else QBoxLayout.Direction.TopToBottom
         self._body.setDirection(direction)
         self._body.setSpacing(12 if beside else 5)
-        self.map.setFixedHeight(BESIDE_HEIGHT if beside else HEIGHT)
+        self.map.setFixedHeight(scaled(BESIDE_HEIGHT if beside else HEIGHT))
 
     def _lay_out(self) -> None:
         texts = QVBoxLayout()
@@ -347,7 +348,7 @@ class SmallMap(QWidget):
         self._cells: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         self._ink: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        self.setFixedHeight(HEIGHT)
+        self.setFixedHeight(scaled(HEIGHT))
         self.apply_theme(DARK)
 
     def show_cells(self, cells: bytes) -> None:

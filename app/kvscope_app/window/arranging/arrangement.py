@@ -83,15 +83,16 @@ def show_layout(window: WindowBody, layout: WindowLayout) -> None:
         length = part.share * (window.width() if is_side else window.height())
         window.resizeDocks([docks[part.first]], [max(round(length), 1)], _ACROSS if is_side else _DOWN)
     for name, part in layout.areas.items():
-        across = part.share * window.width() if name in ("left", "right") else _middle(layout, window.width())
+        across = part.share * window.width() if name in ("left", "right") else _below(layout, window.width())
         down = part.share * window.height() if name in ("top", "bottom") else float(window.height())
         _share_out(window, part, across, down)
     choose(window.views, layout.choices)
 
 
-def _middle(layout: WindowLayout, width: int) -> float:
-    """What the sides leave."""
-    return width * max(1 - sum(part.share for name, part in layout.areas.items() if name in ("left", "right")), 0.1)
+def _below(layout: WindowLayout, width: int) -> float:
+    """Width of the docks below the page map: `layout.prepare` gives the left corner to the docks at the left."""
+    left = layout.areas.get("left")
+    return width * max(1 - (left.share if left else 0.0), 0.1)
 
 
 def _split(window: WindowBody, part: Part) -> None:
@@ -140,7 +141,6 @@ def _place_others(window: WindowBody, layout: WindowLayout) -> None:
 
 
 def _stacks(window: WindowBody) -> list[_Stack]:
-    """Qt says who shares tabs. Their order only a tab bar knows, and some of those are left over from before."""
     docked = [name for name, dock in window.docks.items() if not dock.isHidden() and not dock.isFloating()]
     stacks: list[_Stack] = []
     seen: set[str] = set()
@@ -155,15 +155,21 @@ def _stacks(window: WindowBody) -> list[_Stack]:
 
 
 def _stack(window: WindowBody, tabs: tuple[str, ...]) -> _Stack:
+    """The stack of these docks, which Qt reports as tabs of one place. Only their tab bar knows their order.
+
+    For a while after docks moved, a window also has the tab bar of the former place, perhaps with the same titles and
+    with another current tab. The dock in front is therefore the one that lies in the window: Qt moves the docks of
+    the other tabs out of it.
+    """
+    front = next((name for name in tabs if window.docks[name].geometry().intersects(window.rect())), tabs[0])
+    rect = window.docks[front].geometry()
     names = {window.docks[name].windowTitle(): name for name in tabs}
     for bar in window.findChildren(QTabBar, options=Qt.FindChildOption.FindDirectChildrenOnly):
         titles = [bar.tabText(place) for place in range(bar.count())]
-        if len(tabs) > 1 and not bar.isHidden() and set(titles) == set(names):
-            front = names[bar.tabText(bar.currentIndex())]
-            rect = window.docks[front].geometry().united(bar.geometry())
-            return _Stack(tuple(names[title] for title in titles), front, rect)
-    front = next((name for name in tabs if not window.docks[name].visibleRegion().isEmpty()), tabs[0])
-    return _Stack(tabs, front, window.docks[front].geometry())
+        is_theirs = len(tabs) > 1 and not bar.isHidden() and set(titles) == set(names)
+        if is_theirs and names[bar.tabText(bar.currentIndex())] == front:
+            return _Stack(tuple(names[title] for title in titles), front, rect.united(bar.geometry()))
+    return _Stack(tabs, front, rect)
 
 
 def _floating(window: WindowBody) -> dict[str, tuple[float, float, float, float]]:

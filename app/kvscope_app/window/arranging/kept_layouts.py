@@ -9,10 +9,10 @@ from typing import Final
 from PySide6.QtCore import QObject, Qt
 from PySide6.QtWidgets import QInputDialog, QMenu
 
+from kvscope_app.actions.action_registry import Actions, ActionSpec
 from kvscope_app.look.file_dialogs import ask_open, ask_save
 from kvscope_app.settings.layout_value import WindowLayout, read_layout, write_layout
 from kvscope_app.settings.settings import Settings
-from kvscope_app.window.actions import Actions, ActionSpec
 from kvscope_app.window.arranging.arrangement import KNOWN, layout_of, show_layout
 from kvscope_app.window.arranging.layout_watch import LayoutWatch
 from kvscope_app.window.remembered import choices_of, choose

@@ -9,7 +9,7 @@ from typing import Final
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.external import engines
-from kvscope_telemetry.keys.connections import Connection
+from kvscope_telemetry.sockets.connections import Connection
 
 OWN: Final = "kvscope"
 

@@ -10,7 +10,7 @@ from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.widgets import Segments
 from kvscope_app.window.sheets.attach_address import OWN, Typed, kinds
 from kvscope_telemetry.external.engines import engine_name, find_engine
-from kvscope_telemetry.keys.connections import Connection
+from kvscope_telemetry.sockets.connections import Connection
 
 _OWN_ENDPOINT: Final = "ipc:///run/user/1000/kvscope/telemetry"
 _FOR_OWN: Final = ("key",)

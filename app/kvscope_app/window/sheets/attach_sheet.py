@@ -12,14 +12,14 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QPushButton, QWidget
 
 from kvscope_app.look.plain_text import PlainLabel
+from kvscope_app.look.sheet import Sheet
 from kvscope_app.window.sheets.attach_address import OWN, kind_of, kinds, shown_of
 from kvscope_app.window.sheets.attach_fields import AttachFields
-from kvscope_app.window.sheets.help_sheets import Sheet
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.external.engines import find_engine
 from kvscope_telemetry.keys.api_keys import keep_api_key, read_api_keys
-from kvscope_telemetry.keys.connections import Connection, forget, read_connections, remember, rename
+from kvscope_telemetry.sockets.connections import Connection, forget, read_connections, remember, rename
 
 _NEW: Final = "Another engine"
 _SIZE: Final = (640, 330)

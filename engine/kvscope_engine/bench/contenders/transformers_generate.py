@@ -43,8 +43,8 @@ def plain_default_model(dtype: torch.dtype) -> Any:
     """The default model's weights, as our loader has them, in an untouched transformers model with sdpa."""
     from transformers import AutoModelForCausalLM
 
-    from kvscope_engine.model.fetching.default_model import default_gguf
-    from kvscope_engine.model.fetching.quiet import quiet_gguf
+    from kvscope_engine.model.loader.download.default_model import default_gguf
+    from kvscope_engine.model.loader.download.quiet import quiet_gguf
 
     gguf = default_gguf(lambda progress: None)
     with quiet_gguf(lambda progress: None, gguf.name):

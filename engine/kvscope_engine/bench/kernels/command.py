@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_engine.bench.kernels.report import text
 from kvscope_engine.bench.measure import teller
-from kvscope_engine.cli.parser import whole_number
-from kvscope_engine.model.running.cpu_count import usable_cores
+from kvscope_engine.command_parser import whole_number
+from kvscope_engine.model.platforms.cpu_count import usable_cores
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.devices.gpus import Gpus
 from kvscope_telemetry.devices.host import HostReader
@@ -26,9 +26,9 @@ from kvscope_telemetry.errors import BadInput
 if TYPE_CHECKING:
     import torch
 
-    from kvscope_kernels.benchmark.side_by_side.contest import Contest
+    from kvscope_engine.bench.kernels.contest import Contest
 
-KERNELS: Final = ("decode", "prefill", "write", "layer", "copy", "forms", "draws", "heat")
+KERNELS: Final = ("decode", "prefill", "write", "layer", "experts", "products", "copy", "forms", "draws", "heat")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("--table goes with --tune")
     import torch
 
-    from kvscope_engine.model.loading.device import choose_device, choose_dtype
+    from kvscope_engine.model.platforms.device import choose_device, choose_dtype
 
     device = choose_device(args.device)
     if args.num_threads is not None:
@@ -76,11 +76,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure(device: str, dtype: torch.dtype, args: argparse.Namespace) -> dict[str, Any]:
-    from kvscope_engine.model.loading.device import dtype_name
+    from kvscope_engine.bench.kernels.contest import BrokenDevice
+    from kvscope_engine.bench.kernels.contests import KERNELS as MAKERS
+    from kvscope_engine.bench.kernels.peers import peer_versions
+    from kvscope_engine.model.platforms.device import dtype_name
     from kvscope_kernels import ops_for
-    from kvscope_kernels.benchmark.side_by_side.contest import BrokenDevice
-    from kvscope_kernels.benchmark.side_by_side.contests import KERNELS as MAKERS
-    from kvscope_kernels.benchmark.side_by_side.peers import peer_versions
 
     tell = teller(args.json)
     rows: list[dict[str, Any]] = []
@@ -118,8 +118,8 @@ def _add(
     absent: list[dict[str, str]],
     reads: list[float],
 ) -> None:
-    from kvscope_kernels.benchmark.side_by_side.contest import measured
-    from kvscope_kernels.benchmark.side_by_side.samplers import reading_on, sampler_on, wait_for
+    from kvscope_engine.bench.kernels.contest import measured
+    from kvscope_engine.bench.kernels.samplers import reading_on, sampler_on, wait_for
 
     samplers = partial(sampler_on, device), reading_on(device)
     result = measured(contest, *samplers, rounds, partial(wait_for, device))

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
-from kvscope_engine.bench.table import table
+from kvscope_engine.text_table import table
 
 HEADER: Final = ("operation", "case", "by", "us", "MB", "GB/s", "of a read", "TFLOP/s", "ours against it")
 OURS: Final = "kvscope"

@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kvscope_engine.bench.table import table
+from kvscope_engine.text_table import table
 from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:
-    from kvscope_kernels.tuning.search import Found
+    from kvscope_engine.bench.kernels.tile_search import Found
 
 HEADER = ("shape", "reckoned us", "best us", "gain", "tile", "warps", "stages", "tried", "refused")
 
@@ -31,10 +31,10 @@ def tune(
         raise BadInput("--tune needs a CUDA device: the tiles are those of the GPU's kernels")
     import torch
 
+    from kvscope_engine.bench.kernels.calls import pools_of
+    from kvscope_engine.bench.kernels.samplers import sampler_on
+    from kvscope_engine.bench.kernels.tile_search import CASES, kernel_of, search
     from kvscope_kernels import ops_for
-    from kvscope_kernels.benchmark.calls import pools_of
-    from kvscope_kernels.benchmark.side_by_side.samplers import sampler_on
-    from kvscope_kernels.tuning.search import CASES, kernel_of, search
     from kvscope_kernels.tuning.tile_table import own_table, write_table
 
     name = torch.cuda.get_device_properties(0).name

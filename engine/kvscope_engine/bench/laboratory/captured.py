@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvscope_engine.bench.laboratory.methods import Method
-from kvscope_engine.model.running.attention import AttentionContext, AttentionOptions
-from kvscope_engine.model.running.forward import Forward
+from kvscope_engine.model.layers.attention.paged_attention import AttentionContext, AttentionOptions
+from kvscope_engine.model.layers.forward import Forward
 from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:
-    from kvscope_engine.model.loading.loader import LoadedModel
+    from kvscope_engine.model.loaded_model import LoadedModel
 
 CHUNK_TOKENS: Final = 512
 

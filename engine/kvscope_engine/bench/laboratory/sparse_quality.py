@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Final, TypedDict
 import torch
 from torch.nn.functional import kl_div
 
-from kvscope_engine.model.running.attention import DecodeBatch, PagedContext, PrefillBatch
-from kvscope_engine.model.running.forward import Forward
-from kvscope_engine.model.running.kv_storage import KVStorage
-from kvscope_engine.model.running.storage_for_model import storage_for_model
-from kvscope_engine.model.sparse.page_choice import PageChoice
+from kvscope_engine.model.kv_cache.kv_storage import KVStorage
+from kvscope_engine.model.layers.attention.paged_attention import DecodeBatch, PagedContext, PrefillBatch
+from kvscope_engine.model.layers.attention.sparse.page_choice import PageChoice
+from kvscope_engine.model.layers.forward import Forward
+from kvscope_engine.model.runner.kv_cache_spec import storage_for_model
 from kvscope_kernels import Ops, ops_for
 
 if TYPE_CHECKING:
-    from kvscope_engine.model.loading.loader import LoadedModel
+    from kvscope_engine.model.loaded_model import LoadedModel
 
 FRACTIONS: Final = (1.0, 0.5, 0.25, 0.125)
 BLOCK_SIZE: Final = 16

@@ -11,7 +11,7 @@ import torch
 from kvscope_engine.bench.contenders.llama_cpp import BATCH_TOKENS, LlamaCpp, is_installed
 from kvscope_engine.bench.long_context.rounds import LongBatch, LongContender
 from kvscope_engine.engine import Engine
-from kvscope_engine.model.fetching.default_model import default_gguf
+from kvscope_engine.model.loader.download.default_model import default_gguf
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.messages.commands import Submit, Tokens
 from kvscope_telemetry.messages.sampling_params import SamplingParams

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
-from kvscope_engine.bench.measure import Rate, timed
+from kvscope_engine.bench.measure import Rate, in_turns, telling_of, timed
 
 MOST_ROUNDS: Final = 24
 
@@ -57,10 +57,6 @@ def long_rates(
         tell(f"{batch.name}: {contender.name} fills")
         contender.fill(prompt)
         contender.decode(batch.round_tokens)
-    found: dict[str, list[Rate]] = {contender.name: [] for contender in contenders}
-    rounds, num_tokens = min(repeats, MOST_ROUNDS), batch.num_requests * batch.round_tokens
-    for number in range(rounds):
-        for contender in contenders:
-            tell(f"{batch.name}: round {number + 1} of {rounds}, {contender.name}")
-            found[contender.name].append(timed(partial(contender.decode, batch.round_tokens), num_tokens))
-    return found
+    num_tokens = batch.num_requests * batch.round_tokens
+    samplers = {each.name: partial(timed, partial(each.decode, batch.round_tokens), num_tokens) for each in contenders}
+    return in_turns(samplers, min(repeats, MOST_ROUNDS), telling_of(batch.name, tell))

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any, Final
 
 from kvscope_telemetry.devices.gpus import Gpus, bare_uuid
 
-READ_BYTES: Final = 1 << 30
+_ROUNDS: Final = 9
 
 
 def read_gb_per_s(device: str) -> float | None:
     """Bytes a nanosecond that a plain read of the memory reaches now; None on a CPU."""
-    import torch
-
     if device == "cpu":
         return None
-    from kvscope_kernels.benchmark.stream_read import stream_read, sums_for
-    from kvscope_kernels.benchmark.timing import time_on_gpu
+    from kvscope_engine.bench.kernels.samplers import reading_on
+    from kvscope_engine.bench.measure import in_turns
 
-    data = torch.ones(READ_BYTES // 4, dtype=torch.int32, device=device)
-    sums = sums_for(data)
-    seconds = time_on_gpu({"read": [lambda: stream_read(data, sums)]})["read"]
-    return float(READ_BYTES / seconds / 1e9)
+    sampler, num_bytes = reading_on(device)
+    return num_bytes / statistics.median(in_turns({"read": sampler}, _ROUNDS)["read"]) / 1e9
 
 
 class Clocks:

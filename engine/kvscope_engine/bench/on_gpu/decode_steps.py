@@ -18,9 +18,9 @@ import numpy as np
 from kvscope_engine.bench.measure import telling_of
 from kvscope_engine.bench.on_gpu.card import Clocks
 from kvscope_engine.bench.on_gpu.setting import GIB, Setting, empty
-from kvscope_engine.bench.table import table
 from kvscope_engine.bench.workloads import SAMPLINGS
 from kvscope_engine.engine import Engine
+from kvscope_engine.text_table import table
 from kvscope_telemetry.messages.commands import Submit, Tokens
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage

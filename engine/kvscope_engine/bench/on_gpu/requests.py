@@ -20,9 +20,9 @@ from kvscope_engine.bench.contenders.ours import OurEngine
 from kvscope_engine.bench.contenders.transformers_continuous import TransformersContinuous
 from kvscope_engine.bench.measure import shortened, telling_of
 from kvscope_engine.bench.on_gpu.setting import Setting, empty
-from kvscope_engine.bench.table import table
 from kvscope_engine.bench.workloads import Workload, mixed, sample_text
-from kvscope_engine.model.running.decode_graphs import captured_sizes
+from kvscope_engine.model.cuda_graphs.decode_graphs import captured_sizes
+from kvscope_engine.text_table import table
 from kvscope_telemetry.messages.telemetry import Frame
 
 MAX_NUM_SEQS: Final = 256

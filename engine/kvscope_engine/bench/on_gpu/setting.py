@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from kvscope_engine.bench.shapes import SHAPES
 from kvscope_engine.cli.arguments.options import add_engine_options
-from kvscope_engine.cli.parser import CommandParser
-from kvscope_engine.model.fetching.names import DUMMY_PREFIX
+from kvscope_engine.command_parser import CommandParser
+from kvscope_engine.model.loader.download.model_names import DUMMY_PREFIX
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.options import options_of

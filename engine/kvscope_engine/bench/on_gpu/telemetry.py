@@ -14,8 +14,8 @@ from typing import Any, Final
 from kvscope_engine.bench.contenders.ours import OurEngine
 from kvscope_engine.bench.on_gpu.decode_steps import decoding, room, step_ms
 from kvscope_engine.bench.on_gpu.setting import Setting, empty
-from kvscope_engine.bench.table import table
 from kvscope_engine.bench.telemetry_tax import watched
+from kvscope_engine.text_table import table
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 
 PAIRS: Final = 5

@@ -10,9 +10,9 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from kvscope_engine.bench.on_gpu.probe import Probe
 from kvscope_engine.bench.on_gpu.setting import BLOCK_SIZE, Setting, empty
-from kvscope_engine.bench.reuse_cases.probe import Probe, Took
-from kvscope_engine.bench.table import table
+from kvscope_engine.text_table import table
 
 CACHED: Final = (0, 4096, 32768)
 NEW: Final = (16, 256, 2000)
@@ -80,7 +80,7 @@ def _behind(probe: Probe, cached: int, lengths: list[int], tell: Callable[[str],
     tell(f"first token: {cached:,} tokens are cached")
     prefix = probe.ids(cached)
     if prefix:
-        probe.first_token(prefix + probe.ids(1))
+        probe.first_token_s(prefix + probe.ids(1))
     return [_cell(probe, prefix, new, tell) for new in lengths]
 
 
@@ -88,9 +88,7 @@ def _cell(probe: Probe, prefix: list[int], new: int, tell: Callable[[str], None]
     tell(f"first token: {new:,} new behind {len(prefix):,} cached")
     taken_ms = []
     for _ in range(WARM_UPS + REPEATS):
-        took = Took(probe)
-        taken_ms.append(probe.first_token(prefix + probe.ids(new)).wall_s * 1e3)
-        took.expect(f"{new} tokens behind {len(prefix)} cached", computed=new)
+        taken_ms.append(probe.first_token_s(prefix + probe.ids(new), num_computed=new) * 1e3)
     counted = taken_ms[WARM_UPS:]
     return {
         "cached": len(prefix),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from kvscope_engine.cli.parser import number
+from kvscope_engine.command_parser import number
 from kvscope_telemetry.devices.device_watch import LONGEST_SAMPLE_S, SAMPLE_S, SHORTEST_SAMPLE_S
 
 

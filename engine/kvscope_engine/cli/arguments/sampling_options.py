@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from kvscope_engine.cli.arguments import form_options
-from kvscope_engine.cli.parser import number, whole_number
+from kvscope_engine.command_parser import number, whole_number
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kvscope_engine.cli.parser import number, parse_size, whole_number
+from kvscope_engine.command_parser import number, parse_size, whole_number
 from kvscope_engine.policy.allocation.names import ALLOCATORS
 from kvscope_engine.simulator.costs.cost_model import PRESETS, CostModel, Preset
 from kvscope_engine.simulator.kv_layout import (
@@ -188,7 +188,11 @@ def add_cost_options(group: argparse._ArgumentGroup) -> None:
         choices=tuple(PRESETS),
         help="model and device; the options below override it (default: as recorded, else opt-13b)",
     )
-    add("--costs", metavar="FILE.json", help="costs measured by `bench costs --save`, instead of the preset's")
+    add(
+        "--costs",
+        metavar="FILE.json",
+        help="costs measured by benchmarks/step_costs.py of kvscope's repository, instead of the preset's",
+    )
     add("--weight-bytes", type=parse_size, metavar="SIZE", help="weights, read in each step")
     add("--kv-bytes-per-token", type=parse_size, metavar="SIZE", help="keys and values of all layers")
     add("--num-layers", type=whole_number, metavar="N", help="layers; under virtual each has pages of its own")
@@ -210,8 +214,9 @@ def chosen_recording(args: argparse.Namespace) -> Recording | None:
     if Path(args.workload).suffix.lower() != ".mcap":
         return None
     from kvscope_telemetry.recordings.reader import Recording
+    from kvscope_telemetry.recordings.sample import named_recording
 
-    return Recording.open(Path(args.workload))
+    return Recording.open(named_recording(args.workload))
 
 
 def chosen_preset(args: argparse.Namespace, recording: Recording | None) -> tuple[str, Preset, str]:

@@ -12,8 +12,8 @@ import msgspec
 
 from kvscope_engine.http.shapes.bodies import ContentPart, Message, Tool
 from kvscope_engine.http.shapes.errors import ApiError
-from kvscope_engine.model.text.bounded_turns import MAX_TEMPLATE_S, BoundedTurns
-from kvscope_engine.model.text.tokenizer import Tokenizer
+from kvscope_engine.tokenization import chat_template
+from kvscope_engine.tokenization.tokenizer import Tokenizer
 from kvscope_telemetry.errors import BadInput
 
 OURS: Final = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
@@ -93,28 +93,21 @@ def _rendered(
     extra: Mapping[str, Any],
     add_generation_prompt: bool,
 ) -> str:
-    from transformers.utils.chat_template_utils import _compile_jinja_template
-
     if tokenizer.chat_template is None:
         raise BadInput("this model has no chat template: /v1/completions takes its prompts as they are")
     if ours := OURS & extra.keys():
         raise BadInput(f"chat_template_kwargs may not have {sorted(ours)}: they are fields of the request")
     try:
-        template: Any = _compile_jinja_template(tokenizer.chat_template)
-        rendered = template.render(
-            **dict(tokenizer.special_tokens)
-            | dict(extra)
-            | {
-                "messages": BoundedTurns(tokenizer.as_read(turns), MAX_TEMPLATE_S),
-                "tools": [_shown(tool) for tool in tools] or None,
-                "documents": None,
-                "add_generation_prompt": add_generation_prompt,
-            }
-        )
+        variables = {
+            "messages": list(tokenizer.as_read(turns)),
+            "tools": [_shown(tool) for tool in tools] or None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return chat_template.render(tokenizer.chat_template, {**tokenizer.special_tokens, **extra, **variables})
     except Exception as error:  # the template is the model's own program: anything may come out of it
         line = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadInput(f"the model's chat template refuses the conversation: {line:.200}") from error
-    return str(rendered)
 
 
 def _shown(tool: Tool) -> dict[str, Any]:

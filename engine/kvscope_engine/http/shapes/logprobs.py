@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvscope_engine.http.shapes.answers import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
-from kvscope_engine.model.text.tokenizer import Tokenizer
+from kvscope_engine.tokenization.tokenizer import Tokenizer
 from kvscope_telemetry.messages.commands import TokenLogprobs, Tokens
 
 

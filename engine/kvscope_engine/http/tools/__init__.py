@@ -1,5 +1,5 @@
-"""Calls of tools: how each family of models writes them, read from an answer as it streams, and forced where asked for.
+"""Tool calls: how each family of models writes them, how they are read from an answer, and how they are forced.
 
-`formats` is the table of families, one file beside it for each way of writing; `reader` finds calls in an answer;
-`forcing` makes the form of an answer that must be calls; `use` is what one request wants of all this.
+`formats` is the table of formats, made of the bodies in `bodies`; `reader` finds calls in an answer while it streams;
+`forcing` makes the structural tag of an answer that must be calls; `use` combines them for one request.
 """

@@ -1,32 +1,28 @@
-"""What all formats share: a call that was read, the tools that it may be of, and JSON of unknown shape."""
+"""A tool call that was read from an answer, and the JSON of its arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
 
 Tools: TypeAlias = Mapping[str, Mapping[str, Any]]
-"""The JSON schema of each function's arguments, by its name."""
+"""JSON schema of each function's arguments, by the function's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`arguments` is a JSON object as text; `call_id` the model's own, where its format has one."""
+    """A complete call. `arguments` is a JSON object as text; `call_id` is the model's own, where its format has one."""
 
     name: str
     arguments: str
     call_id: str = ""
 
 
-Read: TypeAlias = Callable[[str, Tools], "list[Call] | None"]
-"""From a piece of an answer to the calls in it; None where it is anything else. Never raises."""
-
-
 def decoded(text: str) -> Any:
-    """JSON's value; None where it is none."""
+    """Return the JSON value of `text`, or None if it is not JSON."""
     try:
         return msgspec.json.decode(text.strip())
     except (msgspec.DecodeError, ValueError, RecursionError):
@@ -34,23 +30,24 @@ def decoded(text: str) -> Any:
 
 
 def encoded(value: Any) -> str:
-    """As JSON. Raises as msgspec does for what cannot be."""
+    """Return `value` as JSON. Raises the errors of msgspec for a value that has no JSON form."""
     return msgspec.json.encode(value).decode()
 
 
-def inside(text: str, begin: str, end: str) -> str:
-    """What stands between both, either of which may be missing, without white space around."""
-    return text.strip().removeprefix(begin).removesuffix(end).strip()
+def as_object(value: Any) -> str | None:
+    """Return a call's arguments as the text of a JSON object, or None if they are not an object.
 
-
-def as_object(text: str) -> str | None:
-    """`text` without its ends, if it is a JSON object; empty is one without fields."""
-    text = text.strip() or "{}"
-    return text if isinstance(decoded(text), dict) else None
+    `value` is decoded JSON. Models also write no arguments (None) and an object as a string, as OpenAI's API does.
+    """
+    if isinstance(value, str):
+        text = value.strip() or "{}"
+        return text if isinstance(decoded(text), dict) else None
+    value = {} if value is None else value
+    return encoded(value) if isinstance(value, dict) else None
 
 
 def field_value(text: str, name: str, schema: Mapping[str, Any]) -> Any:
-    """Of an argument that is written without quotes: text where `schema` says so, else JSON where it is some."""
+    """Return the value of an argument written without quotes: text if `schema` says so, else JSON if it is JSON."""
     properties = schema.get("properties")
     kind = properties.get(name) if isinstance(properties, Mapping) else None
     if isinstance(kind, Mapping) and kind.get("type") == "string":

@@ -1,70 +1,16 @@
-"""The table of ways in which models write calls: by vLLM's names, and by what a chat template says of them."""
+"""Table of the formats in which models write calls: by vLLM's names, and by what a chat template says of them.
+
+A format is data: the marks around its calls, and one of the bodies of `bodies.py` between them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from typing import Final
 
-from kvscope_engine.http.tools import marked_calls as marked
-from kvscope_engine.http.tools.calls import Call, Read, Tools, encoded, field_value, inside
-from kvscope_engine.http.tools.json_calls import after, read_mistral
-from kvscope_engine.http.tools.pythonic import read_pythonic
+from kvscope_engine.http.tools.bodies import Body, Fields, NamedJson, first_of, read_json, read_json_value, read_python
 from kvscope_telemetry.errors import BadInput
-
-Fields = Iterator[tuple[str, str] | None]
-"""Names and values; None for what is no field."""
-
-
-# Calls as XML's fields, without its quotes: Qwen3-Coder's `<function=…><parameter=…>` and GLM's `<arg_key>`.
-#
-# Cut by plain searches: what a model writes has no bound that a pattern's backtracking could live with.
-def read_qwen3_coder(text: str, tools: Tools) -> list[Call] | None:
-    """One, between `<tool_call>` and `</tool_call>`."""
-    inner = inside(text, "<tool_call>", "</tool_call>")
-    name, is_named, body = inner.removeprefix("<function=").partition(">")
-    if not inner.startswith("<function=") or not is_named or "\n" in name.strip():
-        return None
-    return _call(name.strip(), _parameters(body.rstrip().removesuffix("</function>")), tools)
-
-
-def read_glm(text: str, tools: Tools) -> list[Call] | None:
-    """One, between `<tool_call>` and `</tool_call>`."""
-    name, key, fields = inside(text, "<tool_call>", "</tool_call>").partition("<arg_key>")
-    name = name.strip()
-    return None if len(name.split()) != 1 or "<" in name else _call(name, _pairs(key + fields), tools)
-
-
-def _call(name: str, fields: Fields, tools: Tools) -> list[Call] | None:
-    schema, found = tools.get(name, {}), list(fields)
-    pairs = [pair for pair in found if pair is not None]
-    if not name or len(pairs) != len(found):
-        return None
-    return [Call(name, encoded({key: field_value(value, key, schema) for key, value in pairs}))]
-
-
-def _parameters(body: str) -> Fields:
-    before, *fields = body.split("<parameter=")
-    if before.strip():
-        yield None
-    for field in fields:
-        key, is_named, value = field.partition(">")
-        whole, close, rest = value.rpartition("</parameter>")
-        is_field = is_named and not (close and rest.strip())
-        value = whole if close else value.rstrip()
-        yield (key.strip(), value.removeprefix("\n").removesuffix("\n")) if is_field else None
-
-
-def _pairs(body: str) -> Fields:
-    before, *fields = body.split("<arg_key>")
-    if before.strip():
-        yield None
-    for field in fields:
-        key, _, rest = field.partition("</arg_key>")
-        value, close, rest = rest.lstrip().partition("</arg_value>")
-        is_field = close and value.startswith("<arg_value>") and not rest.strip()
-        yield (key.strip(), value.removeprefix("<arg_value>")) if is_field else None
-
 
 OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"
@@ -90,38 +36,47 @@ class Forced:
 LIST: Final = Forced(before="[", begin=f'{{"name": "{NAME}", "arguments": ', end="}", between=", ", after="]")
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Calls between two marks in an answer. They are complete at `end`, or where the body ends if that is empty."""
+
+    begin: str
+    body: Body
+    end: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
-    """One of them. A span is from one of `begins` to `end` (empty: to the answer's end)."""
+    """How one family of models writes calls."""
 
     name: str
-    begins: tuple[str, ...] = ()
-    end: str = ""
-    read: Read
-    """Of a span, or of an answer that is calls as a whole."""
+    spans: tuple[Span, ...] = ()
     starts: tuple[str, ...] = ()
-    """How an answer begins that may be calls as a whole, of tools that there are alone."""
+    """Beginnings of an answer that may consist of calls alone, of functions in the request."""
+    prefixes: tuple[str, ...] = ()
+    """Beginnings like `starts` that are marks: calls follow them."""
+    whole: tuple[Body, ...] = ()
+    """How an answer that consists of calls alone is read; the first body that can read it counts."""
     silent: tuple[str, ...] = ()
-    """Marks around spans, which are no text."""
+    """Marks around spans, which are not text."""
+    closers: tuple[str, ...] = ()
+    """Marks that are not text if they follow a call."""
     forced: Forced = LIST
     inner: tuple[str, ...] = ()
     """Marks within a span."""
     has_short_ids: bool = False
-    """Nine letters and digits: what Mistral's templates accept."""
+    """Whether ids are nine letters and digits, which is all that Mistral's templates accept."""
 
     @property
     def marks(self) -> str:
         """All that is written around arguments, one after the other."""
-        return "".join((*self.begins, self.end, *self.starts, *self.silent, *self.inner))
+        spans = [mark for span in self.spans for mark in (span.begin, span.end)]
+        return "".join((*spans, *self.starts, *self.prefixes, *self.silent, *self.closers, *self.inner))
 
     @property
     def can_force(self) -> bool:
         """Whether calls can be forced as the model writes them."""
         return self.forced is not LIST
-
-
-def _read_any(text: str, tools: Tools) -> list[Call] | None:
-    return after(OPEN, "<|python_tag|>", "[TOOL_CALLS]", ends=(CLOSE,))(text, tools) or read_pythonic(text, tools)
 
 
 _HERMES: Final = Forced(begin=f'{OPEN}\n{{"name": "{NAME}", "arguments": ', end=f"}}\n{CLOSE}", between="\n")
@@ -130,105 +85,145 @@ _QWEN_XML: Final = Forced(
     begin=f"{OPEN}\n<function={NAME}>\n", end=f"\n</function>\n{CLOSE}", between="\n", style="qwen_xml"
 )
 _DEEPSEEK: Final = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+_DEEPSEEK_CALL: Final = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
+_DEEPSEEK_SEPARATOR: Final = "<｜tool▁sep｜>"
 _KIMI: Final = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
+_KIMI_CALL: Final = ("<|tool_call_begin|>", "<|tool_call_end|>")
+_KIMI_SEPARATOR: Final = "<|tool_call_argument_begin|>"
+
+_DEEPSEEK_V3_BODY: Final = NamedJson(
+    re.compile(rf"\s*\w*\s*{_DEEPSEEK_SEPARATOR}[ \t]*(?P<name>\S+)[ \t]*\n```(?:json)?\s*(?={{)")
+)
+_DEEPSEEK_V31_BODY: Final = NamedJson(re.compile(rf"\s*(?P<name>[^\s<]+)\s*{_DEEPSEEK_SEPARATOR}\s*(?={{)"))
+_KIMI_BODY: Final = NamedJson(
+    re.compile(rf"\s*(?P<id>(?:functions\.)?(?P<name>[^\s<]+):\d+)\s*{re.escape(_KIMI_SEPARATOR)}\s*(?={{)")
+)
+"""The id `functions.NAME:3` says the name; the model looks for that id in the result's turn."""
+_MISTRAL_BODY: Final = NamedJson(
+    re.compile(r"\s*(?P<name>[^\W\d][\w.-]*)(?:\[CALL_ID\](?P<id>\w+))?(?:\[ARGS\])?\s*(?=\{)")
+)
+_QWEN_BODY: Final = Fields(
+    head=re.compile(r"\s*<function=(?P<name>[^>\n]+)>"),
+    field_begin="<parameter=",
+    field=re.compile(r"<parameter=(?P<key>[^>\n]+)>"),
+    close="</parameter>",
+    tail="</function>",
+    has_value_lines=True,
+)
+_GLM_BODY: Final = Fields(
+    head=re.compile(r"\s*(?P<name>[^\s<{]+)\s*(?=<)"),
+    field_begin="<arg_key>",
+    field=re.compile(r"<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>"),
+    close="</arg_value>",
+    tail=CLOSE,
+)
+_HERMES_SPAN: Final = Span(OPEN, read_json, CLOSE)
+_QWEN_SPANS: Final = (
+    Span(OPEN, _QWEN_BODY),
+    # Qwen3-Coder often leaves out the opening mark, and then the body's head is the first that shows the call.
+    Span("<function=", replace(_QWEN_BODY, head=re.compile(r"(?P<name>[^>\n]+)>"))),
+)
+
+REASONING: Final = {"<think>": "</think>", "[THINK]": "[/THINK]", "<seed:think>": "</seed:think>"}
+"""Marks around a model's reasoning, whose text is never read as calls."""
 
 UNKNOWN: Final = ToolFormat(
-    name="auto", begins=(OPEN,), end=CLOSE, read=_read_any, starts=("{", "[", "<|python_tag|>", "[TOOL_CALLS]")
+    name="auto",
+    spans=(_HERMES_SPAN,),
+    starts=("{", "["),
+    prefixes=("<|python_tag|>", "[TOOL_CALLS]"),
+    whole=(read_json, read_python),
 )
-"""Where nothing is known of a model: what can be told from text safely."""
+"""For a model of which nothing is known: what is safe to read as a call."""
 FORMATS: Final = (
-    ToolFormat(name="hermes", begins=(OPEN,), end=CLOSE, read=after(OPEN, ends=(CLOSE,)), forced=_HERMES),
+    ToolFormat(name="hermes", spans=(_HERMES_SPAN,), forced=_HERMES),
     ToolFormat(
         name="mistral",
-        begins=("[TOOL_CALLS]",),
-        read=read_mistral,
+        spans=(Span("[TOOL_CALLS]", first_of(read_json_value, _MISTRAL_BODY)),),
         starts=("[{",),
+        whole=(read_json,),
         inner=("[ARGS]", "[CALL_ID]"),
         has_short_ids=True,
     ),
-    ToolFormat(name="llama3_json", read=after("<|python_tag|>"), starts=("{", "[", "<|python_tag|>"), forced=_LLAMA),
-    ToolFormat(name="llama4_json", read=after("<|python_tag|>"), starts=("{", "[", "<|python_tag|>"), forced=_LLAMA),
-    ToolFormat(name="pythonic", read=read_pythonic, starts=("[",)),
+    *(
+        ToolFormat(name=name, starts=("{", "["), prefixes=("<|python_tag|>",), whole=(read_json,), forced=_LLAMA)
+        for name in ("llama3_json", "llama4_json")
+    ),
+    ToolFormat(name="pythonic", starts=("[",), whole=(read_python,)),
     ToolFormat(
         name="llama4_pythonic",
-        begins=("<|python_start|>",),
-        end="<|python_end|>",
-        read=read_pythonic,
+        spans=(Span("<|python_start|>", read_python, "<|python_end|>"),),
         starts=("[",),
+        whole=(read_python,),
     ),
-    ToolFormat(name="olmo3", begins=("<function_calls>",), end="</function_calls>", read=read_pythonic),
-    ToolFormat(name="qwen3_coder", begins=(OPEN,), end=CLOSE, read=read_qwen3_coder, forced=_QWEN_XML),
-    ToolFormat(name="qwen3_xml", begins=(OPEN,), end=CLOSE, read=read_qwen3_coder, forced=_QWEN_XML),
+    ToolFormat(name="olmo3", spans=(Span("<function_calls>", read_python, "</function_calls>"),)),
+    *(
+        ToolFormat(name=name, spans=_QWEN_SPANS, closers=(CLOSE,), forced=_QWEN_XML)
+        for name in ("qwen3_coder", "qwen3_xml")
+    ),
     ToolFormat(
         name="glm45",
-        begins=(OPEN,),
-        end=CLOSE,
-        read=read_glm,
-        inner=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        spans=(Span(OPEN, _GLM_BODY),),
+        inner=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", CLOSE),
         forced=Forced(begin=f"{OPEN}{NAME}\n", end=f"\n{CLOSE}", between="\n", style="glm_xml"),
     ),
     ToolFormat(
         name="deepseek_v3",
-        begins=marked.DEEPSEEK[:1],
-        end=marked.DEEPSEEK[1],
-        read=marked.read_deepseek_v3,
+        spans=(Span(_DEEPSEEK_CALL[0], _DEEPSEEK_V3_BODY, f"```{_DEEPSEEK_CALL[1]}"),),
         silent=_DEEPSEEK,
-        inner=(marked.DEEPSEEK_SEPARATOR,),
+        inner=(_DEEPSEEK_SEPARATOR,),
         forced=Forced(
             before=_DEEPSEEK[0],
-            begin=f"{marked.DEEPSEEK[0]}function{marked.DEEPSEEK_SEPARATOR}{NAME}\n```json\n",
-            end=f"\n```{marked.DEEPSEEK[1]}",
+            begin=f"{_DEEPSEEK_CALL[0]}function{_DEEPSEEK_SEPARATOR}{NAME}\n```json\n",
+            end=f"\n```{_DEEPSEEK_CALL[1]}",
             between="\n",
             after=_DEEPSEEK[1],
         ),
     ),
     ToolFormat(
         name="deepseek_v31",
-        begins=marked.DEEPSEEK[:1],
-        end=marked.DEEPSEEK[1],
-        read=marked.read_deepseek_v31,
+        spans=(Span(_DEEPSEEK_CALL[0], _DEEPSEEK_V31_BODY, _DEEPSEEK_CALL[1]),),
         silent=_DEEPSEEK,
-        inner=(marked.DEEPSEEK_SEPARATOR,),
+        inner=(_DEEPSEEK_SEPARATOR,),
         forced=Forced(
             before=_DEEPSEEK[0],
-            begin=f"{marked.DEEPSEEK[0]}{NAME}{marked.DEEPSEEK_SEPARATOR}",
-            end=marked.DEEPSEEK[1],
+            begin=f"{_DEEPSEEK_CALL[0]}{NAME}{_DEEPSEEK_SEPARATOR}",
+            end=_DEEPSEEK_CALL[1],
             between="",
             after=_DEEPSEEK[1],
         ),
     ),
     ToolFormat(
         name="kimi_k2",
-        begins=marked.KIMI[:1],
-        end=marked.KIMI[1],
-        read=marked.read_kimi,
+        spans=(Span(_KIMI_CALL[0], _KIMI_BODY, _KIMI_CALL[1]),),
         silent=_KIMI,
-        inner=(marked.KIMI_SEPARATOR,),
+        inner=(_KIMI_SEPARATOR,),
         forced=Forced(
             before=_KIMI[0],
-            begin=f"{marked.KIMI[0]}functions.{NAME}:",
-            arguments=marked.KIMI_SEPARATOR,
-            end=marked.KIMI[1],
+            begin=f"{_KIMI_CALL[0]}functions.{NAME}:",
+            arguments=_KIMI_SEPARATOR,
+            end=_KIMI_CALL[1],
             between="",
             after=_KIMI[1],
         ),
     ),
     ToolFormat(
-        name="granite", begins=("<|tool_call|>", OPEN), read=after("<|tool_call|>", OPEN, ends=(CLOSE,)), starts=("[{",)
+        name="granite",
+        spans=(Span("<|tool_call|>", read_json_value), _HERMES_SPAN),
+        starts=("[{",),
+        whole=(read_json,),
     ),
-    ToolFormat(name="phi4_mini_json", read=after("functools"), starts=("functools[", "[{")),
+    ToolFormat(name="phi4_mini_json", starts=("[{",), prefixes=("functools",), whole=(read_json,)),
     ToolFormat(
         name="jamba",
-        begins=("<tool_calls>",),
-        end="</tool_calls>",
-        read=after("<tool_calls>", ends=("</tool_calls>",)),
+        spans=(Span("<tool_calls>", read_json, "</tool_calls>"),),
         forced=Forced(
             before="<tool_calls>[", begin=LIST.begin, end=LIST.end, between=LIST.between, after="]</tool_calls>"
         ),
     ),
 )
 BY_NAME: Final = {one.name: one for one in (UNKNOWN, *FORMATS)}
-PLAIN: Final = ToolFormat(name="list", read=after(), starts=("[",))
+PLAIN: Final = ToolFormat(name="list", starts=("[",), whole=(read_json,))
 """A JSON list and nothing else: how calls are forced where a model's own marks cannot be."""
 
 _SIGNS: Final = (

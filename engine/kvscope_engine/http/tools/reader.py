@@ -1,117 +1,201 @@
-"""The calls in a model's answer, as it streams: text that is none goes on at once, calls are told whole at their end.
+"""Reads the tool calls in a model's answer while it streams.
 
-What looked like a call and is none stays in the text as it was written, and how the text was cut changes nothing.
+Text outside calls is returned immediately, a call once it is complete. What looks like a call and is none stays in the
+text as it was written; so does a call that the end of the answer cuts, and all of the model's reasoning. How the answer
+is cut into pieces changes nothing.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
 import string
+from collections.abc import Collection
+from enum import Enum, auto
 from typing import Final
 
 from kvscope_engine.http.shapes.answers import CalledFunction, CalledTool
+from kvscope_engine.http.tools.bodies import BodyResult
 from kvscope_engine.http.tools.calls import Call, Tools
-from kvscope_engine.http.tools.formats import ToolFormat
+from kvscope_engine.http.tools.formats import REASONING, Span, ToolFormat
+from kvscope_engine.http.tools.growing_text import EndOfTextError, GrowingText, Search
 
 MAX_CALLS: Final = 128
 SHORT_ID: Final = string.ascii_letters + string.digits
 
 
-class ToolCallReader:
-    """Of one answer, in a model's format; at most `max_calls` are told, and those beyond are dropped."""
+class _State(Enum):
+    START = auto()
+    """At the beginning of an answer (or behind its reasoning) that may consist of calls alone."""
+    WHOLE = auto()
+    """In an answer that may consist of calls alone, which is read at its end."""
+    TEXT = auto()
+    AFTER_CALL = auto()
+    """In text, with nothing but white space since the last call."""
 
-    def __init__(self, tool_format: ToolFormat, tools: Tools, max_calls: int = MAX_CALLS) -> None:
+
+class ToolCallReader:
+    """Reads one answer in a model's format. At most `max_calls` calls are returned; later ones are dropped.
+
+    Args:
+        reasoning_end: the mark at which reasoning ends that the prompt began; empty if the prompt began none.
+        hidden: marks of `REASONING` that are no part of the answer's text.
+    """
+
+    def __init__(
+        self,
+        tool_format: ToolFormat,
+        tools: Tools,
+        max_calls: int = MAX_CALLS,
+        *,
+        reasoning_end: str = "",
+        hidden: Collection[str] = (),
+    ) -> None:
         self.num_calls = 0
         self._format = tool_format
         self._tools = tools
         self._max_calls = max_calls
-        self._held = ""
-        self._is_whole: bool | None = None if tool_format.starts else False
-        """Whether all of the answer may be calls; None before its first characters tell."""
-        self._is_after_call = False
-        """Whether nothing but white space came since the last call."""
+        self._reasoning_end = reasoning_end
+        self._hidden = hidden
+        self._text = GrowingText()
+        self._span: Search[BodyResult] | None = None
+        self._spans = {span.begin: span for span in tool_format.spans}
+        self._marks = (*self._spans, *tool_format.silent, *REASONING)
+        self._mark_pattern = re.compile("|".join(map(re.escape, self._marks)))
+        self._state = self._first_state
         self._calls: list[CalledTool] = []
         self._ids: set[str] = set()
 
     def add(self, text: str) -> tuple[str, list[CalledTool]]:
-        """Text that can be told, and calls that are whole."""
-        self._held += text
-        if self._is_whole is None:
-            self._look_at_start()
-        if self._is_whole is not False:
-            return "", []
-        return self._scan(), self._take()
+        """Add a piece of the answer. Return the text and the calls that are complete."""
+        self._text.text += text
+        content = []
+        while (piece := self._advance()) is not None:
+            content.append(piece)
+        calls, self._calls = self._calls, []
+        return "".join(content), calls
 
     def flush(self) -> tuple[str, list[CalledTool]]:
-        """The rest, at the end of the answer."""
-        if self._is_whole and self._note(self._whole()):
-            self._held = ""
-            return "", self._take()
-        self._is_whole = False
-        text = self._scan()
-        while self._held:  # a span without its end, or what might have become a mark
-            text += self._end_of_held()
-        return text, self._take()
-
-    def _look_at_start(self) -> None:
-        begin = self._held.lstrip()
-        if begin and not any(start.startswith(begin) and start != begin for start in self._format.starts):
-            self._is_whole = begin.startswith(self._format.starts)
-
-    def _whole(self) -> list[Call] | None:
-        """All of the answer as calls: of tools that there are, since nothing but its form says that it is any."""
-        calls = self._format.read(self._held, self._tools)
-        return calls if calls and all(call.name in self._tools for call in calls) else None
-
-    def _scan(self) -> str:
-        """Take whole spans out of what is held; the text around them."""
-        text = ""
-        while True:
-            if self._is_after_call:
-                self._held = self._held.lstrip()  # what parts one call from the next is no text
-                self._is_after_call = not self._held
-            place, mark = self._first_mark()
-            if not mark:
-                keep = max((_overlap(self._held, mark) for mark in self._marks), default=0)
-                text, self._held = text + self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-                return text
-            text, self._held = text + self._held[:place], self._held[place:]
-            if mark in self._format.silent:
-                self._held, self._is_after_call = (
-                    self._held.removeprefix(mark),
-                    self._is_after_call or self.num_calls > 0,
-                )
-                continue
-            end = self._held.find(self._format.end, len(mark)) if self._format.end else -1
-            if end < 0:
-                return text
-            text += self._span(self._held[: end + len(self._format.end)], mark)
-
-    def _span(self, span: str, mark: str) -> str:
-        """Take it out of what is held; its mark as text where it is no call, so that the rest is looked at again."""
-        if self._note(self._format.read(span, self._tools)):
-            self._held, self._is_after_call = self._held[len(span) :], True
-            return ""
-        self._held = self._held[len(mark) :]
-        return mark
-
-    def _end_of_held(self) -> str:
-        """At the answer's end: what is held as a span, else as text."""
-        place, mark = self._first_mark()
-        if place == 0 and mark:
-            return self._span(self._held, mark) + self._scan()
-        text, self._held = self._held, ""
-        return text
+        """Return the rest, at the end of the answer."""
+        self._text.is_complete = True
+        return self.add("")
 
     @property
-    def _marks(self) -> tuple[str, ...]:
-        return self._format.begins + self._format.silent
+    def _first_state(self) -> _State:
+        return _State.START if self._format.whole else _State.TEXT
 
-    def _first_mark(self) -> tuple[int, str]:
-        found = [(place, mark) for mark in self._marks if (place := self._held.find(mark)) >= 0]
-        return min(found, default=(-1, ""))
+    def _advance(self) -> str | None:
+        """Do one step: return the text that it adds to the content, or None if more of the answer is needed."""
+        if self._span is not None:
+            return self._continue_span(self._span)
+        if self._reasoning_end:
+            return self._continue_reasoning()
+        if self._state is _State.START:
+            return self._decide_start()
+        if self._state is _State.WHOLE:
+            return self._read_whole() if self._text.is_complete else None
+        if self._state is _State.AFTER_CALL:
+            return self._skip_after_call()
+        return self._scan()
 
-    def _note(self, calls: list[Call] | None) -> bool:
+    def _continue_span(self, span: Search[BodyResult]) -> str | None:
+        result = _resume(span, self._text)
+        if result is None:
+            return None
+        self._span = None
+        if not self._record(result.calls):
+            return self._text.pop(result.end)
+        self._text.pop(result.end)
+        self._state = _State.AFTER_CALL
+        return ""
+
+    def _continue_reasoning(self) -> str | None:
+        index = self._text.text.find(self._reasoning_end)
+        if index < 0:
+            return self._pop_before_mark((self._reasoning_end,))
+        content = self._text.pop(index) + self._pop_reasoning_mark(self._reasoning_end)
+        self._reasoning_end = ""
+        self._state = self._first_state
+        return content
+
+    def _pop_reasoning_mark(self, mark: str) -> str:
+        text = self._text.pop(len(mark))
+        return "" if mark in self._hidden else text
+
+    def _decide_start(self) -> str | None:
+        begin = self._text.text.lstrip()
+        starts = (*self._format.starts, *self._format.prefixes)
+        if not self._text.is_complete and any(
+            mark.startswith(begin) for mark in (*REASONING, *starts) if mark != begin
+        ):
+            return None
+        is_whole = begin.startswith(starts) and not begin.startswith(tuple(REASONING))
+        self._state = _State.WHOLE if is_whole else _State.TEXT
+        return ""
+
+    def _read_whole(self) -> str:
+        """Read a complete answer as calls. Only functions of the request count: nothing else marks it as calls."""
+        text, end = self._text.text, 0
+        start = len(text) - len(text.lstrip())
+        start += next((len(prefix) for prefix in self._format.prefixes if text.startswith(prefix, start)), 0)
+        self._state = _State.TEXT
+        for body in self._format.whole:
+            result = _resume(body(self._text, start, self._tools), self._text)
+            assert result is not None, "a complete text has a result"
+            end = max(end, result.end)
+            is_all = result.calls and not text[result.end :].strip()
+            if is_all and all(call.name in self._tools for call in result.calls or ()):
+                self._record(result.calls)
+                self._text.pop(len(text))
+                return ""
+        return self._text.pop(end)
+
+    def _skip_after_call(self) -> str | None:
+        """Drop what separates one call from the next."""
+        text = self._text.text
+        self._text.pop(len(text) - len(text.lstrip()))
+        text = self._text.text
+        for closer in self._format.closers:
+            if text.startswith(closer):
+                self._text.pop(len(closer))
+                return ""
+        if not self._text.is_complete and (not text or any(mark.startswith(text) for mark in self._format.closers)):
+            return None
+        self._state = _State.TEXT
+        return ""
+
+    def _scan(self) -> str | None:
+        """Return the text before the next mark, and begin what the mark begins."""
+        found = self._mark_pattern.search(self._text.text)
+        if found is None:
+            return self._pop_before_mark(self._marks)
+        if found.start():
+            return self._text.pop(found.start())
+        mark = found[0]
+        if mark in self._spans:
+            self._span = self._read_span(self._spans[mark])
+            return ""
+        if mark in self._format.silent:
+            self._text.pop(len(mark))
+            self._state = _State.AFTER_CALL if self.num_calls else _State.TEXT
+            return ""
+        self._reasoning_end = REASONING[mark]
+        return self._pop_reasoning_mark(mark)
+
+    def _pop_before_mark(self, marks: Collection[str]) -> str | None:
+        """Return all text but an end that may become one of `marks`; None if there is no other."""
+        text = self._text.text
+        held = 0 if self._text.is_complete else _open_length(text, marks)
+        return self._text.pop(len(text) - held) or None
+
+    def _read_span(self, span: Span) -> Search[BodyResult]:
+        calls, end = yield from span.body(self._text, len(span.begin), self._tools)
+        if calls and span.end:
+            mark, end = yield from self._text.expect((span.end,), end)
+            calls = calls if mark else None
+        return BodyResult(calls, end)
+
+    def _record(self, calls: list[Call] | None) -> bool:
         for call in calls or ():
             if self.num_calls < self._max_calls:
                 function = CalledFunction(call.name, call.arguments)
@@ -128,11 +212,24 @@ class ToolCallReader:
         self._ids.add(own)
         return own
 
-    def _take(self) -> list[CalledTool]:
-        calls, self._calls = self._calls, []
-        return calls
+
+def _resume(search: Search[BodyResult], text: GrowingText) -> BodyResult | None:
+    """Continue a search; None if it needs more text. Of a call that the answer's end cuts, all is text."""
+    try:
+        next(search)
+    except StopIteration as stop:
+        result: BodyResult = stop.value
+        return result
+    except EndOfTextError:
+        return BodyResult(None, len(text.text))
+    return None
 
 
-def _overlap(text: str, mark: str) -> int:
-    """Length of the longest end of `text` that `mark` begins with."""
-    return max((n for n in range(1, min(len(text), len(mark)) + 1) if mark.startswith(text[-n:])), default=0)
+def _open_length(text: str, marks: Collection[str]) -> int:
+    """Return the length of the longest end of `text` that one of `marks` begins with."""
+    start = max(0, len(text) - max(map(len, marks)) + 1)
+    firsts = {mark[0] for mark in marks}
+    for index in range(start, len(text)):
+        if text[index] in firsts and any(mark.startswith(text[index:]) for mark in marks):
+            return len(text) - index
+    return 0

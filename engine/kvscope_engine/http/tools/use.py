@@ -12,14 +12,17 @@ from msgspec.structs import replace
 from kvscope_engine.http.shapes.bodies import ChatBody, Function
 from kvscope_engine.http.shapes.errors import ApiError
 from kvscope_engine.http.tools.forcing import forced_format, structural_tag
-from kvscope_engine.http.tools.formats import UNKNOWN, ToolFormat, format_of
+from kvscope_engine.http.tools.formats import REASONING, UNKNOWN, ToolFormat, format_of
 from kvscope_engine.http.tools.reader import MAX_CALLS, ToolCallReader
-from kvscope_engine.model.text.tokenizer import IncrementalDecoder, Tokenizer
+from kvscope_engine.tokenization.tokenizer import IncrementalDecoder, Tokenizer
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Finished, Tokens
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.structured import Structured
 
+REASONING_MARKS: Final = frozenset((*REASONING, *REASONING.values()))
+PROMPT_END: Final = 16
+"""Tokens at the end of a prompt that may begin reasoning: a mark, and white space after it."""
 CHOICES: Final = "none, auto, required or a function by its name"
 
 
@@ -55,12 +58,15 @@ class ToolUse:
         except BadInput as error:
             raise ApiError(400, str(error), param="tools") from error
 
-    def reader(self) -> ToolCallReader | None:
-        """Of one answer; None where nothing can be called."""
+    def reader(self, tokenizer: Tokenizer | None, prompt: Sequence[int]) -> ToolCallReader | None:
+        """Return a reader for one answer to `prompt`, or None if no function can be called."""
         if not self.functions:
             return None
         tools = {function.name: function.parameters or {} for function in self.functions}
-        return ToolCallReader(self.tool_format, tools, self.max_calls)
+        hidden = REASONING_MARKS & tokenizer.special_texts.keys() if tokenizer is not None else ()
+        # The form of forced calls leaves no place for reasoning.
+        reasoning_end = "" if self.form or tokenizer is None else _reasoning_end(tokenizer, prompt)
+        return ToolCallReader(self.tool_format, tools, self.max_calls, reasoning_end=reasoning_end, hidden=hidden)
 
     def marked_text(self, tokenizer: Tokenizer | None) -> MarkedText | None:
         """Of one answer, where the engine's text of it lacks the marks around calls."""
@@ -134,7 +140,14 @@ class MarkedText:
         return "".join(map(self._decoder.add_token, reply.token_ids))
 
 
+def _reasoning_end(tokenizer: Tokenizer, prompt: Sequence[int]) -> str:
+    """Return the mark that ends the reasoning which the prompt begins, as many templates do; else ""."""
+    begin = tokenizer.decode(prompt[-PROMPT_END:]).rstrip()
+    return next((end for mark, end in REASONING.items() if begin.endswith(mark)), "")
+
+
 def hidden_tokens(tool_format: ToolFormat, tokenizer: Tokenizer) -> frozenset[int] | None:
-    """Tokens that stay hidden when the format's marks are shown; None where its marks are text anyway."""
-    shown = {token for text, token in tokenizer.special_texts.items() if text and text in tool_format.marks}
+    """Return the tokens that stay hidden when the marks of calls and reasoning are shown; None if those are text."""
+    special = tokenizer.special_texts.items()
+    shown = {token for text, token in special if text and (text in tool_format.marks or text in REASONING_MARKS)}
     return tokenizer.special_token_ids - shown if shown else None

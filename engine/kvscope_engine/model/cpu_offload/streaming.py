@@ -25,8 +25,8 @@ from torch import nn
 
 from kvscope_engine.model.cpu_offload.resident_layer import ResidentLayers
 from kvscope_engine.model.cpu_offload.split import NUM_STAGES, large_tensors, like
-from kvscope_engine.model.tiers.host_slab import CudaPinner, HostSlab, Pinner
-from kvscope_engine.model.tiers.streams import CudaStreams, StreamMark, Streams
+from kvscope_engine.model.device_memory.device_streams import CudaStreams, StreamMark, Streams
+from kvscope_engine.model.device_memory.host_slab import CudaPinner, HostSlab, Pinner
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 ALIGNMENT: Final = 512

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from kvscope_engine.policy.allocation.reservations import ReservationRule
 from kvscope_engine.policy.allocation.run_pool import RunPool
-from kvscope_engine.policy.fit import num_blocks_for
+from kvscope_engine.policy.fit import described_length, num_blocks_for
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.errors import BadInput
 
@@ -65,7 +65,7 @@ class RunAllocation:
         length = request.num_prompt_tokens + request.max_tokens
         if length > self.max_request_tokens:
             raise BadInput(
-                f"{request.num_prompt_tokens} prompt tokens and {request.max_tokens} new ones make {length} tokens:"
+                f"{described_length(request)} make {length} tokens:"
                 f" at most {self.max_request_tokens} are accepted, in the longest run of {self._max_run} blocks that"
                 f" allocator={self.name!r} has in a pool of {self._pool.num_blocks}"
             )

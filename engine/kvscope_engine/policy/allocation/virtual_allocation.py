@@ -18,7 +18,7 @@ import numpy as np
 
 from kvscope_engine.policy.allocation.mapped_pool import MappedPool
 from kvscope_engine.policy.allocation.protocol import TableAllocation
-from kvscope_engine.policy.fit import num_blocks_for
+from kvscope_engine.policy.fit import described_length, num_blocks_for
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.ledger import BlockState
@@ -77,7 +77,7 @@ class VirtualAllocation(TableAllocation):
         length = request.num_prompt_tokens + request.max_tokens
         if length > self.max_request_tokens:
             raise BadInput(
-                f"{request.num_prompt_tokens} prompt tokens and {request.max_tokens} new ones make {length} tokens:"
+                f"{described_length(request)} make {length} tokens:"
                 f" at most {self.max_request_tokens} are accepted, as allocator='virtual' has pages for"
                 f" {self._space.num_physical_blocks} blocks of {self._pool.block_size}"
             )

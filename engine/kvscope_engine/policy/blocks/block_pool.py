@@ -131,6 +131,7 @@ class FreeList(AllMapped):
 
 
 MAX_PREFIX_HITS: Final = np.iinfo(np.uint16).max
+MAX_EVICTION_ORDER: Final = np.iinfo(np.uint32).max
 
 
 class LowerTier(Protocol):
@@ -194,8 +195,8 @@ class BlockPool:
         """Blocks that requests can have; where rows are addresses, there may be memory for fewer."""
         if keeps_null:
             self.ledger.state[NULL_BLOCK] = BlockState.UNMAPPED
-        self._cached = EvictionOrder()
         self._changed = ChangedRows(self.ledger.num_blocks)
+        self._cached = self.make_eviction_order()
         self._is_measured = False
         self._ref_counts = self.ledger.ref_count.data  # 3 x faster than numpy for one element
         self._hashes = self.ledger.hash.data
@@ -380,6 +381,10 @@ class BlockPool:
         self._lose_prefixes(list(blocks))
         self._clear(np.array(blocks, np.int64))
 
+    def make_eviction_order(self) -> EvictionOrder:
+        """Return an empty order of eviction for rows of the ledger, which no other order may hold."""
+        return EvictionOrder(self.ledger.eviction_order, self._changed)
+
     def touch_one(self, row: int) -> None:
         """A row of the ledger was changed by who keeps it."""
         self._changed.add_one(row)
@@ -404,7 +409,7 @@ class BlockPool:
         """
         prefixes = self.index.items() if self.index is not None else []
         self._free.check()
-        self._cached.check()
+        self._cached.check(0, self.num_blocks)
         blocks = self.ledger.part(0, self.num_blocks)
         assert all(blocks.hash[block] for block in self.pinned), "a block is pinned that holds no prefix"
         check_pool(blocks, self.block_size, self._free.ids, self._cached.cached, prefixes, tables, self._free.unmapped)
@@ -447,7 +452,7 @@ class BlockPool:
     def _retire(self, ids: Ids) -> None:
         """Unheld, hashed blocks become cached, the first of `ids` the first to be evicted."""
         self.ledger.state[ids] = BlockState.CACHED
-        self._cached.add(ids.tolist())
+        self._cached.add(ids)
 
     def _evict(self, count: int) -> list[int]:
         assert count <= len(self._cached), f"{count} blocks to evict, {len(self._cached)} cached"
@@ -511,82 +516,125 @@ class ChangedRows:
 
 
 class EvictionOrder:
-    """Which cached block is evicted next, and which are pinned: those stay until somebody lets them.
+    """The cached rows of one tier in the order in which they are evicted, and those that are pinned.
 
-    Owns the order and the pins. Knows ids alone: a pin holds whether its block is in use or cached.
-
-    Cached blocks, the one to be evicted first at the front; pinned ones stand aside.
+    Owns the order, the pins and the ledger's column `eviction_order` of its rows: a row gets the next number when it
+    becomes evictable, and 0 when it no longer is. Rows that are pinned stay until they are unpinned, and are not in the
+    order; a pin holds whether its row is in use or cached. Callers mark the rows as changed that they add, remove or
+    pop; `pin`, `unpin` and `refresh` mark theirs. See
+    docs/internals/decisions/0023-eviction-order-is-a-counter.md.
     """
 
-    __slots__ = ("_kept", "idle", "pinned")
+    __slots__ = ("_changed", "_column", "_kept", "_next", "_numbers", "idle", "pinned")
 
-    def __init__(self) -> None:
+    def __init__(self, column: npt.NDArray[np.uint32], changed: ChangedRows) -> None:
         self.pinned: set[int] = set()
-        """Blocks that are not evicted, in use or cached."""
+        """Rows that are not evicted, in use or cached."""
         self.idle: OrderedDict[int, None] = OrderedDict()
-        """Those that can be evicted, for who looks for many; changed here alone."""
+        """Rows that can be evicted, the next one first, for callers that inspect many; changed here alone."""
         self._kept: dict[int, None] = {}  # cached and pinned
+        self._column = column
+        self._numbers = column.data  # the same memory, faster for one row
+        self._changed = changed
+        self._next = 1
 
     def __len__(self) -> int:
         return len(self.idle)
 
-    def __contains__(self, block: int) -> bool:
-        """Whether a cached block can be evicted."""
-        return block in self.idle
+    def __contains__(self, row: int) -> bool:
+        """Whether a cached row can be evicted."""
+        return row in self.idle
 
     @property
     def num_cached(self) -> int:
-        """Cached blocks, those that are pinned too."""
+        """Number of cached rows, pinned ones included."""
         return len(self.idle) + len(self._kept)
 
     @property
     def cached(self) -> list[int]:
-        """All of them."""
+        """All cached rows, pinned ones last."""
         return list(chain(self.idle, self._kept))
 
-    def add(self, blocks: list[int]) -> None:
-        """They are cached from now on, the first of them the first to be evicted."""
+    def add(self, ids: Ids) -> None:
+        """Append rows that became cached, the first of them the first to be evicted."""
+        rows: list[int] = ids.tolist()
         if self.pinned:
-            self._kept.update(dict.fromkeys(block for block in blocks if block in self.pinned))
-            blocks = [block for block in blocks if block not in self.pinned]
-        self.idle.update(dict.fromkeys(blocks))
+            self._kept.update(dict.fromkeys(row for row in rows if row in self.pinned))
+            rows = [row for row in rows if row not in self.pinned]
+            ids = np.array(rows, np.int64)
+        number = self._take_numbers(len(rows))
+        self._column[ids] = np.arange(number, number + len(rows), dtype=np.uint32)
+        self.idle.update(dict.fromkeys(rows))
 
-    def remove(self, block: int) -> None:
-        """A cached block is in use again, or gone."""
-        if block in self.idle:
-            del self.idle[block]
+    def add_one(self, row: int) -> None:
+        """Append one row that is not pinned."""
+        self._numbers[row] = self._take_numbers(1)
+        self.idle[row] = None
+
+    def remove(self, row: int) -> None:
+        """Take out a cached row that is in use again, or gone."""
+        if row in self.idle:
+            del self.idle[row]
+            self._numbers[row] = 0
         else:
-            del self._kept[block]
+            del self._kept[row]
+
+    def refresh(self, row: int) -> None:
+        """Make an evictable row the last to be evicted, because it was used."""
+        self._numbers[row] = self._take_numbers(1)
+        self.idle.move_to_end(row)
+        self._changed.add_one(row)
 
     def pop(self, count: int) -> list[int]:
-        """Take out the next to be evicted, at most `len(self)`."""
-        return [self.idle.popitem(last=False)[0] for _ in range(count)]
+        """Take out the next rows to be evicted, at most `len(self)`."""
+        rows = [self.idle.popitem(last=False)[0] for _ in range(count)]
+        for row in rows:
+            self._numbers[row] = 0
+        return rows
 
-    def pin(self, blocks: Iterable[int]) -> None:
-        """None of these is evicted any more."""
-        for block in blocks:
-            self.pinned.add(block)
-            if block in self.idle:
-                del self.idle[block]
-                self._kept[block] = None
+    def pin(self, rows: Iterable[int]) -> None:
+        """Protect rows from eviction."""
+        for row in rows:
+            self.pinned.add(row)
+            if row in self.idle:
+                del self.idle[row]
+                self._kept[row] = None
+                self._numbers[row] = 0
+                self._changed.add_one(row)
 
-    def unpin(self, blocks: Iterable[int]) -> None:
-        """They may be evicted again: cached ones as if they were used just now."""
-        for block in blocks:
-            self.pinned.discard(block)
-            if block in self._kept:
-                del self._kept[block]
-                self.idle[block] = None
+    def unpin(self, rows: Iterable[int]) -> None:
+        """Let rows be evicted again: cached ones as if they were used just now."""
+        for row in rows:
+            self.pinned.discard(row)
+            if row in self._kept:
+                del self._kept[row]
+                self.add_one(row)
+                self._changed.add_one(row)
 
     def clear(self) -> list[int]:
-        """Nothing is cached or pinned any more; returns what was cached, the last to be evicted first."""
-        blocks = self.cached[::-1]
+        """Forget every cached and pinned row; returns those that were cached, the last to be evicted first."""
+        rows = self.cached[::-1]
+        self._column[rows] = 0
         self.idle.clear()
         self._kept.clear()
         self.pinned.clear()
-        return blocks
+        return rows
 
-    def check(self) -> None:
-        """Raise AssertionError where what is kept does not agree with itself."""
-        assert self._kept.keys() <= self.pinned, "a block stands aside that is not pinned"
-        assert not self.idle.keys() & self.pinned, "a pinned block is to be evicted"
+    def check(self, start: int, stop: int) -> None:
+        """Raise AssertionError where the rows, from `start` to `stop` (exclusive), do not agree with the order."""
+        assert self._kept.keys() <= self.pinned, "a row stands aside that is not pinned"
+        assert not self.idle.keys() & self.pinned, "a pinned row is to be evicted"
+        numbered = start + np.flatnonzero(self._column[start:stop])
+        in_order = numbered[np.argsort(self._column[numbered])].tolist()
+        assert in_order == list(self.idle), f"the ledger's order of eviction is {in_order}, not {list(self.idle)}"
+
+    def _take_numbers(self, count: int) -> int:
+        """Return the first of `count` unused numbers. When they run out, evictable rows are numbered from 1 again."""
+        if self._next + count > MAX_EVICTION_ORDER:
+            rows = np.fromiter(self.idle, np.int64, len(self.idle))
+            self._column[rows] = np.arange(1, len(rows) + 1, dtype=np.uint32)
+            self._changed.add(rows)
+            self._next = len(rows) + 1
+        first = self._next
+        self._next += count
+        return first

@@ -14,7 +14,7 @@ from kvscope_engine.policy.prefixes.prefix_history import Miss
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.preemption import GivenUp
 from kvscope_engine.policy.scheduling.reuse import Reusable
-from kvscope_telemetry.messages.event_kinds import cause_text
+from kvscope_telemetry.messages.event_kinds import aborted_text, emptied_text, evicted_text, finished_text, with_cause
 from kvscope_telemetry.messages.telemetry import Event, EventData
 from kvscope_telemetry.running_time import RunningTime
 
@@ -59,12 +59,12 @@ def admitted(
     event = Event(
         kind=kind, time_ns=now_ns, number=request.number, num_blocks=blocks.num_needed, num_tokens=num_reused, data=data
     )
-    return _in_words(event)
+    return with_cause(event)
 
 
 def forked(parent: Request, child: Request, now_ns: int, running_time: RunningTime) -> Event:
     """The child runs on its parent's blocks."""
-    return _in_words(
+    return with_cause(
         Event(
             kind="admitted",
             time_ns=now_ns,
@@ -115,7 +115,7 @@ def _gave_up(victim: Request, given_up: GivenUp, why: EventData, now_ns: int, ne
         swap_ns=_ns(given_up.swap_seconds),
         recompute_ns=_ns(given_up.recompute_seconds),
     )
-    return _in_words(
+    return with_cause(
         Event(
             kind="preempted",
             time_ns=now_ns,
@@ -130,31 +130,26 @@ def _gave_up(victim: Request, given_up: GivenUp, why: EventData, now_ns: int, ne
 
 def evicted_by(count: int, num_offloaded: int, by: str, now_ns: int) -> Event:
     """`by` had cached blocks dropped; `num_offloaded` went to a lower tier."""
-    offloaded = f"; {num_offloaded} went to host memory" if num_offloaded else ""
-    cause = f"{by} evicted {count} cached block{'' if count == 1 else 's'}{offloaded}"
+    order = f"{num_offloaded} of them moved to host memory" if num_offloaded else ""
+    cause = evicted_text(f"requested by {by}", [(count, "cached block")], order=order)
     return Event(kind="evicted", time_ns=now_ns, num_blocks=count, cause=cause)
-
-
-def _guessed(request: Request) -> str:
-    """How many of the tokens that were guessed ahead were right; nothing where none were."""
-    if not request.num_draft_tokens:
-        return ""
-    return f", {request.num_accepted_tokens} of {request.num_draft_tokens} draft tokens accepted"
 
 
 def finished(request: Request, now_ns: int, num_blocks: int) -> Event:
     """The request ended by itself. `num_blocks` were released."""
-    reasons = {
-        "stop": "stopped",
-        "length": f"reached its limit of {request.max_tokens} new tokens",
-        "error": "ended by an error",
-    }
-    what = reasons.get(str(request.finish_reason), str(request.finish_reason))
+    cause = finished_text(
+        str(request.finish_reason),
+        len(request.output_token_ids),
+        num_blocks,
+        max_tokens=request.max_tokens,
+        num_draft_tokens=request.num_draft_tokens,
+        num_accepted_tokens=request.num_accepted_tokens,
+    )
     return Event(
         kind="finished",
         time_ns=now_ns,
         number=request.number,
-        cause=f"{what} after {len(request.output_token_ids)} tokens{_guessed(request)}; {_blocks(num_blocks)} released",
+        cause=cause,
         num_blocks=num_blocks,
         num_tokens=len(request.output_token_ids),
         data=EventData(kind="ended", finish_reason=str(request.finish_reason)),
@@ -168,7 +163,7 @@ def aborted(request: Request, now_ns: int, num_blocks: int, cause: str) -> Event
         kind="aborted",
         time_ns=now_ns,
         number=request.number,
-        cause=f"{cause}; {generated} tokens were generated, {_blocks(num_blocks)} released",
+        cause=aborted_text(cause, generated, num_blocks),
         num_blocks=num_blocks,
         num_tokens=generated,
     )
@@ -182,20 +177,20 @@ def refused(number: int, now_ns: int, cause: str) -> Event:
 def evicted(count: int, num_offloaded: int, needy: int, now_ns: int) -> Event:
     """Cached blocks were given away in a step, the first to request `needy`; `num_offloaded` went to a lower tier."""
     data = EventData(kind="evicted", num_offloaded=num_offloaded)
-    return _in_words(Event(kind="evicted", time_ns=now_ns, other=needy, num_blocks=count, data=data))
+    return with_cause(Event(kind="evicted", time_ns=now_ns, other=needy, num_blocks=count, data=data))
 
 
 def with_loaded_state(event: Event) -> Event:
     """The same, of a request whose recurrent layers go on from a state that was in host memory."""
     assert event.data is not None, "an admission has data"
-    return _in_words(replace(event, data=replace(event.data, num_loaded_states=1)))
+    return with_cause(replace(event, data=replace(event.data, num_loaded_states=1)))
 
 
 def states_evicted(needy: Sequence[int], num_offloaded: int, now_ns: int) -> Event:
     """Slots of kept states of recurrent layers were given away, one to each of the requests `needy`; `num_offloaded`
     of the states went to host memory."""
     data = EventData(kind="states_evicted", num_states=len(needy), num_offloaded=num_offloaded)
-    return _in_words(Event(kind="evicted", time_ns=now_ns, other=needy[0], data=data))
+    return with_cause(Event(kind="evicted", time_ns=now_ns, other=needy[0], data=data))
 
 
 def disk_failed(reason: str, now_ns: int) -> Event:
@@ -205,12 +200,7 @@ def disk_failed(reason: str, now_ns: int) -> Event:
 
 def cache_reset(count: int, now_ns: int) -> Event:
     """The prefix cache was emptied."""
-    cause = f"the prefix cache was reset; {_blocks(count)} freed"
-    return Event(kind="note", time_ns=now_ns, cause=cause, num_blocks=count)
-
-
-def _in_words(event: Event) -> Event:
-    return replace(event, cause=cause_text(event))
+    return Event(kind="note", time_ns=now_ns, cause=emptied_text("the prefix cache", count), num_blocks=count)
 
 
 def _choice(victim: Request, needy: Request) -> tuple[str, int]:
@@ -228,7 +218,3 @@ def _choice(victim: Request, needy: Request) -> tuple[str, int]:
 
 def _ns(seconds: float | None) -> int:
     return -1 if seconds is None else round(seconds * 1e9)
-
-
-def _blocks(count: int) -> str:
-    return "1 block" if count == 1 else f"{count} blocks"

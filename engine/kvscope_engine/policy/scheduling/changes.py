@@ -1,4 +1,4 @@
-"""Logs what happened to requests since the last frame: the scheduler writes it, the frame builder drains it.
+"""Logs what happened to requests since the last frame: the scheduler writes it, the step recorder drains it.
 
 Owns only the record of changes; the state itself is the scheduler's. Whoever drives a scheduler takes the
 changes after each step, or they pile up (events are bounded: the oldest go first).

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
+from kvscope_telemetry.plural import counted
+
 CALM_NS: Final = 30_000_000_000
 """Without a lack of memory before the limits begin to come back."""
 NEXT_NS: Final = 2_000_000_000
@@ -67,5 +69,4 @@ class EasedLimits:
 
 def _words(limits: tuple[int, int]) -> str:
     num_tokens, num_seqs = limits
-    of_requests = "1 request" if num_seqs == 1 else f"{num_seqs} requests"
-    return f"{num_tokens} {'token' if num_tokens == 1 else 'tokens'} of {of_requests}"
+    return f"{counted(num_tokens, 'token')} of {counted(num_seqs, 'request')}"

@@ -72,6 +72,7 @@ from kvscope_engine.policy.tiers.mover_protocol import TierMover
 from kvscope_engine.policy.tiers.swap_costs import PrefillRate
 from kvscope_engine.policy.totals import Totals
 from kvscope_engine.policy.waiting_queue import WaitingQueue
+from kvscope_telemetry import pins
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import FinishReason
 from kvscope_telemetry.messages.request_state import RequestState, WaitsFor
@@ -740,8 +741,12 @@ def check_pins(pool: BlockPool, needs: BlockNeeds, requests: Iterable[Request], 
     for request in requests:
         if num_missing(pool, needs, request, pinned) > 0:
             raise BadInput(
-                f"pinning these would leave {pool.num_usable - len(pinned)} of {pool.num_usable} blocks to others, and"
-                f" request {request.number} may need {needs.in_the_end(request)}"
+                pins.refusal_beside(
+                    request.number,
+                    num_needed=needs.in_the_end(request),
+                    num_usable=pool.num_usable,
+                    num_pinned=len(pinned),
+                )
             )
 
 
@@ -759,4 +764,6 @@ def num_missing(pool: BlockPool, needs: BlockNeeds, request: Request, pinned: Se
             if block not in pinned:
                 break
             own += 1
-    return needs.in_the_end(request) - own - (pool.num_usable - len(pinned))
+    return pins.num_missing(
+        num_needed=needs.in_the_end(request), num_own=own, num_usable=pool.num_usable, num_pinned=len(pinned)
+    )

@@ -231,7 +231,8 @@ class LowerTiers:
     def _to_disk(self, rows: list[int]) -> None:
         """Copy host rows with a prefix to disk, unless they are there.
 
-        A drive that is behind gets only what it takes at once: nobody waits for what is merely cached.
+        A drive that is behind gets only what it takes at once: nobody waits for what is merely cached. See
+        docs/internals/decisions/0021-cached-blocks-never-wait-for-the-disk.md.
         """
         missing = [row for row in rows if not self._is_on_disk_too(row)]
         at_once = len(missing) if self._waits_for_disk else min(len(missing), self._mover.num_offloadable)

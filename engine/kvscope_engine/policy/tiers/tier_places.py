@@ -7,7 +7,6 @@ prefix can be found) or active (`ref_count` swapped-out requests, or a move in p
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -27,7 +26,7 @@ class TierPlaces:
         self._tier = Tier(pool.ledger.tier[first]) if count else Tier.DISK
         self._columns = _Columns(pool.ledger)
         self._free = list(range(first + count - 1, first - 1, -1))
-        self._idle: OrderedDict[int, None] = OrderedDict()  # cached rows, the next to be evicted first
+        self._cached = pool.make_eviction_order()  # nothing in it is pinned
         self._row_of: dict[bytes, int] = {}
         self._prefix_of: dict[int, Prefix] = {}
 
@@ -39,7 +38,7 @@ class TierPlaces:
     @property
     def num_cached(self) -> int:
         """Places that nobody holds, kept for their prefix."""
-        return len(self._idle)
+        return len(self._cached)
 
     def __contains__(self, row: int) -> bool:
         return self.first <= row < self.first + self.count
@@ -62,7 +61,7 @@ class TierPlaces:
 
     def oldest(self, count: int) -> list[int]:
         """The at most `count` cached rows that are evicted next."""
-        return [row for row, _ in zip(self._idle, range(count), strict=False)]
+        return [row for row, _ in zip(self._cached.idle, range(count), strict=False)]
 
     def allocate(self, count: int, owners: Sequence[int] | int) -> list[int]:
         """`count` free rows, at most `num_free`, held once, for what requests `owners` (or one for all) wrote."""
@@ -98,7 +97,8 @@ class TierPlaces:
         """One more holds these cached or active rows (each once)."""
         columns, step = self._columns, self._pool.step
         for row in rows:
-            self._idle.pop(row, None)
+            if row in self._cached:
+                self._cached.remove(row)
             columns.ref_count[row] += 1
             columns.state[row] = BlockState.ACTIVE
             columns.last_used_step[row] = step
@@ -115,14 +115,14 @@ class TierPlaces:
             self._pool.touch_one(row)
             if count == 0 and row in self._prefix_of:
                 columns.state[row] = BlockState.CACHED
-                self._idle[row] = None
+                self._cached.add_one(row)
             elif count == 0:
                 self._clear(row)
 
     def refresh(self, row: int) -> None:
         """A cached row was used: it is the last to be evicted. Held rows are not in that order."""
-        if row in self._idle:
-            self._idle.move_to_end(row)
+        if row in self._cached:
+            self._cached.refresh(row)
 
     def forget(self, row: int) -> Prefix | None:
         """Its prefix can no longer be found here; free at once when nobody holds it. Returns the prefix."""
@@ -133,8 +133,8 @@ class TierPlaces:
             self._columns.parent[row] = 0
             if self._pool.cache_log is not None:
                 self._pool.cache_log.removed([prefix], self._tier)
-        if row in self._idle:
-            del self._idle[row]
+        if row in self._cached:
+            self._cached.remove(row)
             self._clear(row)
         self._pool.touch_one(row)
         return prefix
@@ -157,7 +157,7 @@ class TierPlaces:
         )
         expected = np.full(self.count, BlockState.ACTIVE, np.uint8)
         expected[[row - self.first for row in self._free]] = BlockState.FREE
-        expected[[row - self.first for row in self._idle]] = BlockState.CACHED
+        expected[[row - self.first for row in self._cached.idle]] = BlockState.CACHED
         assert (expected == ledger.state).all(), f"states disagree: {np.flatnonzero(expected != ledger.state)}"
         free = ledger.state == BlockState.FREE
         assert len(self._free) == len(set(self._free)) == free.sum(), "a place is free twice"
@@ -169,7 +169,8 @@ class TierPlaces:
         assert not ledger.parent[ledger.hash == 0].any(), "a place that is not hashed has a parent"
         assert {row: p.digest for row, p in self._prefix_of.items()} == {r: d for d, r in self._row_of.items()}
         assert {row - self.first for row in self._prefix_of} == set(np.flatnonzero(ledger.hash).tolist())
-        assert set(self._idle) <= set(self._prefix_of), "a place is cached and cannot be found"
+        self._cached.check(self.first, self.first + self.count)
+        assert set(self._cached.idle) <= set(self._prefix_of), "a place is cached and cannot be found"
 
     def _activate(self, row: int, owner: int) -> None:
         columns = self._columns

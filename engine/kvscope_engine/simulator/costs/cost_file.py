@@ -1,4 +1,4 @@
-"""A cost model in a file: written by `bench costs --save`, read by `simulate --costs`. JSON, checked on reading."""
+"""A cost model in a file: written by benchmarks/step_costs.py, read by `simulate --costs`. JSON, checked on reading."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import msgspec
 
 from kvscope_engine.simulator.costs.cost_model import CostModel, Preset
 from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.whole_file import write_whole
 
 FORMAT: Final = 1
 MAX_FILE_BYTES: Final = 1 << 20
@@ -37,7 +38,7 @@ class CostFile(msgspec.Struct, frozen=True, kw_only=True):
 def save_costs(path: Path, costs: CostFile) -> None:
     """Write; raises KvscopeError when that fails."""
     try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(costs), indent=2) + b"\n")
+        write_whole(path, msgspec.json.format(msgspec.json.encode(costs), indent=2) + b"\n")
     except OSError as error:
         raise KvscopeError(f"costs cannot be written to {str(path)!r}: {error.strerror}") from None
 

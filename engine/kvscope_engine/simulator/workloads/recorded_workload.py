@@ -15,7 +15,7 @@ from pathlib import Path
 from kvscope_engine.simulator.workloads.trace_lines import from_first_arrival
 from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.recordings.request_index import RecordedRequest
+from kvscope_telemetry.recordings.request_index import RecordedRequest, recorded_requests
 
 TextName = tuple[int, int]
 """Epoch and hash: each engine start has hashes of its own."""
@@ -28,7 +28,7 @@ def read_recording(path: Path, max_requests: int | None = None) -> Workload:
     one without requests.
     """
     recording = Recording.open(path)
-    requests = recording.requests()[:max_requests]
+    requests = recorded_requests(recording)[:max_requests]
     texts = _texts(requests)
     made = [
         WorkloadRequest(request.arrival_ns, request.num_prompt_tokens, max(1, request.num_output_tokens), text_ids)

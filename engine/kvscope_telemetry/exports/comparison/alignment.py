@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from kvscope_telemetry.messages.event_kinds import EVENT_KINDS
-from kvscope_telemetry.summaries.figures import usage_of
+from kvscope_telemetry.summaries.figures import peak_usage_of, peak_usage_time_ns
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 _FIRST_OF: Final = {kind.name: f"first {kind.noun}" for kind in EVENT_KINDS if kind.is_first_named}
@@ -54,9 +54,9 @@ def moments(overview: SessionOverview, bookmarks: Iterable[AlignedMoment] = ()) 
         for kind, name in _FIRST_OF.items()
         if (time_ns := _first(overview, kind)) is not None
     ]
-    usage = usage_of(overview)
-    if np.isfinite(usage).any() and np.nanmax(usage) > 0:
-        found.append(AlignedMoment(PEAK, int(overview.time_ns[int(np.nanargmax(usage))])))
+    peak_ns = peak_usage_time_ns(overview)
+    if peak_ns is not None and np.nanmax(peak_usage_of(overview)) > 0:
+        found.append(AlignedMoment(PEAK, peak_ns))
     known: dict[str, AlignedMoment] = {}
     for moment in (*found, *sorted(bookmarks, key=lambda each: each.time_ns)):
         known.setdefault(moment.name, moment)

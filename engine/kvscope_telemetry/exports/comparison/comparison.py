@@ -21,7 +21,8 @@ from kvscope_telemetry.exports.comparison.spread import (
     judge,
 )
 from kvscope_telemetry.exports.digest import Digest, digest
-from kvscope_telemetry.exports.span import Exported, Span
+from kvscope_telemetry.exports.span import Span
+from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.summaries import figures
 from kvscope_telemetry.summaries.figures import Figure, rows_in
 from kvscope_telemetry.summaries.session_overview import SessionOverview
@@ -52,7 +53,7 @@ _RATIO_UNITS: Final = ("s", "tokens/s", "1/min")
 class Run:
     """One of the two runs: a range of a recording, with the recording's overview."""
 
-    recording: Exported
+    recording: Recording
     overview: SessionOverview
     span: Span
 

@@ -12,16 +12,17 @@ import numpy as np
 
 from kvscope_telemetry.exports.marks import end_of, name_of
 from kvscope_telemetry.exports.perfetto import packets
-from kvscope_telemetry.exports.phase_spans import PhaseKind, RequestHistory, within
-from kvscope_telemetry.exports.span import Exported, Span
+from kvscope_telemetry.exports.phase_spans import RequestHistory, within
+from kvscope_telemetry.exports.span import Span
 from kvscope_telemetry.messages.event_kinds import EVENT_KINDS, cause_text, kind_text
 from kvscope_telemetry.messages.model_names import short_name
 from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.request_phase import PREEMPTED_PHASES
 from kvscope_telemetry.running_time import stop_words
 from kvscope_telemetry.summaries.bookmark import Bookmark
-from kvscope_telemetry.summaries.figures import rows_in, usage_of
-from kvscope_telemetry.summaries.session_overview import SessionOverview
-from kvscope_telemetry.summaries.summary import SECOND_NS
+from kvscope_telemetry.summaries.figures import ends_of, peak_usage_of, rows_in, usage_of
+from kvscope_telemetry.summaries.session_overview import FloatArray, SessionOverview
 
 _ENGINE, _STEPS, _REQUESTS, _EVENTS, _MARKS, _STOPS = 1, 2, 3, 4, 5, 6
 _TRACED: Final = tuple(kind.name for kind in EVENT_KINDS if kind.is_traced)
@@ -33,8 +34,8 @@ COUNTERS: Final = (
     ("KV usage", "%", "usage"),
     ("Running", "requests", "num_running"),
     ("Waiting", "requests", "num_waiting"),
-    ("Decode tokens/s", "tokens", "decode_tokens"),
-    ("Prefill tokens/s", "tokens", "prefill_tokens"),
+    ("Decode tokens/s", "tokens", "decode_tokens_per_s"),
+    ("Prefill tokens/s", "tokens", "prefill_tokens_per_s"),
     ("Free blocks", "blocks", "free_blocks"),
     ("Cached blocks", "blocks", "cached_blocks"),
     ("Longest free run", "blocks", "longest_free_run"),
@@ -42,10 +43,16 @@ COUNTERS: Final = (
     ("Evicted blocks/s", "blocks", "evicted_blocks"),
 )
 """Name, unit, and the column of the overview."""
+_PEAKS: Final = {
+    "usage": ("peak_active_ns", ""),
+    "num_running": ("peak_running_ns", "peak_running"),
+    "num_waiting": ("peak_waiting_ns", "peak_waiting"),
+}
+"""Columns with a peak within each second: the columns of its time and of its value (empty: `figures.peak_usage_of`)."""
 
 
 def write_perfetto(
-    recording: Exported,
+    recording: Recording,
     overview: SessionOverview,
     histories: Sequence[RequestHistory],
     span: Span,
@@ -72,20 +79,37 @@ def write_perfetto(
 
 
 def _counters(overview: SessionOverview, span: Span) -> Iterator[bytes]:
-    """Sums of a second stand at its beginning, levels at its end."""
+    """Levels stand at the end of their second (`figures.ends_of`); a sum at its beginning, as Perfetto draws a value
+    from its time on until the next one.
+    """
     rows = rows_in(overview, span)
-    begins = overview.time_ns[rows]
+    begins, ends = np.maximum(overview.time_ns[rows], span.from_ns), ends_of(overview, rows, span)
     for place, (name, unit, column) in enumerate(COUNTERS):
         uuid = _FIRST_COUNTER + place
         values = 100 * usage_of(overview)[rows] if column == "usage" else overview.column(column)[rows]
         if values.size and np.isnan(values).all():
             continue  # the engine does not tell it
         yield packets.counter_track(uuid, _ENGINE, name, unit, rank=place)
-        is_sum = name.endswith("/s")
-        for begin_ns, value in zip(begins.tolist(), values.tolist(), strict=True):
-            time_ns = begin_ns if is_sum else begin_ns + SECOND_NS
+        times = begins if name.endswith("/s") else ends
+        points = list(zip(times.tolist(), values.tolist(), strict=True))
+        if column in _PEAKS:
+            points = sorted([*points, *_peaks(overview, rows, span, values, column)])
+        for time_ns, value in points:
             if value == value:
-                yield packets.counter(uuid, min(max(time_ns, span.from_ns), span.until_ns), value)
+                yield packets.counter(uuid, time_ns, value)
+
+
+def _peaks(
+    overview: SessionOverview, rows: slice, span: Span, levels: FloatArray, column: str
+) -> Iterator[tuple[int, float]]:
+    """Time and value of the peak within each second, where it was higher than the levels at both its ends."""
+    after_name, name = _PEAKS[column]
+    peaks = overview.column(name)[rows] if name else 100 * peak_usage_of(overview, rows)
+    after_ns = overview.column(after_name)[rows]
+    for place in np.flatnonzero((peaks > levels) & (after_ns > 0)).tolist():
+        time_ns = int(overview.time_ns[rows][place]) + int(after_ns[place])
+        if span.from_ns <= time_ns <= span.until_ns:
+            yield time_ns, float(peaks[place])
 
 
 def _marks(marks: Sequence[Bookmark], span: Span) -> Iterator[bytes]:
@@ -124,7 +148,7 @@ def _stops(overview: SessionOverview, span: Span) -> Iterator[bytes]:
     last_ns = span.from_ns
     for place, stop in enumerate(sorted(overview.stops.within(span.from_ns, span.until_ns), key=lambda s: s.begin_ns)):
         if not place:
-            yield packets.track(_STOPS, _ENGINE, "Engine paused", rank=len(COUNTERS) + 2)
+            yield packets.track(_STOPS, _ENGINE, "Engine paused or suspended", rank=len(COUNTERS) + 2)
         begin_ns, last_ns = max(stop.begin_ns, last_ns), max(stop.end_ns, last_ns)
         if begin_ns < last_ns:
             yield packets.slice_begin(_STOPS, begin_ns, stop_words(stop), "engine", {"by": stop.by})
@@ -158,7 +182,7 @@ def _preemptors(history: RequestHistory, uuids: Mapping[tuple[int, int], int], s
 def _flow(history: RequestHistory, place: int, uuids: Mapping[tuple[int, int], int], span: Span) -> int:
     """The number of the arrow to this phase from whom it was preempted for; 0: there is none."""
     phase = history.phases[place]
-    is_aside = phase.kind in (PhaseKind.PREEMPTED, PhaseKind.SWAPPED)
+    is_aside = phase.kind in PREEMPTED_PHASES
     is_available = (history.epoch, phase.other) in uuids and span.from_ns <= phase.start_ns <= span.until_ns
     return (
         uuids[history.epoch, history.info.number] << 20 | place + 1 if is_aside and phase.other and is_available else 0
@@ -185,10 +209,10 @@ def _request(history: RequestHistory, uuids: Mapping[tuple[int, int], int], span
         if phase.other:
             because["for request"] = f"#{phase.other}"
         flow = _flow(history, place, uuids, span)
-        yield packets.slice_begin(uuid, begin_ns, str(phase.kind), "request", {**because, **facts}, flow)
+        yield packets.slice_begin(uuid, begin_ns, phase.kind.label, "request", {**because, **facts}, flow)
         yield packets.slice_end(uuid, end_ns)
         if phase.cause and phase.start_ns >= span.from_ns:
-            yield packets.instant(uuid, begin_ns, _begun(str(phase.kind)), "request", because)
+            yield packets.instant(uuid, begin_ns, _begun(phase.kind.label), "request", because)
     if history.first_token_ns is not None and span.from_ns <= history.first_token_ns <= span.until_ns:
         yield packets.instant(uuid, history.first_token_ns, "first token", "request", {})
     if history.end_ns is not None and history.end_ns <= span.until_ns:

@@ -69,6 +69,8 @@ class TimeAxis:
     until_s: float
     marks: tuple[ChartMark, ...] = ()
     bands: tuple[Band, ...] = ()
+    band_name: str = ""
+    """Meanings of the bands in the keys of charts, such as `engine suspended`."""
 
     def x(self, seconds: float) -> float:
         """Where a time is."""

@@ -7,6 +7,7 @@ from html import escape
 from typing import Final
 
 from kvscope_telemetry.exports.report.inks import DARK, LIGHT, ink_classes, variables
+from kvscope_telemetry.printable import printable
 
 _STYLE: Final = (
     ":root{color-scheme:light dark;" + variables(LIGHT) + "}.if-dark{display:none}"
@@ -59,8 +60,7 @@ def page(title: str, body: Iterable[str]) -> str:
 
 def clean(text: str) -> str:
     """Text as HTML: nothing in it is markup, and no character is one that HTML does not allow."""
-    allowed = "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
-    return escape(allowed, quote=True)
+    return escape(printable(text, keep="\n\t", replacement="�"), quote=True)
 
 
 def section(title: str, *parts: str) -> str:

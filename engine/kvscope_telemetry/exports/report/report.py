@@ -43,12 +43,13 @@ from kvscope_telemetry.exports.report.page import clean, figures, keys, page, se
 from kvscope_telemetry.exports.report.png import png
 from kvscope_telemetry.exports.report.requests import event_rows, missed_rows, request_lanes, request_rows
 from kvscope_telemetry.exports.report.worst import worst_requests
-from kvscope_telemetry.exports.span import Exported, Span
+from kvscope_telemetry.exports.span import Span
 from kvscope_telemetry.goals import Goals
 from kvscope_telemetry.latencies import LATENCIES
+from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.running_time import stop_words
 from kvscope_telemetry.summaries.bookmark import Bookmark
-from kvscope_telemetry.summaries.figures import FIGURES, Figure, pool_of, rows_in, usage_of
+from kvscope_telemetry.summaries.figures import FIGURES, Figure, ends_of, pool_of, rows_in, usage_of
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
@@ -66,7 +67,7 @@ MAX_BANDS: Final = 1_000
 
 
 def write_report(
-    recording: Exported,
+    recording: Recording,
     overview: SessionOverview,
     histories: Sequence[RequestHistory],
     span: Span,
@@ -91,7 +92,7 @@ def write_report(
     file.write(page(title, [part for part in body if part]).encode("utf-8", "replace"))
 
 
-def _head(title: str, recording: Exported, found: Digest) -> str:
+def _head(title: str, recording: Recording, found: Digest) -> str:
     begun = datetime.fromtimestamp(found.start_ns / 1e9, UTC)
     pool, seconds = found.pool, (found.start_ns - recording.start_ns) / 1e9
     facts = [
@@ -169,7 +170,7 @@ def _lasted(mark: Bookmark) -> str:
 
 def _curves(overview: SessionOverview, span: Span, axis: TimeAxis) -> list[str]:
     rows = rows_in(overview, span)
-    times_s = (overview.time_ns[rows] - span.start_ns) / 1e9
+    times_s = (ends_of(overview, rows, span) - span.start_ns) / 1e9
     if not len(times_s):
         return [section("Over time", '<p class="soft">There is no second of telemetry in this range.</p>')]
 
@@ -186,8 +187,8 @@ def _curves(overview: SessionOverview, span: Span, axis: TimeAxis) -> list[str]:
         ChartLine("waiting", "waiting", values("num_waiting")),
     ]
     tokens = [
-        ChartLine("decode", "decode", values("decode_tokens")),
-        ChartLine("prefill", "prefill", values("prefill_tokens")),
+        ChartLine("decode", "decode", values("decode_tokens_per_s")),
+        ChartLine("prefill", "prefill", values("prefill_tokens_per_s")),
     ]
     lost = [
         ChartLine("preemptions", "preempted", values("preemptions")),
@@ -230,7 +231,7 @@ def _requests(overview: SessionOverview, histories: Sequence[RequestHistory], sp
         ("decoding", "decode"),
         ("preempted", "preempted"),
         ("swapped", "swapped out"),
-        *([(STANDING_INK, "engine paused")] if axis.bands else []),
+        *([(STANDING_INK, axis.band_name)] if axis.bands else []),
     )
     header = (("Request", False), ("Lost", True), ("Prompt", True), ("Output", True), ("Why", False))
     rows, num_events = event_rows(overview, span, MAX_EVENTS)
@@ -238,7 +239,8 @@ def _requests(overview: SessionOverview, histories: Sequence[RequestHistory], sp
     return [
         section(
             "Most delayed requests",
-            f'<p class="soft">Of {len(there):,} requests, those that were queued or preempted longest.</p>',
+            f'<p class="soft">Of {len(there):,} requests, those that waited longest: queued, in a slow prefill, or '
+            "preempted.</p>",
             keys(phases),
             request_lanes(worst, axis, span),
             table(header, request_rows(worst)),
@@ -273,7 +275,8 @@ def _axis(overview: SessionOverview, span: Span, marks: Sequence[Bookmark]) -> T
         )
         for stop in overview.stops.within(span.from_ns, span.until_ns)[:MAX_BANDS]
     )
-    return TimeAxis(span.from_s, max(span.until_s, span.from_s + 1e-3), drawn, bands)
+    band_name = f"engine {overview.stops.stopped_text((span.from_ns, span.until_ns))}"
+    return TimeAxis(span.from_s, max(span.until_s, span.from_s + 1e-3), drawn, bands, band_name)
 
 
 def _keys(lines: Sequence[ChartLine], axis: TimeAxis) -> str:
@@ -281,7 +284,7 @@ def _keys(lines: Sequence[ChartLine], axis: TimeAxis) -> str:
 
 
 def _band_key(axis: TimeAxis) -> list[tuple[str, str]]:
-    return [(STOP_INK, "engine paused")] if axis.bands else []
+    return [(STOP_INK, axis.band_name)] if axis.bands else []
 
 
 def _time(seconds: float) -> str:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Final
 
 from kvscope_telemetry.exports.goals_kept import MissedRequest
-from kvscope_telemetry.exports.phase_spans import PhaseKind, RequestHistory
+from kvscope_telemetry.exports.phase_spans import RequestHistory
 from kvscope_telemetry.exports.report.charts import (
     BOTTOM,
     LEFT,
@@ -22,16 +22,17 @@ from kvscope_telemetry.exports.report.page import clean
 from kvscope_telemetry.exports.report.worst import WorstRequest, without
 from kvscope_telemetry.exports.span import Span
 from kvscope_telemetry.messages.event_kinds import EVENT_KINDS, STOP_KINDS, cause_text, kind_text
+from kvscope_telemetry.request_phase import RequestPhase
 from kvscope_telemetry.summaries.figures import rows_in
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _CLASSES: Final = {
-    PhaseKind.QUEUED: "queued",
-    PhaseKind.PREFILL: "active",
-    PhaseKind.DECODE: "decoding",
-    PhaseKind.PREEMPTED: "preempted",
-    PhaseKind.SWAPPED: "swapped",
+    RequestPhase.QUEUED: "queued",
+    RequestPhase.PREFILL: "active",
+    RequestPhase.DECODE: "decoding",
+    RequestPhase.PREEMPTED: "preempted",
+    RequestPhase.SWAPPED: "swapped",
 }
 NOTABLE: Final = tuple(kind.name for kind in EVENT_KINDS if kind.is_reported)
 """Kinds of events that a report tells one by one."""
@@ -54,7 +55,7 @@ def request_lanes(worst: Sequence[WorstRequest], axis: TimeAxis, span: Span) -> 
                 continue
             x, x_end = axis.x(span.seconds(phase.start_ns)), axis.x(span.seconds(end_ns))
             length_s = each.history.length_ns(phase, span.until_ns) / 1e9
-            words = f"{phase.kind}, {length_s:.2f} s{without(each.history.stopped_ns(phase, span.until_ns))}" + (
+            words = f"{phase.kind.label}, {length_s:.2f} s{without(each.history, [phase], span.until_ns)}" + (
                 f": {phase.cause}" if phase.cause else ""
             )
             parts.append(
@@ -89,7 +90,7 @@ def request_rows(worst: Sequence[WorstRequest]) -> list[list[str]]:
             [
                 _named(history),
                 f"{each.lost_ns / 1e9:,.2f} s",
-                f"{info.num_prompt_tokens:,}{cached}",
+                f"{info.num_prompt_tokens:,}{cached}" if info.num_prompt_tokens else "–",  # aborted before it was read
                 f"{history.num_output_tokens:,}",
                 "<br>".join(clean(_short(reason, _MAX_WORDS)) for reason in _few(each.reasons)),
             ]

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvscope_telemetry.exports.phase_spans import PhaseKind, RequestHistory
+from kvscope_telemetry.exports.phase_spans import PhaseSpan, RequestHistory
+from kvscope_telemetry.request_phase import PREEMPTED_PHASES, WAITING_PHASES, RequestPhase
 
 _NOTABLE_NS = 50_000_000
+_SLOW_PREFILL_NS = 1_000_000_000
+"""A prefill of less is no delay: a prompt has to be computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorstRequest:
-    """A request, and how much of its time passed without it being served."""
+    """A request, and how long it waited for its next token: in the queue, in a slow prefill, or preempted."""
 
     history: RequestHistory
     lost_ns: int
@@ -20,37 +23,48 @@ class WorstRequest:
 
 
 def worst_requests(histories: Sequence[RequestHistory], until_ns: int, count: int) -> list[WorstRequest]:
-    """Those that were turned away, then those that waited and stood aside longest, the worst first."""
+    """Return requests that were refused, then those that waited longest, the worst first."""
     rated = [(history.end == "refused", _lost_ns(history, until_ns), history) for history in histories]
     rated = [each for each in rated if each[0] or each[1] >= _NOTABLE_NS]
     rated.sort(key=lambda each: (not each[0], -each[1], each[2].info.number))
     return [WorstRequest(history, lost_ns, tuple(_reasons(history, until_ns))) for _, lost_ns, history in rated[:count]]
 
 
-def without(stopped_ns: int) -> str:
-    """What is left out of a length of time; empty where the engine never stood still in it."""
-    return f" (without {stopped_ns / 1e9:.2f} s paused)" if stopped_ns else ""
+def without(history: RequestHistory, phases: Sequence[PhaseSpan], until_ns: int) -> str:
+    """Return the time that is left out of the length of `phases`; empty if the engine was not stopped in them."""
+    stopped_ns = sum(history.stopped_ns(phase, until_ns) for phase in phases)
+    return f" (without {stopped_ns / 1e9:.2f} s {history.stopped_text(phases, until_ns)})" if stopped_ns else ""
 
 
 def _lost_ns(history: RequestHistory, until_ns: int) -> int:
-    idle = (PhaseKind.QUEUED, PhaseKind.PREEMPTED, PhaseKind.SWAPPED)
-    return sum(history.length_ns(phase, until_ns) for phase in history.phases if phase.kind in idle)
+    idle = WAITING_PHASES
+    idle_ns = sum(history.length_ns(phase, until_ns) for phase in history.phases if phase.kind in idle)
+    return idle_ns + _slow_prefill_ns(history, until_ns)
+
+
+def _slow_prefill_ns(history: RequestHistory, until_ns: int) -> int:
+    """Return the time that its prompt took to compute, 0 where that is no delay."""
+    prefill = [phase for phase in history.phases if phase.kind is RequestPhase.PREFILL]
+    took_ns = sum(history.length_ns(phase, until_ns) for phase in prefill)
+    return took_ns if took_ns >= _SLOW_PREFILL_NS else 0
 
 
 def _reasons(history: RequestHistory, until_ns: int) -> list[str]:
     reasons = []
-    queued = [phase for phase in history.phases if phase.kind is PhaseKind.QUEUED]
+    queued = [phase for phase in history.phases if phase.kind is RequestPhase.QUEUED]
     queued_ns = sum(history.length_ns(phase, until_ns) for phase in queued)
     if queued_ns >= _NOTABLE_NS:
-        stopped_ns = sum(history.stopped_ns(phase, until_ns) for phase in queued)
-        reasons.append(f"waited {queued_ns / 1e9:.2f} s in the queue{without(stopped_ns)}")
+        reasons.append(f"waited {queued_ns / 1e9:.2f} s in the queue{without(history, queued, until_ns)}")
+    if prefill_ns := _slow_prefill_ns(history, until_ns):
+        prompt = f"{history.info.num_prompt_tokens:,} prompt tokens, {history.num_cached_tokens:,} cached"
+        reasons.append(f"prefill took {prefill_ns / 1e9:.2f} s: {prompt}")
     for phase in history.phases:
-        if phase.kind in (PhaseKind.PREEMPTED, PhaseKind.SWAPPED):
+        if phase.kind in PREEMPTED_PHASES:
             whom = f" for request #{phase.other}" if phase.other not in (0, history.info.number) else ""
-            verb = "swapped out" if phase.kind is PhaseKind.SWAPPED else "preempted"
+            verb = "swapped out" if phase.kind is RequestPhase.SWAPPED else "preempted"
             cause = f": {phase.cause}" if phase.cause else ""
-            aside_s, stopped_ns = history.length_ns(phase, until_ns) / 1e9, history.stopped_ns(phase, until_ns)
-            reasons.append(f"{verb}{whom}, {aside_s:.2f} s aside{without(stopped_ns)}{cause}")
+            aside_s = history.length_ns(phase, until_ns) / 1e9
+            reasons.append(f"{verb}{whom}, {aside_s:.2f} s aside{without(history, [phase], until_ns)}{cause}")
     if history.end in ("refused", "aborted"):
         reasons.append(f"{history.end}: {history.end_reason}" if history.end_reason else history.end)
     return reasons or ["several short waits"]

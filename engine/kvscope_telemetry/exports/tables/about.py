@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from kvscope_telemetry.exports.span import Exported, Span
+from kvscope_telemetry.exports.span import Span
+from kvscope_telemetry.recordings.reader import Recording
 
 
-def about(recording: Exported, span: Span) -> dict[str, str]:
+def about(recording: Recording, span: Span) -> dict[str, str]:
     """Model, device, pool and range, by name; seconds count from `recording_start_ns`."""
     hello = recording.info.hello
     return {

@@ -1,28 +1,59 @@
-"""A table as CSV: UTF-8, a header with the names, which bear the units; empty where a value is not known."""
+"""A table as CSV, for programs and spreadsheets: UTF-8, a header of column names with their units, empty cells for
+unknown values.
+
+Each `time` column has a second one in front of it with the time as text (UTC, milliseconds): spreadsheets understand
+it, while they round the 19 digits of nanoseconds.
+"""
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 from typing import BinaryIO, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from kvscope_telemetry.exports.tables.table import Column, Table
+from kvscope_telemetry.printable import printable
 
 _ROWS_AT_ONCE: Final = 4_096
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
 def write_csv(table: Table, file: BinaryIO) -> None:
-    """Write all of it."""
+    """Write `table` to `file`."""
+    if file.seekable():  # not a pipe; without the byte order mark spreadsheets guess the encoding
+        file.write(codecs.BOM_UTF8)
     text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
     writer = csv.writer(text)
-    writer.writerow([column.name for column in table.columns])
+    columns = _with_readable_times(table.columns)
+    writer.writerow([column.name for column in columns])
     for first in range(0, table.num_rows, _ROWS_AT_ONCE):
-        writer.writerows(zip(*(_cells(column, first) for column in table.columns), strict=True))
+        writer.writerows(zip(*(_cells(column, first) for column in columns), strict=True))
     text.flush()
     text.detach()
+
+
+def readable_name(column: Column) -> str:
+    """Name of the text column that stands in front of the `time` column `column`."""
+    return column.name.removesuffix("_ns") + "_utc"
+
+
+def _with_readable_times(columns: tuple[Column, ...]) -> list[Column]:
+    shown: list[Column] = []
+    for column in columns:
+        if column.type == "time":
+            shown.append(Column(readable_name(column), "text", _readable(np.asarray(column.values, np.int64))))
+        shown.append(column)
+    return shown
+
+
+def _readable(times_ns: npt.NDArray[np.int64]) -> list[str]:
+    """Such as `2026-11-29 12:34:56.789`."""
+    texts = np.datetime_as_string((times_ns // 1_000_000).astype("datetime64[ms]"), unit="ms")
+    return [str(text).replace("T", " ") for text in texts]
 
 
 def _cells(column: Column, first: int) -> list[str]:
@@ -34,5 +65,6 @@ def _cells(column: Column, first: int) -> list[str]:
 
 
 def _text(value: str) -> str:
-    """What a spreadsheet would take for a formula is led by an apostrophe: prompts' names come from anybody."""
+    """Return `value` without what a spreadsheet would run or could not hold: prompts' names come from any client."""
+    value = printable(value, keep="\n\t\r", replacement="\ufffd")
     return f"'{value}" if value.startswith(_FORMULA) else value

@@ -17,7 +17,7 @@ from kvscope_telemetry.exports.tables.about import about
 from kvscope_telemetry.exports.tables.table import Column, Table
 from kvscope_telemetry.messages.event_kinds import cause_text
 from kvscope_telemetry.messages.request_state import RequestState
-from kvscope_telemetry.summaries.figures import rows_in, usage_of
+from kvscope_telemetry.summaries.figures import ends_of, peak_usage_of, rows_in, usage_of
 from kvscope_telemetry.summaries.session_overview import OVERVIEW_COLUMNS, SessionOverview
 from kvscope_telemetry.summaries.summary import TimedEvent
 
@@ -39,6 +39,10 @@ _FLOATS: Final = ("utilization", "power_watts", "temperature_celsius")
 _COUNTED: Final = {
     "num_steps": "steps",
     "num_lost_frames": "frames",
+    "prefill_tokens_per_s": "tokens/s",
+    "decode_tokens_per_s": "tokens/s",
+    "peak_running": "requests",
+    "peak_waiting": "requests",
     "num_running": "requests",
     "num_waiting": "requests",
     "admitted": "requests",
@@ -53,15 +57,16 @@ _COUNTED: Final = {
 
 
 def metrics_table(content: Content) -> Table:
-    """A row a second; seconds of silence have none."""
+    """Return a row per second; seconds of silence have none. A row's time is the end of its second."""
     recording, overview, span = content.recording, content.overview, content.span
     rows = rows_in(overview, span)
-    times = overview.time_ns[rows]
+    times = ends_of(overview, rows, span)
     columns = [
-        Column("time_ns", "time", times, "ns", "when the second began, since 1970"),
+        Column("time_ns", "time", times, "ns", "end of the second, since 1970: counts are of the second before it"),
         Column("second_s", "float", (times - span.start_ns) / 1e9, "s", "the same from the recording's start"),
         Column("epoch", "int", overview.epoch[rows], "", "start of the engine"),
         Column("usage", "float", usage_of(overview)[rows], "share", "of the pool that requests held, 0 to 1"),
+        Column("peak_usage", "float", peak_usage_of(overview)[rows], "share", "largest usage within the second"),
     ]
     columns += [_metric(name, overview, rows) for name in OVERVIEW_COLUMNS if _is_of_any_use(name, overview, rows)]
     columns += [
@@ -97,7 +102,12 @@ def requests_table(content: Content) -> Table:
             "s",
             "the same from the recording's start; negative: before it",
         ),
-        ints("num_prompt_tokens", lambda history: history.info.num_prompt_tokens, "tokens", "of the prompt"),
+        ints(
+            "num_prompt_tokens",
+            lambda history: history.info.num_prompt_tokens or None,
+            "tokens",
+            "of the prompt; none if the request was aborted before its prompt was read",
+        ),
         ints(
             "num_cached_tokens", lambda history: history.num_cached_tokens, "tokens", "of these, from the prefix cache"
         ),

@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
+from kvscope_telemetry.printable import printable
+
 MAX_LETTERS: Final = 300
 _NAMES: Final = ("error", "message", "detail", "msg")
 _MAX_DEPTH: Final = 4
@@ -38,5 +40,5 @@ def error_text_of_body(document: Any, depth: int = 0) -> str:
 def one_line(text: str) -> str:
     """Printable and short."""
     words = " ".join(text[: 4 * MAX_LETTERS].split())
-    shown = "".join(letter if letter.isprintable() else "?" for letter in words)
+    shown = printable(words)
     return shown if len(shown) <= MAX_LETTERS else f"{shown[:MAX_LETTERS]}…"

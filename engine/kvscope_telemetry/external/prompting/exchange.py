@@ -121,8 +121,7 @@ class Exchange:
         if status == NOT_FOUND:
             self._model.forget()
         words = "" if status in (OK, *REFUSALS) else error_text(_beginning(answer))
-        has_key = bool(self._address.api_key)
-        raise NoAnswer(why_no_stream(self._url, status, kind, words, has_key=has_key), status)
+        raise NoAnswer(why_no_stream(self._url, status, kind, words, self._address.refusal), status)
 
     def _read(self, answer: httpx.Response) -> None:
         """Until the server says that it is done, or hangs up."""

@@ -6,9 +6,10 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from PySide6.QtGui import QColor
 from tests.app.look.color_vision import MACHADO, ciede2000, lab_seen
 
-from kvscope_app.look.theme import DARK, SAFE_DARK, SAFE_LIGHT, SAFE_THEMES, THEMES, mix
+from kvscope_app.look.theme import DARK, LIGHT, SAFE_DARK, SAFE_LIGHT, SAFE_THEMES, THEMES, mix
 from kvscope_app.views.page_map.color_modes import lower_cached
 from kvscope_app.views.page_map.drawing.flash_kinds import LEVELS, MOVES
 from kvscope_app.views.page_map.drawing.ink import sign_color
@@ -74,6 +75,15 @@ def test_phases_of_requests_are_told_apart(theme):
 def test_curves_are_told_apart(theme):
     apart, *where = least({str(index): [color] for index, color in enumerate(theme.series)})
     assert apart >= LEAST, where
+
+
+@pytest.mark.parametrize(("dark", "light"), [(SAFE_DARK, SAFE_LIGHT), (DARK, LIGHT)], ids=["safe", "usual"])
+@pytest.mark.parametrize(
+    "name", [f"block_{state}" for state in ("active", "cached", "shared", "host", "disk")] + ["good", "warn", "bad"]
+)
+def test_color_has_the_same_hue_in_dark_and_light(dark, light, name):
+    hues = [QColor(getattr(theme, name)).hsvHueF() * 360 for theme in (dark, light)]
+    assert abs((hues[0] - hues[1] + 180) % 360 - 180) < 30
 
 
 def test_words_are_read():

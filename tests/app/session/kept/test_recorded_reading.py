@@ -10,10 +10,10 @@ import pytest
 from kvscope_app.session.kept.own_handle import OwnHandle
 from kvscope_app.session.kept.recorded_lookup import RecordedLookup
 from kvscope_app.session.kept.recorded_reading import RecordedReading
+from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.views.timeline import step_feed
 from kvscope_app.views.timeline.step_feed import StepFeed
 from kvscope_app.views.timeline.steps import NO_STEPS
-from kvscope_app.views.timeline.time_span import TimeSpan
 from kvscope_telemetry.errors import BadInput
 
 WAIT_MS = 60_000

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvscope_app.views.chart.curves import close_areas, decimate, gaps, join_near, nice_ceiling, trailing_mean
+from kvscope_app.views.chart.curves import close_areas, decimate, gaps, join_near, nearest, nice_ceiling, trailing_mean
 
 NAN = np.nan
 
@@ -71,3 +71,11 @@ def test_gaps_begin_after_the_first_known_point():
 @pytest.mark.parametrize(("value", "top"), [(0, 1), (0.7, 0.8), (1, 1), (1.01, 2), (13, 20), (95, 100), (2.5e-4, 3e-4)])
 def test_an_axis_ends_on_a_round_number(value, top):
     assert nice_ceiling(value) == pytest.approx(top)
+
+
+@pytest.mark.parametrize(
+    ("at", "point"), [(10.0, 10.0), (11.4, 11.0), (11.6, 12.0), (9.2, 10.0), (13.9, 13.0), (8.0, 8.0), (15.0, 15.0)]
+)
+def test_nearest_point_is_returned_and_a_time_beyond_the_ends_stays(at, point):
+    assert nearest(np.array([10.0, 11.0, 12.0, 13.0]), at) == point
+    assert nearest(np.empty(0), at) == at

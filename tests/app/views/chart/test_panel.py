@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QApplication
+from PySide6.QtCore import QPoint, Qt
+from PySide6.QtGui import QAction, QContextMenuEvent
+from PySide6.QtWidgets import QApplication, QMenu, QWidget
 
 from kvscope_app.look.theme import DARK
 from kvscope_app.views.chart import panel as panel_module
 from kvscope_app.views.chart.chart_legend import ChartLegend, LegendEntry
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
+from kvscope_app.views.chart.peak_line import Peak
 
 MAX_WIDGETS = 20
 """With pyqtgraph's menus it is five times as many, and each change of theme or text size styles all of them."""
@@ -45,6 +47,68 @@ def test_enter_goes_to_the_moment_that_is_read(qtbot):
     qtbot.keyClick(panel.plot, Qt.Key.Key_Left, Qt.KeyboardModifier.ShiftModifier)
     qtbot.keyClick(panel.plot, Qt.Key.Key_Return)
     assert chosen == [99.0]
+
+
+def test_arrow_keys_move_the_pointer_by_at_least_one_point(qtbot):
+    panel = ChartPanel("Tokens", [CurveSpec("tokens", "tokens", "accent")], str)
+    qtbot.addWidget(panel)
+    panel.hovered.connect(panel.show_cursor)
+    panel.show_time(0.0, 20.0, None)
+    panel.show_curve("tokens", np.arange(21.0), np.ones(21), 0)
+    qtbot.keyClick(panel.plot, Qt.Key.Key_Left, Qt.KeyboardModifier.ShiftModifier)
+    assert panel.cursor_line.value() == 19.0
+
+
+def test_menu_goes_to_a_maximum_and_keeps_the_actions_of_the_dock(qtbot, monkeypatch):
+    opened: list[QMenu] = []
+    monkeypatch.setattr(QMenu, "popup", lambda menu, _position: opened.append(menu))
+    panel = ChartPanel("Requests", [CurveSpec("run", "running", 0), CurveSpec("wait", "waiting", 1)], str)
+    qtbot.addWidget(panel)
+    dock = QWidget()
+    qtbot.addWidget(dock)
+    dock.addAction(QAction("Save picture", dock))
+    dock.setContextMenuPolicy(Qt.ContextMenuPolicy.ActionsContextMenu)
+    panel.setParent(dock)
+    panel.show_peaks([Peak(12.0, "running 11 at 0:12"), Peak(19.0, "waiting 10 at 0:19")])
+    chosen: list[float] = []
+    panel.peak_chosen.connect(chosen.append)
+    QApplication.sendEvent(panel, QContextMenuEvent(QContextMenuEvent.Reason.Mouse, QPoint(5, 5), QPoint(5, 5)))
+    (menu,) = opened
+    texts = [action.text() for action in menu.actions()]
+    assert texts == ["Go to maximum: running 11 at 0:12", "Go to maximum: waiting 10 at 0:19", "", "Save picture"]
+    menu.actions()[1].trigger()
+    assert chosen == [19.0]
+    menu.close()
+
+
+def test_maxima_without_space_are_left_out_and_only_a_link_can_be_clicked(qtbot):
+    panel = ChartPanel("Requests", [CurveSpec("run", "running", 0), CurveSpec("wait", "waiting", 1)], str)
+    qtbot.addWidget(panel)
+    line = panel.peak_line
+    panel.show_peaks([Peak(12.0, "running 11 at 00:00:12"), Peak(19.0, "waiting 10 at 00:00:19")])
+    line.resize(1000, line.sizeHint().height())
+    (_, first), (place, second) = line.links
+    assert (first.x, second.x) == (12.0, 19.0)
+    chosen: list[float] = []
+    panel.peak_chosen.connect(chosen.append)
+    qtbot.mouseClick(line, Qt.MouseButton.LeftButton, pos=place.center())
+    qtbot.mouseClick(line, Qt.MouseButton.LeftButton, pos=QPoint(990, 5))
+    assert chosen == [19.0]
+    line.resize(place.right() - 2, line.height())
+    assert [peak.x for _, peak in line.links] == [12.0]
+
+
+def test_legend_shows_the_time_under_the_pointer_where_the_title_has_no_space(qtbot):
+    def inked(text, *, is_read):
+        legend = ChartLegend("External fragmentation", [LegendEntry("a", "cached"), LegendEntry("b", "in use")])
+        qtbot.addWidget(legend)
+        legend.apply_theme(DARK, {})
+        legend.set_values({"a": "0.0 %", "b": "0.0 %"}, text, is_read=is_read)
+        legend.resize(330, legend.sizeHint().height())
+        return legend.grab().toImage()
+
+    assert inked("current", is_read=False) == inked("last 10 s", is_read=False), "no space"
+    assert inked("23:49:43", is_read=True) != inked("23:49:44", is_read=True)
 
 
 def test_the_values_are_told_to_who_cannot_see_them(qtbot, monkeypatch):

@@ -13,82 +13,17 @@ from tests.app import window_driver as driver
 from kvscope_app.look.theme import THEMES
 from kvscope_app.views.console.chat_page import StarterButton
 from kvscope_app.views.console.composer import Composer
-from kvscope_app.views.console.console_view import ConsoleView
 from kvscope_app.views.console.conversation import Conversation, sampling_to_send
 from kvscope_app.views.console.store import ConversationStore
 from kvscope_telemetry.messages.commands import (
     Abort,
     Accepted,
-    Finished,
     GetStatus,
     LoadedAdapter,
     Refused,
-    RequestTiming,
-    Submit,
-    Tokens,
-    Usage,
 )
 from kvscope_telemetry.messages.sampling_params import ModelSampling, SamplingParams
 from kvscope_telemetry.source import SourceState, Update
-
-
-class Talk:
-    """A console and the scripted engine behind it."""
-
-    def __init__(self, engine, session, view):
-        self.engine, self.session, self.view = engine, session, view
-        self.page, self.chat = view.page, view.chat
-
-    @property
-    def submits(self):
-        return [command for command in self.engine.source.sent if isinstance(command, Submit)]
-
-    @property
-    def request_id(self):
-        return self.submits[-1].request_id
-
-    @property
-    def card(self):
-        return self.page.transcript.cards[-1]
-
-    def reply(self, *replies):
-        self.engine.source.replies.extend(replies)
-        self.session.poll()
-        self.chat.flush()
-
-    def accept(self, number=3, request_id=None):
-        self.reply(Accepted(request_id=request_id or self.request_id, numbers=(number,), num_prompt_tokens=11))
-
-    def token(self, text, request_id=None):
-        self.reply(Tokens(request_id=request_id or self.request_id, token_ids=(1,), text=text))
-
-    def finish(self, reason="stop", request_id=None, **more):
-        usage = Usage(prompt_tokens=11, cached_tokens=8, completion_tokens=4)
-        timing = RequestTiming(queue_s=0.0, ttft_s=0.25, total_s=1.75)
-        self.reply(
-            Finished(request_id=request_id or self.request_id, finish_reason=reason, usage=usage, timing=timing, **more)
-        )
-
-
-@pytest.fixture
-def make_talk(engine, session, qtbot, tmp_path):
-    def make():
-        view = ConsoleView(session, folder=tmp_path / "conversations")
-        qtbot.addWidget(view)
-        view.resize(420, 560)
-        view.apply_theme(THEMES["dark"])
-        with qtbot.waitActive(view):  # shortcuts work in an active window alone
-            view.show()
-            view.activateWindow()
-        session.status_changed.emit()
-        return Talk(engine, session, view)
-
-    return make
-
-
-@pytest.fixture
-def talk(make_talk):
-    return make_talk()
 
 
 def type_and_send(talk, qtbot, text):
@@ -101,7 +36,7 @@ def test_enter_sends_and_the_answer_streams_in(talk, qtbot):
     type_and_send(talk, qtbot, "Hello there")
     assert [m.content for m in talk.submits[0].messages] == ["Hello there"]
     assert talk.page.composer.edit.toPlainText() == ""
-    assert talk.page.composer.button.text() == "Stop"
+    assert talk.page.composer.stop.isVisible()
     talk.accept()
     assert talk.session.selected_request == 3
     assert talk.card.link.text() == "Request #3"
@@ -115,7 +50,7 @@ def test_enter_sends_and_the_answer_streams_in(talk, qtbot):
     assert talk.card.stats.text() == (
         "4 tokens  ·  2 tok/s  ·  first after 250 ms  ·  prompt 11 tokens, 8 cached  ·  1.75 s in total"
     )
-    assert talk.page.composer.button.text() == "Send"
+    assert not talk.page.composer.stop.isVisible()
     assert talk.page.context.text.text() == "15 context tokens"
 
 
@@ -156,24 +91,26 @@ def test_stop_is_shown_as_stopped_only_when_the_engine_says_so(talk, qtbot):
     type_and_send(talk, qtbot, "Long story")
     talk.accept()
     talk.token("Once")
-    qtbot.mouseClick(talk.page.composer.button, Qt.MouseButton.LeftButton)
+    qtbot.mouseClick(talk.page.composer.stop, Qt.MouseButton.LeftButton)
     assert talk.engine.source.sent[-1] == Abort(request_id=talk.request_id)
     assert talk.card.notice.text() == "Stopping…"
-    assert talk.page.composer.button.text() == "Stopping…"
+    assert not talk.page.composer.stop.isEnabled()
     talk.token(" upon")
     assert talk.card.notice.text() == "Stopping…"
     talk.finish("abort")
     assert talk.card.notice.text() == "Stopped"
     assert talk.card.message.content == "Once upon"
-    assert talk.page.composer.button.text() == "Send"
+    assert not talk.page.composer.stop.isVisible()
 
 
 def test_a_refusal_is_read_where_the_answer_would_be(talk, qtbot):
     type_and_send(talk, qtbot, "x")
     talk.reply(Refused(request_id=talk.request_id, reason="prompt has 9000 tokens, the model takes 8192"))
-    assert talk.card.notice.text() == "Not accepted: prompt has 9000 tokens, the model takes 8192"
+    assert talk.card.notice.text() == (
+        "Not accepted: prompt has 9\u202f000 tokens, the model takes 8\u202f192.  Later prompts leave this turn out"
+    )
     assert not talk.card.body.isVisible()
-    assert talk.page.composer.button.text() == "Send"
+    assert not talk.page.composer.stop.isVisible()
 
 
 def test_an_error_keeps_what_came(talk, qtbot):
@@ -248,7 +185,7 @@ def test_again_writes_the_answer_anew(talk, qtbot):
     talk.finish()
     talk.card.redo.click()
     assert [m.content for m in talk.submits[-1].messages] == ["Question"]
-    assert len(talk.page.current.messages) == 2
+    assert len(talk.page.current.path) == 2
     talk.token("good")
     assert talk.card.body.toPlainText() == "good"
 
@@ -261,10 +198,10 @@ def test_editing_a_prompt_replaces_what_follows_and_escape_keeps_it(talk, qtbot)
     talk.page.transcript.cards[0].redo.click()
     assert talk.page.composer.edit.toPlainText() == "One"
     qtbot.keyClick(talk.page.composer.edit, Qt.Key.Key_Escape)
-    assert len(talk.page.current.messages) == 4
+    assert len(talk.page.current.path) == 4
     talk.page.transcript.cards[0].redo.click()
     type_and_send(talk, qtbot, " more")
-    assert [m.content for m in talk.page.current.messages] == ["One more", ""]
+    assert [m.content for m in talk.page.current.path] == ["One more", ""]
 
 
 def test_copy_takes_the_source_text(talk, qtbot):
@@ -278,7 +215,7 @@ def test_copy_takes_the_source_text(talk, qtbot):
 def test_options_are_sent_and_kept_with_the_conversation(talk, qtbot):
     fields = talk.page.options.fields
     talk.page.head.settings.click()
-    for name, text in (("temperature", "0.25"), ("seed", "42"), ("max_tokens", "")):
+    for name, text in (("temperature", "0,25"), ("seed", "42"), ("max_tokens", "")):
         fields[name].selectAll()
         qtbot.keyClicks(fields[name], text) if text else qtbot.keyClick(fields[name], Qt.Key.Key_Backspace)
     qtbot.keyClicks(talk.page.options.stop, "END|\\n\\n")
@@ -318,7 +255,7 @@ def test_empty_fields_show_and_send_what_the_models_makers_say(talk, qtbot):
     [
         ("temperature", "-1", "temperature=-1.0 is not accepted: a number from 0 to 100"),
         ("temperature", "warm", "temperature='warm' is not accepted: a number from 0 to 100"),
-        ("temperature", "nan", "temperature=nan is not accepted: a number from 0 to 100"),
+        ("temperature", "nan", "temperature='nan' is not accepted: a number from 0 to 100"),
         ("top_p", "0", "top_p=0.0 is not accepted: a number above 0 and at most 1"),
         ("max_tokens", "1.5", "max_tokens='1.5' is not accepted: a whole number from 1 to 16777216"),
         ("top_k", "x", "top_k='x' is not accepted: a whole number from -1 to 2147483648"),
@@ -399,6 +336,10 @@ def test_nothing_is_sent_before_the_engine_is_ready(talk, qtbot, state):
     type_and_send(talk, qtbot, "early")
     assert talk.submits == []
     assert talk.page.composer.edit.toPlainText() == "early"
+    assert talk.page.notice.text() == talk.page.why_blocked() != ""
+    talk.engine.live()
+    talk.session.poll()
+    assert not talk.page.notice.isVisible()
 
 
 def test_why_nothing_can_be_sent_is_read_whole_where_it_is_narrow(qtbot):
@@ -433,6 +374,7 @@ def test_a_click_on_a_starter_sends_it(talk, qtbot):
     (submit,) = talk.submits
     assert submit.messages[-1].content == button.accessibleName()
     assert talk.page.composer.edit.toPlainText() == ""
+    assert talk.page.composer.edit.hasFocus(), "letters typed next would act as shortcuts of the window"
 
 
 def test_a_starter_is_edited_first_with_shift(talk, qtbot):
@@ -499,7 +441,7 @@ def test_the_context_is_what_one_request_may_hold(talk, engine, poll):
 
 def test_the_context_bar_warns_when_nearly_full(talk):
     talk.page.context.show_fill(7_900, 8_192)
-    assert talk.page.context.text.text() == "7\u202f900 of 8\u202f192 context tokens"
+    assert talk.page.context.text.text() == "7\u202f900 of 8\u202f192 context tokens, 292 left"
     assert THEMES["dark"].bad in talk.page.context.bar.styleSheet()
 
 

@@ -20,7 +20,7 @@ def conversation(text):
 @pytest.fixture
 def keeper(qapp, tmp_path):
     ours = conversation("words that matter")
-    made = Keeper(ConversationStore(tmp_path / "c"), [ours], lambda key: False, qapp)
+    made = Keeper(ConversationStore(tmp_path / "c"), [ours], {}, lambda key: False, qapp)
     yield made, ours
     made.deleteLater()
 

@@ -9,7 +9,7 @@ import sys
 import msgspec
 import pytest
 
-from kvscope_app.views.console.conversation import Conversation, Message, new_conversation, title_from, to_send
+from kvscope_app.views.console.conversation import Conversation, Message, title_from, to_send
 from kvscope_app.views.console.store import FILE_NAME, ChangedElsewhere, ConversationStore
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.sampling_params import SamplingParams
@@ -207,15 +207,14 @@ def test_deleting_twice_is_no_error(store):
 
 
 def test_refused_prompts_are_not_sent_again():
-    talk = new_conversation()
-    talk.system = "be kind"
-    talk.messages = [
+    messages = [
         Message(role="user", content="too long"),
         Message(role="assistant", ending="refused"),
         Message(role="user", content="short"),
         Message(role="assistant", content="part", ending="stopped"),
         Message(role="user", content="go on"),
     ]
+    talk = Conversation(key="a", system="be kind", messages=messages)
     assert [(turn.role, turn.content) for turn in to_send(talk)] == [
         ("system", "be kind"),
         ("user", "short"),

@@ -36,7 +36,7 @@ class Window:
 
     @property
     def texts(self):
-        return [message.content for message in self.page.current.messages]
+        return [message.content for message in self.page.current.path]
 
     @property
     def shown(self):
@@ -86,7 +86,7 @@ def test_an_answer_is_followed_in_the_other_window_which_waits_its_turn(open_win
     assert two.texts == ["Hello", "Half an answer", "Me too", ""]
 
 
-def test_both_write_at_once_and_both_are_kept(open_window, tmp_path):
+def test_turns_written_in_two_windows_at_once_are_versions(open_window, tmp_path):
     one = open_window()
     one.send("Hello")
     one.token("Hi")
@@ -100,11 +100,13 @@ def test_both_write_at_once_and_both_are_kept(open_window, tmp_path):
         window.finish()
         window.chat.save()
     two.chat.save()
-    wanted = ["from one", "answer from one", "from two", "answer from two"]
-    assert set(wanted) <= set(kept(tmp_path))
-    assert "both are kept" in two.page.notice.text()
+    wanted = ["Hello", "Hi", "from one", "answer from one", "from two", "answer from two"]
+    assert kept(tmp_path) == sorted(wanted)
+    assert "both versions are kept" in two.page.notice.text()
     assert two.texts == ["Hello", "Hi", "from two", "answer from two"]
-    assert len(two.chat.conversations) == 2
+    assert len(two.chat.conversations) == 1
+    two.page.transcript.cards[2].previous.click()
+    assert two.texts == ["Hello", "Hi", "from one", "answer from one"]
 
 
 def test_what_one_deletes_goes_from_the_other(open_window):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import sys
 from pathlib import Path
 
@@ -165,6 +166,12 @@ def test_a_file_that_cannot_be_written_is_told(view, tmp_path, qtbot):
     with qtbot.waitSignal(view.export_to(str(tmp_path / "no" / "where.csv")).done):
         pass
     assert "No such file" in view.count.text()
+    pipe = tmp_path / "pipe.csv"
+    os.mkfifo(pipe)
+    with qtbot.waitSignal(view.export_to(str(pipe)).done):
+        pass
+    assert "it is a named pipe, not a file" in view.count.text()
+    assert pipe.is_fifo()
 
 
 def test_export_asks_for_a_file_and_leaves_the_window_alive(view, qtbot):

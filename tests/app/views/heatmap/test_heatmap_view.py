@@ -355,7 +355,7 @@ def test_a_cursor_that_moves_has_no_curve_drawn_anew(engine, filled, overview, m
     strip.show_values(overview.time_ns, np.full(len(overview.time_ns), 0.25))
     other = drawn()
     assert other[1][1] != before[1][1]
-    view.frame.show_only(begin_ns, begin_ns + 2 * SECOND_NS)
+    view.show_range(begin_ns, begin_ns + 2 * SECOND_NS)
     assert drawn()[0] != other[0]
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
 import pytest
 
+from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.views.heatmap.address_rows import NO_ADDRESS, highest, spread
 from kvscope_app.views.heatmap.key_store import KeyStore
-from kvscope_app.views.heatmap.measures import NO_RUNS, internal, num_sizes, run_keys, size_text
-from kvscope_app.views.heatmap.pools import Pools
+from kvscope_app.views.heatmap.measures import NO_RUNS, num_sizes, run_keys, size_text
 from kvscope_app.views.heatmap.time_frame import Stance, TimeFrame
 from kvscope_app.views.heatmap.time_scale import FIRST_COLUMN_NS, TimeScale
 from kvscope_telemetry.ledger import Ledger
-from kvscope_telemetry.messages.telemetry import CacheInfo
 from kvscope_telemetry.summaries.address_bins import bin_edges
 from kvscope_telemetry.summaries.figures import fragmentation_of
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
@@ -161,11 +159,7 @@ def test_measures_of_a_pool(overview, second, begin_ns):
     overview.extend([second(1, ledger)])  # none free
     ledger.state[:] = 0
     overview.extend([second(2, ledger)])  # all free
-    pools = Pools()
-    assert np.isnan(internal(overview, pools)).all(), "nobody told how many slots a block has"
-    pools.note(7, CacheInfo(num_blocks=64, block_size=16))
     np.testing.assert_allclose(fragmentation_of(overview), [1 - 1 / 32, np.nan, 0])
-    np.testing.assert_allclose(internal(overview, pools), [0.75, 1 - 32 * 4 / (64 * 16), np.nan])
     keys = run_keys(overview, np.arange(3), num_sizes(64))
     assert keys.shape == (3, 7)
     assert keys[0].tolist() == [NO_RUNS] * 6 + [NO_RUNS + 6]  # 32 runs of 1
@@ -174,24 +168,13 @@ def test_measures_of_a_pool(overview, second, begin_ns):
     assert [size_text(power) for power in range(3)] == ["1", "2 to 3", "4 to 7"]
 
 
-def test_summaries_of_other_starts_are_not_measured_with_the_wrong_slots(overview, second):
-    ledger = Ledger(64)
-    ledger.state[:] = 1
-    overview.extend([second(0, ledger, epoch=1), second(1, Ledger(32), epoch=2)])
-    overview.extend([msgspec.structs.replace(second(2, ledger, epoch=3), used_slots=64 * 16)])
-    pools = Pools()
-    pools.note(3, CacheInfo(num_blocks=64, block_size=16))
-    assert pools.cache_of(2, 32) is None
-    np.testing.assert_allclose(internal(overview, pools), [1, np.nan, 0])
-
-
 def test_a_range_that_is_asked_for_fills_the_width():
     frame = TimeFrame()
     frame.set_width(600)
     begin_ns = 1_000 * SECOND_NS
     frame.set_range(begin_ns, begin_ns + 3_600 * SECOND_NS)
     for seconds in (50, 900):
-        frame.show_only(begin_ns + SECOND_NS, begin_ns + (1 + seconds) * SECOND_NS)
+        frame.show_only(TimeSpan(begin_ns + SECOND_NS, begin_ns + (1 + seconds) * SECOND_NS))
         assert frame.scale.begin_ns <= begin_ns + SECOND_NS
         assert seconds <= (frame.scale.end_ns - begin_ns) / SECOND_NS - 1 < seconds * 1.02
         assert frame.stance is Stance.STAND

@@ -188,6 +188,19 @@ def test_the_view_shows_them(engine, session, poll, qtbot, mirror):
     assert image.pixelColor(2, 15).name() == THEMES["light"].series[6]
 
 
+def test_weights_are_shown_though_paused_before_the_first_memory_breakdown(engine, session, poll, qtbot, mirror):
+    view = MemoryView(session)
+    qtbot.addWidget(view)
+    view.show()
+    poll(session)
+    session.timeline.pause()
+    view.refresh()
+    assert view.table.value("weights") == "unknown"
+    engine.memory(weights_bytes=300 * MIB, kv_bytes=64 * BLOCK)
+    poll(session)
+    assert view.table.value("weights") == "300.0 MiB"
+
+
 def test_before_an_engine_there_is_a_sentence(make_engine, make_session, qtbot):
     engine = make_engine()
     engine.source.updates.clear()

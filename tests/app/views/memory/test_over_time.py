@@ -6,10 +6,16 @@ import math
 import time
 
 import pytest
+from PySide6.QtWidgets import QScrollArea
 
 from kvscope_app.look.theme import THEMES
+from kvscope_app.session.session import Session
 from kvscope_app.views.chart.time_bar import RANGES_S
 from kvscope_app.views.memory.memory_view import MemoryView
+from kvscope_app.views.refresher import Refresher
+from kvscope_telemetry.playback.playback_source import PlaybackSource
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.sample import sample_recording
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
 
 MIB = 1 << 20
@@ -44,6 +50,7 @@ def test_charts_of_what_was_told(session, view):
     view.draw_all()
     pool, lower, device = view.charts.panels.values()
     assert (pool.isVisible(), lower.isVisible(), device.isVisible()) == (True, False, True)
+    view.charts.read_at(time.monotonic() - 5)
     assert device.legend.values == {"memory_used_bytes": "900.0 MiB", "process_bytes": "700.0 MiB"}
     unit = view.charts.scales["KV pool"].unit_bytes
     cached, active = (pool.curve_items[name].getData()[1][1] for name in ("cached_blocks", "active_blocks"))
@@ -79,3 +86,33 @@ def test_a_narrow_dock_stays_narrow(session, view):
     assert view.charts.minimumSizeHint().width() < 276
     view.resize(300, 1400)
     assert view.charts.bar.width() < 300
+
+
+def test_charts_of_a_recording_that_stands_still_are_drawn_when_scrolled_to(qtbot):
+    recording = Recording.open(sample_recording())
+    session = Session(PlaybackSource(recording, is_playing=False))
+    try:
+        view = MemoryView(session)
+        qtbot.addWidget(view)
+        view.apply_theme(THEMES["dark"])
+        view.resize(420, 320)
+        view.show()
+        refresher = Refresher(session, view)
+        refresher.add_view(view)
+        session.start()
+        session.timeline.go_to(recording.start_ns + 10 * SECOND_NS)
+        qtbot.waitUntil(lambda: view.details.isVisible() and session.is_overview_whole, timeout=60_000)
+        qtbot.waitUntil(lambda: not session.source.is_seeking, timeout=60_000)
+        bar = view.findChild(QScrollArea).verticalScrollBar()
+        qtbot.waitUntil(lambda: bar.maximum() > 0, timeout=60_000)
+        qtbot.wait(200)  # all that comes by itself has come
+        bar.setValue(bar.maximum())
+        plots = [view.charts.panels[name].plot for name in ("Lower tiers", "Device memory")]
+        now_s = session.timeline.shown_until_ns / 1e9
+        for plot in plots:
+            qtbot.waitUntil(lambda plot=plot: plot.view_box.viewRange()[0][1] == math.ceil(now_s), timeout=10_000)
+        x, _ = view.charts.panels["Device memory"].curve_items["process_bytes"].getData()
+        assert x is not None
+        assert x.size > 5
+    finally:
+        session.close()

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.views.page_map import color_modes as modes
@@ -13,6 +14,7 @@ from kvscope_app.views.page_map.color_modes import AGE, ATTENTION, COLOR_MODES, 
 from kvscope_app.views.page_map.drawing.flash_kinds import LEVELS
 from kvscope_app.views.page_map.drawing.ink import Ink
 from kvscope_telemetry.ledger import BlockState, Ledger, Tier, attention_units
+from kvscope_telemetry.messages.capabilities import OWN_ENGINE
 
 ALL = slice(None)
 
@@ -60,11 +62,36 @@ def test_sharing_counts_holders(ledger):
 def test_eviction_ranks_the_next_highest(ledger):
     ledger.state[4:] = BlockState.CACHED
     ledger.eviction_order[3:] = [70, 50, 90]
+    ledger.tier[:] = Tier.HBM
     result = EVICTION.keys(ledger, ALL, 16, 100)
     half = modes.EVICTED_LAST + modes.EVICTION_STEPS // 2
     last, soonest = modes.EVICTED_LAST, modes.EVICTED_LAST + modes.EVICTION_STEPS
     assert result.tolist() == [modes.FREE, modes.IN_USE, modes.IN_USE, half, soonest, last]
     assert EVICTION.keys(ledger, np.array([5, 3], np.uint32), 16, 100).tolist() == [last, half]
+
+
+def test_eviction_ranks_the_blocks_of_each_tier_by_themselves(ledger):
+    ledger.state[1:] = BlockState.CACHED
+    ledger.tier[4:] = Tier.HOST
+    ledger.eviction_order[1:] = [1001, 1003, 1002, 6, 5]
+    result = EVICTION.keys(ledger, ALL, 16, 100)
+    half = modes.EVICTED_LAST + modes.EVICTION_STEPS // 2
+    last, soonest = modes.EVICTED_LAST, modes.EVICTED_LAST + modes.EVICTION_STEPS
+    assert result.tolist() == [modes.FREE, soonest, last, half, last, soonest]
+
+
+def test_a_cached_block_without_an_order_is_not_shown_as_in_use(ledger):
+    ledger.state[3:] = BlockState.CACHED
+    ledger.eviction_order[3:] = [7, 0, 0]
+    ledger.tier[5] = Tier.STATES
+    result = EVICTION.keys(ledger, ALL, 16, 100)
+    assert result.tolist()[1:3] == [modes.IN_USE] * 2
+    assert result.tolist()[4:] == [modes.NO_ORDER] * 2
+
+
+def test_the_eviction_mode_is_disabled_for_an_engine_or_recording_that_does_not_report_the_order():
+    assert EVICTION.why_not(OWN_ENGINE) == "This engine does not report the order of eviction"
+    assert not EVICTION.why_not(replace(OWN_ENGINE, eviction_order=True))
 
 
 def test_age_ranks_the_newest_highest_and_survives_a_step_from_the_future(ledger):

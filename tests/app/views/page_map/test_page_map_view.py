@@ -202,6 +202,33 @@ def test_an_ended_request_shows_what_it_left_in_the_cache(engine, session, show,
     assert color_at(view, 40) != DARK.block_active
 
 
+def test_ended_request_still_shows_the_cached_blocks_that_it_reused(engine, session, show, poll):
+    engine.ledger.hash[[20, 30]], engine.ledger.parent[30] = (101, 102), 101
+    engine.hold([20], owner=3, state=BlockState.CACHED, ref_count=0)
+    engine.hold([30], owner=4, state=BlockState.CACHED, ref_count=0)
+    engine.hold([40], owner=5, state=BlockState.CACHED, ref_count=0)
+    poll(session)
+    view = show(session)
+    session.select_request(4)
+    assert [color_at(view, block) == DARK.block_cached for block in (20, 30, 40)] == [True, True, False]
+
+
+def test_ended_request_that_wrote_no_full_block_shows_those_it_reused(engine, session, show, poll):
+    engine.ledger.hash[[20, 30]], engine.ledger.parent[30] = (101, 102), 101
+    engine.hold([20, 30], owner=3)
+    engine.hold([31], owner=4, filled=5)
+    engine.request(4, (20, 30, 31))
+    poll(session)
+    engine.request(4, (), state=3)
+    engine.hold([20, 30], owner=3, state=BlockState.CACHED, ref_count=0)
+    engine.hold([31], owner=-1, filled=0, state=BlockState.FREE, ref_count=0)
+    engine.hold([40], owner=5, state=BlockState.CACHED, ref_count=0)
+    poll(session)
+    view = show(session)
+    session.select_request(4)
+    assert [color_at(view, block) == DARK.block_cached for block in (20, 30, 40)] == [True, True, False]
+
+
 def test_a_request_that_left_nothing_does_not_dim_the_map(engine, session, show, poll):
     engine.request(4, (5, 6))
     engine.hold([5, 6, 9], owner=4)
@@ -361,13 +388,39 @@ def test_facts_of_a_cached_block_nobody_holds(engine, session, poll):
     assert "1 step ago" in facts.sentence
 
 
-def test_facts_say_when_a_block_is_given_out(engine, session, poll):
-    engine.ledger.eviction_order[[3, 4]] = [80, 75]
-    engine.hold([3, 4, 5], owner=8, state=BlockState.CACHED, ref_count=0, step=1)
+def orders(session, *blocks):
+    """The fact `Eviction order` of blocks, None where there is none."""
+    return [dict(block_facts(session.mirror, block, 16).rows).get("Eviction order") for block in blocks]
+
+
+def test_facts_say_the_order_of_cached_blocks_and_how_many_free_ones_go_before(make_engine, make_session, poll):
+    engine = make_engine(num_blocks=8, num_host=2)
+    session = make_session(engine)
+    engine.ledger.eviction_order[[3, 4, 8]] = [80, 75, 2]
+    engine.hold([3, 4, 5, 8], owner=8, state=BlockState.CACHED, ref_count=0, step=1)
     engine.frame()
     poll(session)
-    rows = [dict(block_facts(session.mirror, block, 16).rows).get("Eviction order") for block in (3, 4, 5)]
-    assert rows == ["no. 2 of 2 blocks that may be given out", "next of 2 blocks that may be given out", None]
+    assert orders(session, 3, 4, 5, 8) == [
+        "no. 2 of 2 cached blocks, after 5 free blocks",
+        "next of 2 cached blocks, after 5 free blocks",
+        None,
+        "next of 1 cached block",
+    ]
+
+
+def test_facts_say_the_order_in_an_engine_with_one_queue_for_free_and_cached_blocks(make_engine, make_session, poll):
+    engine = make_engine(num_blocks=4)
+    session = make_session(engine)
+    engine.ledger.eviction_order[:] = [10, 0, 30, 20]
+    engine.hold([1], owner=8)
+    engine.hold([2, 3], owner=8, state=BlockState.CACHED, ref_count=0)
+    engine.frame(range(4))
+    poll(session)
+    assert orders(session, 1, 2, 3) == [
+        None,
+        "no. 3 of 3 blocks that may be given out",
+        "no. 2 of 3 blocks that may be given out",
+    ]
 
 
 def test_one_kv_group_can_stand_out(engine, session, show, poll):

@@ -201,6 +201,15 @@ def test_what_is_selected_elsewhere_is_shown_at_its_place(view, session):
     assert view.table.chosen_rows() == []
 
 
+def test_ended_request_is_shown_at_the_end_of_its_text(view, session):
+    ledger = session.mirror.ledger
+    assert session.mirror.requests.row_of(9) is None
+    ledger.owner[[18, 19]], ledger.state[[18, 19]] = 9, BlockState.CACHED
+    session.select_request(9)
+    assert view.model.moment.tree.rows_of(view.model.node_at(1)).tolist() == [18, 19]
+    assert view.table.chosen_rows() == [1]
+
+
 def test_a_selected_block_is_shown_at_its_place(view, session):
     session.selected_block = 66
     session.selection_changed.emit()

@@ -9,15 +9,17 @@ import pytest
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtWidgets import QMessageBox
 
+from kvscope_app.look.number_text import count
 from kvscope_app.look.theme import THEMES
 from kvscope_app.views.events.event_entries import why_text
 from kvscope_app.views.events.event_model import EventFilter
 from kvscope_app.views.requests.block_strip import BlockStrip
 from kvscope_app.views.requests.model import COLUMNS, PROGRESS_ROLE
-from kvscope_app.views.requests.request_columns import Filter, order_rows, read_columns
+from kvscope_app.views.requests.request_columns import Wanted, order_rows, read_columns
 from kvscope_app.views.requests.requests_view import RequestsView
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import Abort
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Event
 
 WAITING, RUNNING, PREEMPTED, FINISHED = range(4)
@@ -82,7 +84,8 @@ def test_a_prefill_in_progress_says_how_far(engine, session, poll, view):
     poll(session)
     columns = read_columns(session.mirror, session.history.request_times)
     columns.num_computed_tokens[-1] = 50
-    view.model.show_columns(columns)
+    columns.num_output_now[-1] = 0
+    view.model.show_columns(columns, session.mirror.epoch)
     assert column(view, "State")[0] == "prefill 25%"
 
 
@@ -106,14 +109,16 @@ def test_filters(view, chosen, text, numbers):
     view.filter.setCurrentText(chosen)
     view.search.setText(text)
     assert [view.model.number_at(row) for row in range(view.model.rowCount())] == numbers
-    assert view.count.text() == ("4 requests" if len(numbers) == 4 else f"{len(numbers)} of 4 requests")
+    assert view.count.text() == (
+        "4 requests, 1 running, 2 waiting" if len(numbers) == 4 else f"{len(numbers)} of 4 requests"
+    )
 
 
 def test_sorting_is_by_number_not_by_text_and_unknown_last(view, session):
     columns = read_columns(session.mirror, session.history.request_times)
     columns.ttft_s[:] = [np.nan, 0.5, 0.02, np.nan]
     for descending, wanted in ((False, [2, 1, 3, 0]), (True, [1, 2, 3, 0])):
-        assert order_rows(columns, Filter.ALL, "", "ttft_s", descending).tolist() == wanted
+        assert order_rows(columns, Wanted(), "ttft_s", descending).tolist() == wanted
 
 
 def test_clicking_a_row_selects_everywhere(view, session, qtbot):
@@ -174,6 +179,18 @@ def test_the_block_table_of_the_selected_request(view, session):
     ledger.owner[[30, 31]], ledger.state[[30, 31]] = 3, BlockState.CACHED
     view.detail.refresh()
     assert view.detail.summary.text() == "Request #3 holds no blocks now. 2 blocks are still cached."
+    ledger.hash[29], ledger.parent[30], ledger.owner[29] = 7, 7, 1
+    view.detail.refresh()
+    assert view.detail.summary.text() == "Request #3 holds no blocks now. 3 blocks are still cached, 1 of them reused."
+
+
+def test_several_selected_requests_show_how_many_blocks_they_hold_together(view, engine, session, poll):
+    engine.request(5, blocks=(4, 20), state=RUNNING)
+    poll(session)
+    session.select_batch((2, 3, 5))
+    assert view.detail.summary.text() == (
+        "3 requests selected: #2, #3, #5, 4 blocks together. Select one to see its blocks."
+    )
 
 
 def test_events_tell_who_why_and_how_much(view, engine, session, poll):
@@ -308,3 +325,54 @@ def test_adapters_have_a_column_once_there_are_any_and_are_found_by_name(engine,
     view.search.setText("SQL")
     assert column(view, "#") == ["5"]
     assert json.loads(view.model.json_at(0))["adapters"] == "sql"
+
+
+def test_request_aborted_before_its_prompt_was_read_shows_no_number_of_prompt_tokens(engine, session, poll, view):
+    engine.request(5, num_prompt_tokens=0, num_output_tokens=0, state=RequestState.FINISHED)
+    engine.request(6, num_prompt_tokens=1234)
+    poll(session)
+    view.refresh()
+    prompts = dict(zip(column(view, "#"), column(view, "Prompt"), strict=True))
+    assert (prompts["5"], prompts["6"]) == ("–", count(1234))
+
+
+def test_requests_of_one_client_are_shown_from_the_menu_of_a_row(engine, session, poll, view):
+    index = next(i for i, each in enumerate(COLUMNS) if each.title == "Client")
+    assert view.table.isColumnHidden(index), "the engine reports no clients"
+    for number, client in ((5, 1), (6, 2), (7, 1)):
+        engine.request(number, client=client)
+    poll(session)
+    view.refresh()
+    assert not view.table.isColumnHidden(index)
+    assert column(view, "Client") == ["1", "2", "1", "–", "–", "–", "–"]
+    view.table.setCurrentIndex(view.model.index(view.model.row_of(5), 0))
+    view.table.one_client.trigger()
+    assert view.search.text() == "client 1"
+    assert column(view, "#") == ["7", "5"]
+
+
+def test_live_requests_stay_after_a_restart_and_a_click_on_one_selects_nothing_else(engine, session, poll, view):
+    engine.begin(8)
+    engine.requests.clear()
+    engine.request(1, state=RUNNING)
+    poll(session)
+    view.refresh()
+    assert column(view, "#").count("1") == 2
+    assert view.count.text() == "5 requests, 1 running"
+    view.table.selectRow(view.model.row_of(1))
+    assert session.selected_request == 1
+    older = next(row for row in range(view.model.rowCount()) if view.model.epoch_at(row) == 7)
+    view.table.selectRow(older)
+    assert session.selected_request == 1
+
+
+def test_live_requests_that_the_state_dropped_stay_in_the_table(engine, session, poll, view):
+    session.live_mirror.requests.max_finished = 2
+    for number in range(5, 60):
+        engine.request(number, state=RUNNING)
+        engine.request(number, state=FINISHED)
+    poll(session)
+    view.refresh()
+    assert session.live_mirror.requests.row_of(5) is None
+    assert column(view, "#")[:3] == ["59", "58", "57"]
+    assert len(column(view, "#")) == 59

@@ -11,15 +11,15 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
 
 from kvscope_app.look.theme import THEMES
-from kvscope_app.session.request_times import Ending, RequestTimes
-from kvscope_app.views.requests.first_tokens import has_first_token
+from kvscope_app.session.request_times import RequestTimes
 from kvscope_app.views.requests.model import COLUMNS
 from kvscope_app.views.requests.phase_text import phases
 from kvscope_app.views.requests.requests_view import RequestsView
 from kvscope_app.views.requests.waiting_text import first_waiting, num_ahead, queue_note, why_waits
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.request_state import WaitsFor
-from kvscope_telemetry.messages.telemetry import Event, EventData, Frame, RequestRows
+from kvscope_telemetry.messages.telemetry import Event, EventData, RequestRows
+from kvscope_telemetry.request_log import Ending
 
 WAITING, RUNNING, PREEMPTED, FINISHED = range(4)
 SECOND_NS = 1_000_000_000
@@ -95,9 +95,7 @@ def test_whom_nothing_is_in_the_way_of_starts_with_the_next_step(engine, session
     """Who came after the last step was planned, and for whom it had no tokens left, where the engine does not say."""
     engine.request(2, blocks=(), state=WAITING, num_prompt_tokens=40, num_output_tokens=0)
     poll(session)
-    waits = (
-        "it needs up to 3 blocks, 64 free; it starts with the next step that has tokens left for it and preempts nobody"
-    )
+    waits = "it needs up to 3 blocks, 64 free; it starts in the next step that has tokens left and needs no preemption"
     assert why_waits(session.mirror, 2) == waits
     session.mirror.limits = (8, 2048)
     assert why_waits(session.mirror, 2) == f"{waits} (at most 2\u202f048 tokens a step)"
@@ -148,7 +146,7 @@ def rows(number, tokens):
 
 
 def phases_of(mirror, number, events=(), times=None, first=-1):
-    return dict(phases(mirror, times or RequestTimes(), events, number, lambda _: first))
+    return dict(phases(mirror, times or RequestTimes(), events, number, lambda: first))
 
 
 def test_phases_come_from_events_and_what_was_seen(engine, session, poll):
@@ -168,12 +166,25 @@ def test_phases_come_from_events_and_what_was_seen(engine, session, poll):
     found = phases_of(mirror, 4, events, first=int(3.5 * SECOND_NS))
     assert found["Queued"] == "2.00 s"
     assert found["Prefill"] == "500 ms, until its first token: 20 of 20 prompt tokens, 0 cached"
-    assert found["Decode"] == "4.50 s, 11 tokens, 450 ms between tokens"
+    assert found["Decode"] == "4.50 s including 1.00 s preempted, 11 tokens, 450 ms between tokens"
     assert found["Preempted"] == "1 time, resumed after 1.00 s"
     assert found["Reason"].startswith(
         "Request #1 needed 2 blocks and only 1 was available; request #4 was chosen, being the newest"
     )
     assert "not seen" in phases_of(mirror, 4, events)["Prefill"]
+
+
+def test_prefill_in_progress_says_how_much_of_the_prompt_is_computed(engine, session, poll):
+    engine.request(4, blocks=(5, 6), state=RUNNING, num_prompt_tokens=8_136, num_output_tokens=0)
+    poll(session)
+    mirror = session.mirror
+    row = mirror.requests.row_of(4)
+    mirror.requests.arrival_ns[row], mirror.time_ns = SECOND_NS, 43 * SECOND_NS
+    mirror.requests.num_computed_tokens[row], mirror.requests.num_cached_tokens[row] = 1_302, 240
+    events = (Event(kind="admitted", time_ns=2 * SECOND_NS, number=4),)
+    assert phases_of(mirror, 4, events)["Prefill"] == (
+        "41.0 s so far: 16 %, 1\u202f302 of 8\u202f136 prompt tokens, 240 of them cached"
+    )
 
 
 def test_when_a_request_was_admitted_is_known_from_its_event():
@@ -183,14 +194,6 @@ def test_when_a_request_was_admitted_is_known_from_its_event():
     times.hear([admitted, Event(kind="admitted", time_ns=88, number=5), Event(kind="finished", time_ns=99, number=4)])
     assert times.started_ns(np.array([4, 5])).tolist() == [77, -1]
     assert times.endings(np.array([4, 5])).tolist() == [Ending.FINISHED, Ending.UNKNOWN]
-
-
-def test_the_first_token_is_seen_in_a_frame():
-    frame = Frame(epoch=7, seq=1, step=1, time_ns=5, requests=rows(4, 1))
-    assert has_first_token(frame, (7, 4))
-    assert not has_first_token(frame, (8, 4))
-    assert not has_first_token(frame, (7, 5))
-    assert not has_first_token(Frame(epoch=7, seq=1, step=1, time_ns=5, requests=rows(4, 0)), (7, 4))
 
 
 def test_a_row_is_copied_as_cells_and_as_json(view):

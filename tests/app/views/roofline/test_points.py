@@ -83,7 +83,7 @@ def test_what_a_step_did_is_told_with_its_limits():
     assert values["Compute"] == "800 FLOP/s, 10 % of peak FLOP/s"
     assert values["Bound by"] == "memory"
     assert bound_text(100, 4_000, DEVICE) == "compute"
-    assert bound_text(100, 400, DEVICE) == "neither: overhead"
+    assert bound_text(100, 400, DEVICE) == "overhead (neither memory nor compute)"
     frame = Frame(epoch=1, seq=1, step=1, time_ns=1, work=work)
     assert {fact.name: fact.value for fact in how_it_ran(frame, DEVICE)} == {
         "Execution": "a CUDA graph of 8 requests",

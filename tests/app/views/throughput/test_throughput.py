@@ -13,6 +13,7 @@ from PySide6.QtWidgets import QApplication
 
 from kvscope_app.look.theme import THEMES
 from kvscope_app.session.history import BIN_NS
+from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.views.throughput.throughput_view import ThroughputView
 from kvscope_telemetry.messages.telemetry import Counters, Event
 from kvscope_telemetry.source import SERIES_FIELDS, Update
@@ -56,12 +57,26 @@ def test_before_an_engine_there_is_a_sentence(make_engine, make_session, qtbot):
 def test_values_and_curves(session, view):
     end_s = feed(session, ago_s=1, decode_tokens=3, prefill_tokens=7, num_running=5, num_waiting=2) / 1e9
     view.charts.look_back(end_s - 5, end_s)
+    view.charts.read_at(end_s)
     assert view.charts.panels["decode"].legend.values["decode_tokens"] == "300 tok/s"
     assert view.charts.panels["prefill"].legend.values["prefill_tokens"] == "700 tok/s"
+    assert view.charts.panels["tokens"].legend.values["all_tokens"] == "1\u202f000 tok/s"
     assert view.charts.panels["requests"].legend.values == {"num_running": "5", "num_waiting": "2"}
     x, y = view.charts.panels["decode"].curve_items["decode_tokens"].getData()
     assert y[-1] == pytest.approx(300)
     assert 2.5 < x[-1] - x[0] < 3.15
+
+
+def test_maximum_of_a_live_session_is_that_of_the_visible_range(session, view):
+    end_s = feed(session, ago_s=1, decode_tokens=3, num_running=5) / 1e9
+    panel = view.charts.panels["requests"]
+    view.charts.look_back(end_s - 2, end_s)
+    (peak,) = panel.peak_line.peaks
+    assert end_s - 2 <= peak.x <= end_s
+    assert peak.text == f"running 5 at {panel.clock_text(peak.x)}"
+    assert view.charts.panels["decode"].peak_line.peaks[0].text.startswith("300 tok/s at ")
+    view.charts.look_back(end_s - 20, end_s - 10)
+    assert panel.peak_line.peaks == ()
 
 
 def test_the_share_of_right_guesses_has_a_panel_once_there_are_guesses(session, view):
@@ -74,6 +89,7 @@ def test_the_share_of_right_guesses_has_a_panel_once_there_are_guesses(session, 
         now_ns = end_ns - (2 - second) * SECOND_NS
         session.history.add_update(Update(series=frames(now_ns, 1), counters=counters), session.mirror, now_ns)
     view.charts.look_back(end_ns / 1e9 - 5, end_ns / 1e9)
+    view.charts.read_at(end_ns / 1e9 - 1)
     assert view.charts.panels["drafts"].isVisible()
     assert view.charts.panels["drafts"].legend.values == {"draft_share": "75.0 %"}
 
@@ -182,6 +198,18 @@ def test_hovering_shows_the_values_of_that_moment_everywhere(session, view):
     assert not view.charts.bar.time.text()
 
 
+def test_hovered_time_is_in_the_headlines_at_every_width(session, view):
+    end_s = feed(session, num_running=5) / 1e9
+    clock = view.charts.clock_text(end_s - 1.0)
+    for width, in_bar in ((900, True), (view.charts.bar.minimumSizeHint().width(), False)):
+        view.resize(width, 700)
+        QApplication.processEvents()
+        view.charts.refresh_all()
+        view.charts.panels["requests"].hovered.emit(end_s - 1.0)
+        assert view.charts.bar.time.isVisible() is in_bar
+        assert view.charts.panels["requests"].legend.time_text == clock
+
+
 def test_a_lone_value_is_a_dot(session, view):
     end_ns = feed(session, ago_s=1)
     update = Update(series=frames(end_ns, 1), first_token_ns=np.array([250_000_000]))
@@ -234,7 +262,7 @@ def test_panels_stand_beside_each_other_where_there_is_room(session, view, width
     view.refresh()
     view.resize(width, 500)
     QApplication.processEvents()
-    assert view.charts.grid.getItemPosition(view.charts.grid.indexOf(view.charts.panels["prefill"]))[1] == (
+    assert view.charts.grid.getItemPosition(view.charts.grid.indexOf(view.charts.panels["decode"]))[1] == (
         1 if columns > 1 else 0
     )
     assert view.charts.num_columns == columns
@@ -309,8 +337,10 @@ def test_what_is_older_than_the_history_is_the_overviews(session, view):
     fill_overview(session, 3600, decode_tokens=40)
     end_s = feed(session, ago_s=1, decode_tokens=4) / 1e9
     view.charts.look_back(end_s - 1860, end_s - 1800)
+    view.charts.read_at(end_s - 1800)
     assert view.charts.panels["decode"].legend.values["decode_tokens"] == "40 tok/s"
     view.charts.look_back(end_s - 60, end_s)
+    view.charts.read_at(end_s)
     assert view.charts.panels["decode"].legend.values["decode_tokens"] == "400 tok/s"
 
 
@@ -322,6 +352,7 @@ def test_panels_of_the_overview_are_there_whatever_the_history_saw(session, view
     view.charts.refresh_all()
     assert "hits" not in view.charts.shown
     view.charts.show_last(math.inf)
+    view.charts.read_at(time.monotonic() - 60)
     shown = {key: view.charts.panels[key].legend.values for key in ("hits", "evicted", "copied")}
     assert [list(values.values()) for values in shown.values()] == [["25.0 %"], ["2/s"], ["1/s"]]
 
@@ -342,3 +373,12 @@ def test_a_click_goes_there(session, view, monkeypatch):
     monkeypatch.setattr(session.timeline, "go_to", gone.append)
     view.charts.panels["decode"].chosen.emit(12.5)
     assert gone == [12_500_000_000 + session.history.wall_ns(0)]
+
+
+def test_a_zoomed_live_session_follows_the_present_again_when_it_goes_live(view, session):
+    begin_ns = session.history.wall_ns(0)
+    session.timeline.visible_range.show(TimeSpan(begin_ns, begin_ns + 10**9))
+    assert not view.charts.is_following
+    session.timeline.go_live()
+    assert view.charts.is_following
+    assert session.timeline.visible_range.span is None

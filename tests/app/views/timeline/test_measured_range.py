@@ -17,10 +17,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from timed_fakes import EPOCH, START_NS, FakeTimedSession, second, small_overview, timed
 
 from kvscope_app.look.theme import DARK
+from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.views.timeline.lane_layout import GUTTER
 from kvscope_app.views.timeline.measured_range import WholeSeconds, measured, most_delayed
 from kvscope_app.views.timeline.request_lanes import RequestLanes
-from kvscope_app.views.timeline.time_span import TimeSpan
 from kvscope_app.views.timeline.timeline_view import TimelineView
 from kvscope_telemetry.summaries.figures import BY_KEY, largest_of, rows_in
 from kvscope_telemetry.summaries.latency_buckets import pack
@@ -172,3 +172,18 @@ def test_keys_zoom_at_the_pointer_and_pan(view, qtbot):
     assert canvas.shown.span == seen
     qtbot.keyClick(canvas, Qt.Key.Key_S)
     assert canvas.shown.span.length_ns > seen.length_ns
+
+
+@pytest.mark.parametrize(
+    ("begin_s", "end_s", "first", "last"),
+    [
+        pytest.param(4.0, 5.0, 4, 5, id="a whole second"),
+        pytest.param(3.99, 5.01, 4, 5, id="a little more than a second"),
+        pytest.param(4.1, 4.3, 4, 5, id="a part of a second"),
+        pytest.param(4.6, 4.9, 4, 5, id="the end of a second"),
+        pytest.param(3.4, 5.6, 3, 6, id="two seconds"),
+    ],
+)
+def test_figures_are_of_the_whole_seconds_nearest_to_the_range(begin_s, end_s, first, last):
+    whole = WholeSeconds.of(span(begin_s, end_s))
+    assert (whole.from_ns, whole.until_ns + 1) == (span(first, last).begin_ns, span(first, last).end_ns)

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import examples
 
+from kvscope_app.session.time_span import SHORTEST_NS, TimeSpan, whole_span
 from kvscope_app.views.timeline import raster
 from kvscope_app.views.timeline.time_axis import axis_times
-from kvscope_app.views.timeline.time_span import SHORTEST_NS, TimeSpan, whole_span
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 spans = st.builds(

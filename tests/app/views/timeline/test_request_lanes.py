@@ -16,9 +16,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from timed_fakes import EPOCH, START_NS, second, small_overview, timed
 
 from kvscope_app.views.timeline.overview_follower import OverviewFollower
-from kvscope_app.views.timeline.request_lanes import OPEN_NS, LanePhase, RequestLanes, Turned
+from kvscope_app.views.timeline.request_lanes import OPEN_NS, RequestLanes, Turned
+from kvscope_telemetry.request_phase import RequestPhase
 from kvscope_telemetry.summaries.event_index import EventIndex
-from kvscope_telemetry.summaries.request_phases import PHASE, PhaseKind
+from kvscope_telemetry.summaries.request_phases import packed_phases
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
 
@@ -29,7 +30,13 @@ def spans_of(lanes):
     """(epoch, number, phase, begin, end) of each, in the order they began to be known."""
     requests, spans = lanes.requests, lanes.spans
     return [
-        (int(requests["epoch"][request]), int(requests["number"][request]), LanePhase(int(phase)), int(begin), int(end))
+        (
+            int(requests["epoch"][request]),
+            int(requests["number"][request]),
+            RequestPhase(int(phase)),
+            int(begin),
+            int(end),
+        )
         for begin, end, phase, request in zip(
             *(spans[name] for name in ("begin", "end", "phase", "request")), strict=True
         )
@@ -54,19 +61,19 @@ class PlainLives:
             return
         is_new = number not in self.open
         if kind == "admitted" and is_new and data and data.waited_ns:
-            self.begin(number, LanePhase.QUEUED, at - data.waited_ns)
+            self.begin(number, RequestPhase.QUEUED, at - data.waited_ns)
         elif kind in ("preempted", "finished") and is_new:
-            self.begin(number, LanePhase.RUNNING, START_NS)
+            self.begin(number, RequestPhase.RUNNING, START_NS)
         elif kind == "resumed" and is_new:
-            self.begin(number, LanePhase.PREEMPTED, START_NS)
+            self.begin(number, RequestPhase.PREEMPTED, START_NS)
         if kind != "finished":
             at = self.close(number, at)
             phase = {
-                "admitted": LanePhase.RUNNING,
-                "resumed": LanePhase.RUNNING,
-                "preempted": LanePhase.SWAPPED if data and data.is_swapped else LanePhase.PREEMPTED,
-                "aborted": LanePhase.ABORTED,
-                "refused": LanePhase.REFUSED,
+                "admitted": RequestPhase.RUNNING,
+                "resumed": RequestPhase.RUNNING,
+                "preempted": RequestPhase.SWAPPED if data and data.is_swapped else RequestPhase.PREEMPTED,
+                "aborted": RequestPhase.ABORTED,
+                "refused": RequestPhase.REFUSED,
             }[kind]
             self.begin(number, phase, at)
         if kind in ("finished", "aborted", "refused"):
@@ -166,7 +173,7 @@ def test_what_is_forgotten_goes_and_what_runs_stays():
     assert len(numbers) < 2_000
     overview.extend((), (timed(4_000, "finished", 7),))
     follower.follow(overview)
-    assert (EPOCH, 7, LanePhase.RUNNING, START_NS, START_NS + 4_000 * SECOND_NS) in spans_of(follower.lanes)
+    assert (EPOCH, 7, RequestPhase.RUNNING, START_NS, START_NS + 4_000 * SECOND_NS) in spans_of(follower.lanes)
     assert follower.lanes.history_of(EPOCH, 7) is not None
 
 
@@ -174,7 +181,7 @@ def test_an_engine_that_ended_ends_its_requests_when_it_was_last_seen():
     overview, follower = small_overview(), OverviewFollower()
     overview.extend((), (timed(300, "admitted", 1, epoch=EPOCH + 1),))
     follower.follow(overview)
-    assert (EPOCH, 2, LanePhase.RUNNING, START_NS + 12 * SECOND_NS, START_NS + 100 * SECOND_NS) in spans_of(
+    assert (EPOCH, 2, RequestPhase.RUNNING, START_NS + 12 * SECOND_NS, START_NS + 100 * SECOND_NS) in spans_of(
         follower.lanes
     )
 
@@ -201,14 +208,14 @@ def test_a_turn_says_when_the_prompt_was_done_even_after_the_end():
     lanes = RequestLanes()
     lanes.has_phases = True
     lanes.add([started(1, 5), timed(3, "preempted", 5), started(4, 5, kind="resumed"), timed(9, "finished", 5)])
-    lanes.add([phase(5, 5, PhaseKind.DECODE), phase(2, 5, PhaseKind.DECODE), phase(2, 5, PhaseKind.DECODE)])
+    lanes.add([phase(5, 5, RequestPhase.DECODE), phase(2, 5, RequestPhase.DECODE), phase(2, 5, RequestPhase.DECODE)])
     assert told_by(lanes) == {
         5: [
-            (LanePhase.PREFILL, 1.0, 2.0),
-            (LanePhase.DECODE, 2.0, 3.0),
-            (LanePhase.PREEMPTED, 3.0, 4.0),
-            (LanePhase.PREFILL, 4.0, 5.0),
-            (LanePhase.DECODE, 5.0, 9.0),
+            (RequestPhase.PREFILL, 1.0, 2.0),
+            (RequestPhase.DECODE, 2.0, 3.0),
+            (RequestPhase.PREEMPTED, 3.0, 4.0),
+            (RequestPhase.PREFILL, 4.0, 5.0),
+            (RequestPhase.DECODE, 5.0, 9.0),
         ]
     }
 
@@ -216,32 +223,34 @@ def test_a_turn_says_when_the_prompt_was_done_even_after_the_end():
 def test_who_comes_back_with_all_its_blocks_decodes_at_once():
     lanes = RequestLanes()
     lanes.has_phases = True
-    lanes.add([started(1, 5, known=100, kept=99), phase(1.5, 5, PhaseKind.DECODE)])
-    assert told_by(lanes) == {5: [(LanePhase.DECODE, 1.0, None)]}
+    lanes.add([started(1, 5, known=100, kept=99), phase(1.5, 5, RequestPhase.DECODE)])
+    assert told_by(lanes) == {5: [(RequestPhase.DECODE, 1.0, None)]}
 
 
 def test_who_waits_has_a_lane_before_it_runs_and_when_it_never_does():
     lanes = RequestLanes()
     lanes.has_phases = True
-    lanes.add([phase(1, 5, PhaseKind.WAITS), phase(1, 6, PhaseKind.WAITS), phase(0, 7, PhaseKind.DECODE)])
+    lanes.add([phase(1, 5, RequestPhase.QUEUED), phase(1, 6, RequestPhase.QUEUED), phase(0, 7, RequestPhase.DECODE)])
     assert told_by(lanes) == {
-        5: [(LanePhase.QUEUED, 1, None)],
-        6: [(LanePhase.QUEUED, 1, None)],
-        7: [(LanePhase.DECODE, 0, None)],
+        5: [(RequestPhase.QUEUED, 1, None)],
+        6: [(RequestPhase.QUEUED, 1, None)],
+        7: [(RequestPhase.DECODE, 0, None)],
     }
-    lanes.add([started(4, 5), phase(1, 5, PhaseKind.WAITS), timed(6, "aborted", 6)])
+    lanes.add([started(4, 5), phase(1, 5, RequestPhase.QUEUED), timed(6, "aborted", 6)])
     found = told_by(lanes)
-    assert found[5] == [(LanePhase.QUEUED, 1, 4), (LanePhase.PREFILL, 4, None)]
-    assert found[6] == [(LanePhase.QUEUED, 1, 6), (LanePhase.ABORTED, 6, 6)]
-    lanes.add([timed(8, "admitted", 1, epoch=EPOCH + 1), phase(7, 9, PhaseKind.WAITS), phase(5, 5, PhaseKind.DECODE)])
-    assert told_by(lanes)[5] == [(LanePhase.QUEUED, 1, 4), (LanePhase.PREFILL, 4, 5), (LanePhase.DECODE, 5, 8)]
+    assert found[5] == [(RequestPhase.QUEUED, 1, 4), (RequestPhase.PREFILL, 4, None)]
+    assert found[6] == [(RequestPhase.QUEUED, 1, 6), (RequestPhase.ABORTED, 6, 6)]
+    lanes.add(
+        [timed(8, "admitted", 1, epoch=EPOCH + 1), phase(7, 9, RequestPhase.QUEUED), phase(5, 5, RequestPhase.DECODE)]
+    )
+    assert told_by(lanes)[5] == [(RequestPhase.QUEUED, 1, 4), (RequestPhase.PREFILL, 4, 5), (RequestPhase.DECODE, 5, 8)]
     assert 9 not in told_by(lanes), "of an engine that ended"
 
 
 def test_without_turns_it_just_runs():
     lanes = RequestLanes()
     lanes.add([started(1, 5)])
-    assert told_by(lanes) == {5: [(LanePhase.RUNNING, 1, None)]}
+    assert told_by(lanes) == {5: [(RequestPhase.RUNNING, 1, None)]}
 
 
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -253,12 +262,12 @@ def test_however_late_turns_come_lives_are_the_same(data):
         at = 10.0 * number
         first, second = sorted(data.draw(st.lists(st.integers(1, 8), min_size=2, max_size=2)))
         events += [started(at, number), timed(at + 9, "finished", number)]
-        phases.append((at + first, number, PhaseKind.DECODE))
+        phases.append((at + first, number, RequestPhase.DECODE))
         if second > first:  # it was preempted and went on
             events[-1:-1] = [timed(at + second, "preempted", number), started(at + second, number, kind="resumed")]
-        spans = [(LanePhase.PREFILL, at, at + first), (LanePhase.DECODE, at + first, at + second)]
-        again = [(LanePhase.PREEMPTED, at + second, at + second), (LanePhase.PREFILL, at + second, at + 9)]
-        expected[number] = [*spans, *again] if second > first else [spans[0], (LanePhase.DECODE, at + first, at + 9)]
+        spans = [(RequestPhase.PREFILL, at, at + first), (RequestPhase.DECODE, at + first, at + second)]
+        again = [(RequestPhase.PREEMPTED, at + second, at + second), (RequestPhase.PREFILL, at + second, at + 9)]
+        expected[number] = [*spans, *again] if second > first else [spans[0], (RequestPhase.DECODE, at + first, at + 9)]
     late = data.draw(st.permutations(phases))
     lanes = RequestLanes()
     lanes.has_phases = True
@@ -271,16 +280,14 @@ def test_however_late_turns_come_lives_are_the_same(data):
 
 def test_a_follower_takes_turns_with_the_seconds_that_tell_them():
     overview, follower = SessionOverview(), OverviewFollower()
-    packed = np.array(
-        [(START_NS + 2 * SECOND_NS, 5, PhaseKind.DECODE), (START_NS, 6, PhaseKind.WAITS)], PHASE
-    ).tobytes()
+    packed = packed_phases([(START_NS + 2 * SECOND_NS, 5, RequestPhase.DECODE), (START_NS, 6, RequestPhase.QUEUED)])
     overview.extend([second(1, phases=b"")], [started(1, 5)])
     follower.follow(overview)
-    assert told_by(follower.lanes) == {5: [(LanePhase.PREFILL, 1, None)]}
+    assert told_by(follower.lanes) == {5: [(RequestPhase.PREFILL, 1, None)]}
     overview.extend([second(2, phases=packed)])
     follower.follow(overview)
     follower.follow(overview)
     assert told_by(follower.lanes) == {
-        5: [(LanePhase.PREFILL, 1, 2), (LanePhase.DECODE, 2, None)],
-        6: [(LanePhase.QUEUED, 0, None)],
+        5: [(RequestPhase.PREFILL, 1, 2), (RequestPhase.DECODE, 2, None)],
+        6: [(RequestPhase.QUEUED, 0, None)],
     }

@@ -13,11 +13,11 @@ from tests.app import window_driver as driver
 from kvscope_app.look.number_text import count
 from kvscope_app.look.theme import DARK
 from kvscope_app.session.session import Session
+from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.views.inspector.inspector_view import STEP, InspectorView
 from kvscope_app.views.timeline.lane_layout import STEPS, gutter
 from kvscope_app.views.timeline.step_lane import steps_are_apart, wants_steps
 from kvscope_app.views.timeline.steps import read_steps
-from kvscope_app.views.timeline.time_span import TimeSpan
 from kvscope_app.views.timeline.timeline_view import TimelineView
 from kvscope_telemetry.messages.telemetry import Frame
 from kvscope_telemetry.playback.playback_source import PlaybackSource

@@ -16,9 +16,9 @@ from tests.app import window_driver as driver
 from timed_fakes import EPOCH, START_NS, FakeTimedSession, second, small_overview, timed
 
 from kvscope_app.look.theme import DARK, THEMES
+from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.views.timeline.lane_colors import softened
 from kvscope_app.views.timeline.lane_layout import GUTTER, ROW_HEIGHT
-from kvscope_app.views.timeline.time_span import TimeSpan
 from kvscope_app.views.timeline.timeline_view import EMPTY_TEXT, TimelineView
 from kvscope_telemetry.messages.telemetry import RequestInfo, RequestRows
 from kvscope_telemetry.summaries.summary import SECOND_NS
@@ -145,15 +145,19 @@ def test_whose_adapter_a_request_has_is_told_where_it_is_known(view, timed_sessi
     assert "#3 refused" in view.canvas.found_at(point(view, 70, row=2)).words
 
 
-def turn_wheel(view, at, phases):
-    where = QPointF(point(view, at, lane="usage"))
+def turn_wheel(view, at, phases, *, keys=Qt.KeyboardModifier.NoModifier):
+    turn_wheel_at(view, point(view, at, lane="usage"), phases, keys=keys)
+
+
+def turn_wheel_at(view, where, phases, *, keys=Qt.KeyboardModifier.NoModifier):
+    where = QPointF(where)
     event = QWheelEvent(
         where,
         view.canvas.mapToGlobal(where),
         QPoint(),
         QPoint(0, 120 * phases),
         Qt.MouseButton.NoButton,
-        Qt.KeyboardModifier.NoModifier,
+        keys,
         Qt.ScrollPhase.NoScrollPhase,
         False,
     )
@@ -172,7 +176,7 @@ def test_the_wheel_zooms_at_the_pointer(view):
     assert view.canvas.length_ns is None
 
 
-def test_the_wheel_zooms_at_the_pointer_while_time_is_paused_and_the_cursor_is_followed(view, timed_session):
+def test_a_zoomed_timeline_does_not_move_with_the_end_nor_with_the_cursor(view, timed_session):
     timed_session.timeline.cursor_ns = START_NS + 90 * SECOND_NS
     view.refresh()
     x = point(view, 20, lane="usage").x()
@@ -180,11 +184,13 @@ def test_the_wheel_zooms_at_the_pointer_while_time_is_paused_and_the_cursor_is_f
     timed_session.overview.extend([second(at, num_running=1) for at in range(100, 110)])  # the engine goes on
     timed_session.overview_changed.emit()
     assert abs(point(view, 20, lane="usage").x() - x) <= 2
-    assert not view.follow.isChecked(), "the cursor is out of sight"
-    turn_wheel(view, 20, -200)
+    assert not view.follow.isChecked()
+    seen = view.canvas.shown.span
+    timed_session.timeline.cursor_ns = START_NS + 100 * SECOND_NS
+    view.refresh()
+    assert view.canvas.shown.span == seen
     view.follow.click()
-    turn_wheel(view, 90, 8)
-    assert view.follow.isChecked(), "the cursor is still seen"
+    assert view.canvas.shown.span.end_ns >= timed_session.timeline.cursor_ns
 
 
 def test_panning_to_the_end_while_time_is_paused_stays_there(view, timed_session):
@@ -342,6 +348,65 @@ def test_a_low_dock_leaves_lanes_out_that_nothing_ever_happened_in(view, timed_s
     assert {"refused", "copied", "swapped"} <= {lane.name for lane, *_ in view.canvas.layout_now.boxes()}
     view.resize(GUTTER + 1_000, 260)
     assert {lane.name for lane, *_ in view.canvas.layout_now.boxes()} == {"usage", "running", "waiting", "gaps"}
+
+
+def lane_names(view):
+    return [lane.name for lane, *_ in view.canvas.layout_now.boxes()]
+
+
+LANES_IN_USE = ["usage", "running", "waiting", "preempted", "evicted", "copied", "refused", "gaps"]
+
+
+@pytest.fixture
+def low_view(view):
+    view.resize(GUTTER + 1_000, 165)
+    view.refresh()
+    return view
+
+
+def test_low_dock_shows_request_rows_instead_of_the_last_lanes(low_view):
+    canvas, layout = low_view.canvas, low_view.canvas.layout_now
+    shown = lane_names(low_view)
+    assert 2 <= len(shown) < len(LANES_IN_USE)
+    assert shown == LANES_IN_USE[: len(shown)]
+    assert canvas.height() >= layout.requests_top + 4 * ROW_HEIGHT
+    assert colour(low_view, 60, row=0) == DARK.good
+    assert canvas.found_at(point(low_view, 35, row=0)).number == 1
+
+
+def test_low_dock_scrolls_to_the_lanes_that_do_not_fit(low_view, timed_session):
+    fixed = lane_names(low_view)
+    timed_session.overview.extend((), [timed(91 + number / 100, "admitted", number) for number in range(10, 60)])
+    low_view.refresh()
+    rows, canvas = low_view.rows, low_view.canvas
+    assert rows.isVisibleTo(low_view)
+    assert rows.value() == 0
+    rows.setValue(-1)
+    assert lane_names(low_view) == [*fixed, "gaps"]
+    rows.setValue(rows.minimum())
+    assert lane_names(low_view) == LANES_IN_USE
+    rows.setValue(rows.maximum())
+    assert lane_names(low_view) == fixed
+    assert canvas.found_at(point(low_view, 96, row=canvas.layout_now.num_rows - 1)).number == 59
+
+
+def test_wheel_over_names_and_ctrl_wheel_scroll_without_zooming(low_view):
+    span = low_view.canvas.shown.span
+    turn_wheel_at(low_view, QPoint(GUTTER // 2, 60), 1)
+    assert low_view.rows.value() == -3
+    turn_wheel(low_view, 30, -1, keys=Qt.KeyboardModifier.ControlModifier)
+    assert low_view.rows.value() == 0
+    assert low_view.canvas.shown.span == span
+
+
+def test_low_dock_without_requests_shows_every_lane(qtbot):
+    session = FakeTimedSession(small_overview())
+    session.overview.events.forget_before(START_NS + 1_000 * SECOND_NS)
+    empty = TimelineView(session)
+    qtbot.addWidget(empty)
+    empty.resize(GUTTER + 1_000, 200)
+    empty.refresh()
+    assert empty.canvas.layout_now.num_scrolling == 0
 
 
 def test_a_long_overview_is_taken_in_by_turns_and_painted_meanwhile(view, timed_session, qtbot):

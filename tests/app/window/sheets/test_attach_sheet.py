@@ -12,9 +12,9 @@ from kvscope_telemetry import addresses
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.keys.api_keys import api_keys_path, read_api_keys
-from kvscope_telemetry.keys.connections import Connection, connections_path, read_connections, remember
 from kvscope_telemetry.keys.key_ring import KeyRing
 from kvscope_telemetry.messages.roles import Role
+from kvscope_telemetry.sockets.connections import Connection, connections_path, read_connections, remember
 
 
 @pytest.fixture

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
+import torch
 
 from kvscope_engine.bench.kernels import command
+from kvscope_engine.bench.kernels.contest import OURS
 from kvscope_engine.bench.kernels.report import HEADER, text
 from kvscope_engine.cli.main import main
 
@@ -30,7 +33,7 @@ def test_measures_and_tells_where_and_when(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_knows_every_operation_that_can_be_asked_for() -> None:
-    from kvscope_kernels.benchmark.side_by_side.contests import KERNELS
+    from kvscope_engine.bench.kernels.contests import KERNELS
 
     assert tuple(KERNELS) == command.KERNELS
 
@@ -54,3 +57,20 @@ def test_tuning_needs_a_gpu_and_says_so_in_a_line(capsys: pytest.CaptureFixture[
     said = capsys.readouterr().err
     assert "--tune needs a CUDA device" in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.gpu
+def test_decode_on_a_gpu_is_near_a_plain_read() -> None:
+    from kvscope_engine.bench.kernels.contest import measured
+    from kvscope_engine.bench.kernels.contests import decode
+    from kvscope_engine.bench.kernels.samplers import reading_on, sampler_on, wait_for
+    from kvscope_kernels import ops_for
+    from kvscope_kernels.attention_workload import AttentionWorkload
+
+    work = AttentionWorkload(name="8 x 4k", seq_lens=(4096,) * 8)
+    (contest,) = decode(ops_for("cuda"), "cuda", torch.bfloat16, [work])
+    result = measured(contest, partial(sampler_on, "cuda"), reading_on("cuda"), 9, partial(wait_for, "cuda"))
+    ours = result.rows[0]
+    assert ours.contender == OURS
+    assert 0.05 < ours.share_of_read < 2

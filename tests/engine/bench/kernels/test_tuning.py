@@ -15,12 +15,11 @@ import pytest
 import torch
 
 import kvscope_kernels
+from kvscope_engine.bench.kernels import calls, samplers
+from kvscope_engine.bench.kernels.contest import CallCycle
 from kvscope_engine.bench.kernels.tuning import tune
 from kvscope_kernels.attention_args import AttentionArgs
-from kvscope_kernels.benchmark import calls
-from kvscope_kernels.benchmark.side_by_side import samplers
-from kvscope_kernels.benchmark.side_by_side.contest import Contender
-from kvscope_kernels.benchmark.workload import AttentionWorkload, Pool, make_pool
+from kvscope_kernels.attention_workload import AttentionWorkload, Pool, make_pool
 from kvscope_kernels.launch import DotTiles, decode_tiles
 from kvscope_kernels.tuning import tile_table
 from kvscope_kernels.tuning.tile_table import DECODE, own_table, table_words, tuned
@@ -43,7 +42,7 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
         lens = None if work.query_lens is None else (2,)
         return [make_pool(replace(work, seq_lens=(20,), query_lens=lens), "cpu")]
 
-    def sampler(device: str, contender: Contender) -> Callable[[], float]:
+    def sampler(device: str, contender: CallCycle) -> Callable[[], float]:
         is_decode = contender.calls[0].func is decode  # type: ignore[attr-defined]
         return lambda: 1e-3 / taken().tile_n if is_decode else 1e-3
 

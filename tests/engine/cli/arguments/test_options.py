@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 
 from kvscope_engine.cli.arguments.options import add_engine_options, engine_config
-from kvscope_engine.cli.parser import CommandParser, parse_size
+from kvscope_engine.command_parser import CommandParser, parse_size
 from kvscope_telemetry.engine_config import EngineConfig, LoraModule, SpeculativeConfig
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.kv_events.config import KvEventsConfig
@@ -140,7 +140,8 @@ def test_kv_events_need_a_prefix_cache() -> None:
 @pytest.mark.parametrize(
     ("text", "num_bytes"),
     [
-        ("1", 1),
+        ("1B", 1),
+        ("4096", 4096),
         ("512MiB", 512 << 20),
         ("512mib", 512 << 20),
         ("4G", 4 << 30),
@@ -153,7 +154,7 @@ def test_sizes(text: str, num_bytes: int) -> None:
     assert parse_size(text) == num_bytes
 
 
-NO_SIZES = ["", "0", "-1", "0.0001", "1e9", "12 XB", "MiB", "inf", "nan", "1MiB2", "9" * 400 + "GB"]
+NO_SIZES = ["", "0", "24", "4095", "-1", "0.0001", "1e9", "12 XB", "MiB", "inf", "nan", "1MiB2", "9" * 400 + "GB"]
 
 
 @pytest.mark.parametrize("text", NO_SIZES, ids=lambda text: text[:9])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from kvscope_engine.http.shapes.bodies import Function
 from kvscope_engine.http.tools.formats import BY_NAME
 from kvscope_engine.http.tools.reader import ToolCallReader
-from kvscope_engine.http.tools.use import MarkedText, hidden_tokens
-from kvscope_engine.model.text.tokenizer import Tokenizer
+from kvscope_engine.http.tools.use import MarkedText, ToolUse, hidden_tokens
+from kvscope_engine.tokenization.tokenizer import Tokenizer
 from kvscope_telemetry.messages.commands import Finished, RequestTiming, Tokens, Usage
 
-WORDS = ("<s>", "[TOOL_CALLS]", "[ARGS]", "time", "{}", "Well, ", "</s>")
+WORDS = ("<s>", "[TOOL_CALLS]", "[ARGS]", "time", "{}", "Well, ", "</s>", "<think>", "</think>", "\n")
 SPECIAL = frozenset((0, 1, 2, 6))
 
 
@@ -57,3 +58,14 @@ def test_marks_are_shown_and_calls_are_read() -> None:
 
 def test_marks_that_are_text_need_nothing() -> None:
     assert hidden_tokens(BY_NAME["hermes"], TOKENIZER) is None
+
+
+def test_prompt_that_ends_with_the_reasoning_mark_begins_reasoning() -> None:
+    use = ToolUse([Function(name="time")], BY_NAME["mistral"])
+    answer = "[TOOL_CALLS]time{} </think>[TOOL_CALLS]time{}"
+    for prompt, num_calls in (([5, 7, 9], 1), ([5, 7, 8], 2), ([], 2)):
+        reader = use.reader(TOKENIZER, prompt)
+        assert reader is not None
+        reader.add(answer)
+        reader.flush()
+        assert reader.num_calls == num_calls

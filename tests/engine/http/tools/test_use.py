@@ -64,7 +64,7 @@ def test_what_is_forced(fields: dict[str, Any], forced: list[str], is_one: bool)
 
 def test_none_calls_nothing() -> None:
     use = tool_use(chat(tools=TOOLS, tool_choice="none"), None, "hermes")
-    assert use.reader() is None
+    assert use.reader(None, ()) is None
 
 
 def test_calls_have_no_other_form() -> None:

@@ -10,10 +10,11 @@ import pytest
 
 from kvscope_engine.model.cpu_offload import streaming
 from kvscope_engine.model.cpu_offload.split import large_bytes
-from kvscope_engine.model.fused import fuse
-from kvscope_engine.model.loading import loader
-from kvscope_engine.model.loading.loader import LoadedModel, load_model
-from kvscope_engine.model.tiers.streams import Lane, StreamMark
+from kvscope_engine.model.device_memory.device_streams import Lane, StreamMark
+from kvscope_engine.model.loaded_model import LoadedModel
+from kvscope_engine.model.loader import model_loader
+from kvscope_engine.model.loader.model_loader import load_model
+from kvscope_engine.model.verification import fuse
 from kvscope_telemetry.engine_config import EngineConfig
 
 
@@ -74,7 +75,7 @@ def late_copies(monkeypatch: pytest.MonkeyPatch) -> type[LateCopies]:
     """In place of CUDA's streams; `made` are those of this test. Linear layers are as on a GPU, not packed."""
     LateCopies.made = []
     monkeypatch.setattr(streaming, "CudaStreams", LateCopies)
-    monkeypatch.setattr(loader, "check_streaming", lambda *_: None)
+    monkeypatch.setattr(model_loader, "check_streaming", lambda *_: None)
     monkeypatch.setattr(fuse, "can_pack", lambda *_: False)
     return LateCopies
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvscope_engine.model.cpu_offload.split import check_streaming, large_bytes, layers_for_host, place_others
-from kvscope_engine.model.loading.loader import load_model
+from kvscope_engine.model.loader.model_loader import load_model
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput, KvscopeError
 

@@ -15,11 +15,10 @@ from kvscope_engine import Engine, EngineConfig, components
 from kvscope_engine.model.cpu_offload import streaming
 from kvscope_engine.model.cpu_offload.split import large_tensors
 from kvscope_engine.model.cpu_offload.streaming import close_streaming, streamed_weights
-from kvscope_engine.model.fused.fuse import weights_bytes
-from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
-from kvscope_engine.model.memory.weights_by_part import weights_by_part
-from kvscope_engine.model.roofline.model_costs import model_work
-from kvscope_engine.model.tiers.host_slab import HostSlab
+from kvscope_engine.model.device_memory.host_slab import HostSlab
+from kvscope_engine.model.layers.weight_bytes import weights_by_part, weights_bytes
+from kvscope_engine.model.verification.ready_to_run import make_ready_to_run
+from kvscope_engine.roofline.model_costs import model_work
 from kvscope_telemetry.engine_config import LoraModule
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.commands import Submit

@@ -323,3 +323,71 @@ def test_the_integrity_check_compares_with_the_block_tables(tables: list[list[in
     pool.allocate(2, owner=1)
     with pytest.raises(AssertionError, match=message):
         pool.check_integrity(tables)
+
+
+def published_order(pool: BlockPool) -> list[int]:
+    """Blocks in the order in which the ledger says that they are evicted."""
+    order = pool.ledger.eviction_order
+    return sorted(np.flatnonzero(order).tolist(), key=lambda block: int(order[block]))
+
+
+def test_the_ledger_has_the_order_in_which_blocks_are_evicted() -> None:
+    pool = make_pool()
+    first, second = pool.allocate(3, owner=1), pool.allocate(3, owner=2)
+    write_full(pool, first, 1, text=7)
+    write_full(pool, second, 2, text=8)
+    assert not pool.ledger.eviction_order.any()
+    pool.release(first, 2)
+    pool.release(second, 3)
+    assert published_order(pool) == first[::-1] + second[::-1]
+    hits = find(pool, 7, 2)
+    pool.hit(hits, 4)  # used again: evicted after all others
+    assert published_order(pool) == [first[2], *second[::-1]]
+    pool.release(hits, 5)
+    expected = [first[2], *second[::-1], first[1], first[0]]
+    assert published_order(pool) == expected
+    pool.take_changed()
+    pool.allocate(pool.num_free, owner=3)
+    assert [pool.allocate(1, owner=3)[0] for _ in expected] == expected
+    assert not pool.ledger.eviction_order.any()
+
+
+def test_pinned_blocks_are_not_in_the_published_order_until_they_are_unpinned() -> None:
+    pool = make_pool()
+    blocks = pool.allocate(4, owner=1)
+    write_full(pool, blocks, 1, text=7)
+    pool.pin(blocks[:1])  # while it is in use
+    pool.release(blocks, 2)
+    pool.take_changed()
+    pool.pin([blocks[2]])
+    assert pool.take_changed().tolist() == [blocks[2]]
+    assert published_order(pool) == [blocks[3], blocks[1]]
+    pool.unpin(blocks)
+    assert pool.take_changed().tolist() == [blocks[0], blocks[2]]
+    assert published_order(pool) == [blocks[3], blocks[1], blocks[0], blocks[2]]
+    pool.evict([blocks[1]])
+    assert published_order(pool) == [blocks[3], blocks[0], blocks[2]]
+    pool.pin([blocks[0]])
+    pool.check_integrity([])
+    pool.reset_prefix_cache()
+    assert not pool.ledger.eviction_order.any()
+
+
+def test_the_published_order_is_numbered_again_when_its_numbers_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvscope_engine.policy.blocks.block_pool.MAX_EVICTION_ORDER", 7)
+    pool = make_pool()
+    expected: list[int] = []
+    for text in range(1, 5):
+        blocks = pool.allocate(2, owner=text)
+        write_full(pool, blocks, text, text)
+        pool.take_changed()
+        pool.release(blocks, text)
+        changed = pool.take_changed().tolist()
+        expected += blocks[::-1]
+        assert published_order(pool) == expected
+        assert changed == (sorted(expected) if text == 4 else sorted(blocks))
+        pool.check_integrity([])
+    hits = find(pool, 1, 2)
+    pool.hit(hits, 9)
+    pool.release(hits, 9)
+    assert published_order(pool) == expected[2:] + expected[:2]

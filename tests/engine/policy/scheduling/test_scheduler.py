@@ -224,6 +224,8 @@ def test_no_admission_in_a_step_that_preempts(drive: Make) -> None:
     [
         (0, 5, "the prompt is empty: at least 1 token is needed"),
         (100, 29, r"100 prompt tokens and 29 new ones need 33 blocks of 4 tokens: the whole pool has 32"),
+        (1, 128, r"1 prompt token and 128 new ones need 33 blocks of 4 tokens"),
+        (128, 1, r"128 prompt tokens and 1 new one need 33 blocks of 4 tokens"),
         (500, 525, r"500 prompt tokens and 525 new ones make 1025 tokens: at most 1024"),
     ],
 )
@@ -452,7 +454,7 @@ def test_reset_prefix_cache_forgets_and_running_requests_go_on(drive: Make) -> N
     running = one.submit(range(100, 120), 10)
     one.step()
     assert one.scheduler.reset_prefix_cache(7) == 3
-    assert "3 blocks freed" in events(one, "note")[0].cause
+    assert events(one, "note")[0].cause == "the prefix cache was emptied: 3 cached blocks"
     again = one.submit(range(12), 1)
     one.run()
     assert again.num_cached_tokens == 0
@@ -570,7 +572,7 @@ def test_a_client_that_runs_nothing_gets_a_place_from_one_that_runs_several(driv
     assert [request.state for request in many[:3]] == [RequestState.RUNNING] * 2 + [RequestState.PREEMPTED]
     (event,) = events(one, "preempted")
     assert (event.number, event.other) == (3, few.number)
-    assert f"made way for request #{few.number}, whose client had none running" in event.cause
+    assert f"to let request #{few.number} start (its client had no running request)" in event.cause
     second = one.submit([21, 21], 5, client="few")
     one.step()
     assert second.state is RequestState.WAITING, "one that runs something waits for its turn"

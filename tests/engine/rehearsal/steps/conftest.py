@@ -25,25 +25,26 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvscope_engine.model.fused import fused_experts, fused_mlp
-from kvscope_engine.model.fused.float32_head import use_float32_logits
-from kvscope_engine.model.fused.fuse import replace_part
-from kvscope_engine.model.fused.fused_attention import attention_candidates
-from kvscope_engine.model.fused.fused_experts import experts_candidate
-from kvscope_engine.model.fused.fused_layer import chain_layers, layer_candidate
-from kvscope_engine.model.fused.fused_mlp import mlp_candidate
-from kvscope_engine.model.fused.fused_norm import norm_candidates
-from kvscope_engine.model.latent.hold import hold_latents
-from kvscope_engine.model.latent.latents import held_latents
-from kvscope_engine.model.ranks.reduce import AllReduce, reduce_behind_layers
-from kvscope_engine.model.running import runner, step_buffer
-from kvscope_engine.model.running.attention import ATTENTION_NAME, AttentionOptions, register_attention
-from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape
-from kvscope_engine.model.running.recurrent import recurrent_layers
-from kvscope_engine.model.running.runner import ModelRunner, OtherRanks
-from kvscope_engine.model.running.state_storage import StatePart, StateStorage
+from kvscope_engine.model.device_memory import step_buffer
+from kvscope_engine.model.kv_cache.kv_storage import KVStorage, LayerShape
+from kvscope_engine.model.kv_cache.state_storage import StatePart, StateStorage
+from kvscope_engine.model.layers.attention.mla.latent_modules import hold_latents
+from kvscope_engine.model.layers.attention.mla.latents import held_latents
+from kvscope_engine.model.layers.attention.paged_attention import ATTENTION_NAME, AttentionOptions, register_attention
+from kvscope_engine.model.layers.fused import fused_experts, fused_mlp
+from kvscope_engine.model.layers.fused.all_reduce import AllReduce, reduce_behind_layers
+from kvscope_engine.model.layers.fused.float32_head import use_float32_logits
+from kvscope_engine.model.layers.fused.fused_attention import attention_candidates
+from kvscope_engine.model.layers.fused.fused_experts import experts_candidate
+from kvscope_engine.model.layers.fused.fused_layer import chain_layers, layer_candidate
+from kvscope_engine.model.layers.fused.fused_mlp import mlp_candidate
+from kvscope_engine.model.layers.fused.fused_norm import norm_candidates
+from kvscope_engine.model.layers.recurrent.recurrent_layers import recurrent_layers
+from kvscope_engine.model.runner import model_runner
+from kvscope_engine.model.runner.model_runner import ModelRunner, OtherRanks
+from kvscope_engine.model.verification.fuse import replace_part
 from kvscope_kernels import Ops
-from kvscope_kernels.experts.weights import Gate
+from kvscope_kernels.fused_moe.expert_weights import Gate
 from kvscope_kernels.gated_activation import SILU
 
 GPU: Final = torch.device("cuda:0")
@@ -329,8 +330,8 @@ def make_runner(
     module = auto.from_config(config, dtype=torch.bfloat16).eval()
     _move(module)
     module.set_attn_implementation(ATTENTION_NAME)
-    monkeypatch.setattr(runner, "make_ready_to_run", join_unproven)
-    monkeypatch.setattr(runner, "weights_bytes", lambda _: 0)
+    monkeypatch.setattr(model_runner, "make_ready_to_run", join_unproven)
+    monkeypatch.setattr(model_runner, "weights_bytes", lambda _: 0)
     monkeypatch.setattr(fused_mlp, "activation_kind_of", lambda *_: SILU)
     monkeypatch.setattr(fused_experts, "gate_of", lambda *_: Gate(SILU) if fuses_experts else None)
     hold_latents(module, ATTENTION_NAME)

@@ -12,8 +12,8 @@ import torch
 from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.request import Request
 from kvscope_kernels.dispatch import ops_for
-from kvscope_kernels.libraries.flashinfer import FlashInfer
-from kvscope_kernels.libraries.preferred import preferring
+from kvscope_kernels.third_party_attention.flashinfer import FlashInfer
+from kvscope_kernels.third_party_attention.preferred import preferring
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 PAGES = 3 + 2  # of 16 tokens: 41 in one chunk, 30 with what was computed before

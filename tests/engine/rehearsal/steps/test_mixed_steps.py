@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from kvscope_engine.model.running import capture_failures
-from kvscope_engine.model.running.decode_graphs import captured_sizes
-from kvscope_engine.model.running.pieces.mixed_graphs import SIZES
+from kvscope_engine.model.cuda_graphs import capture_failures
+from kvscope_engine.model.cuda_graphs.decode_graphs import captured_sizes
+from kvscope_engine.model.cuda_graphs.piecewise.mixed_graphs import SIZES
 from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling

@@ -10,7 +10,7 @@ import torch
 from tests.engine.gpu_notes import faults_in
 from tests.engine.rehearsal.steps.plans import decodes
 
-from kvscope_engine.model.running.product_choice import choose_products
+from kvscope_engine.model.runner.product_choice import choose_products
 from kvscope_kernels.linear import choice
 from kvscope_kernels.linear.skinny_linear import linear
 

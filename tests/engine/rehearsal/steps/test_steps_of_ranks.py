@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from tests.engine.rehearsal.steps.test_expert_steps import QWEN3
 
-from kvscope_engine.model.ranks.messages import Step, decode_to_rank, encode, inputs_of, step_of
-from kvscope_engine.model.running.graphs_together import ELSEWHERE
-from kvscope_engine.model.running.runner import ModelRunner
-from kvscope_engine.model.running.step_inputs import StepInputs
+from kvscope_engine.model.cuda_graphs.graphs_together import ELSEWHERE
+from kvscope_engine.model.executor.rank_messages import Step, decode_to_rank, encode, inputs_of, step_of
+from kvscope_engine.model.input_batch.step_inputs import StepInputs
+from kvscope_engine.model.runner.model_runner import ModelRunner
 from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling

@@ -161,6 +161,8 @@ def test_a_file_comes_back(tmp_path: Path) -> None:
     assert costs.preset.cost == PRESETS["opt-13b"].cost
     with pytest.raises(KvscopeError, match="cannot be written"):
         save_costs(tmp_path / "no" / "where.json", costs)
+    with pytest.raises(KvscopeError, match="it is a device, not a file"):
+        save_costs(Path("/dev/null"), costs)
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,14 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 import pytest
+from tests.simulated_engine.engine import SimulatedEngine
 from tests.telemetry.conftest import SteppedClock
 
 from kvscope_telemetry.exports.comparison.comparison import Run
-from kvscope_telemetry.exports.span import Exported, Span
+from kvscope_telemetry.exports.span import Span
+from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, Latency, Summary
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 START_NS = 1_000 * SECOND_NS
 MakeRun = Callable[..., Run]
@@ -27,7 +28,7 @@ def make_run() -> MakeRun:
     token."""
 
     def make(values: npt.NDArray[np.float64], blocks: int = 100) -> Run:
-        hello = SyntheticEngine(num_blocks=blocks, epoch=9, clock=SteppedClock()).hello
+        hello = SimulatedEngine(num_blocks=blocks, epoch=9, clock=SteppedClock()).hello
         overview = SessionOverview()
         for second, value in enumerate(values):
             whole = round(float(value))
@@ -42,6 +43,7 @@ def make_run() -> MakeRun:
                         cached_tokens=30,
                         finished=1,
                         active_blocks=whole,
+                        peak_active_blocks=whole,
                         free_blocks=blocks - whole,
                         longest_free_run=(blocks - whole) // 2,
                         first_token=Latency(1, value / 1e3, value / 1e3, value / 1e3),
@@ -50,6 +52,6 @@ def make_run() -> MakeRun:
             )
         recording = SimpleNamespace(info=SimpleNamespace(hello=hello, epochs=(9,)))
         end_ns = START_NS + len(values) * SECOND_NS
-        return Run(cast(Exported, recording), overview, Span(START_NS, START_NS, end_ns))
+        return Run(cast(Recording, recording), overview, Span(START_NS, START_NS, end_ns))
 
     return make

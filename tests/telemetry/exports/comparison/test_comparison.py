@@ -129,7 +129,7 @@ def test_the_table_goes_to_other_tools(make_run: MakeRun) -> None:
     assert table.num_rows == len(FIGURES) == len({figure.key for figure in FIGURES})
     file = io.BytesIO()
     write_comparison_csv(comparison, file)
-    header, *lines = file.getvalue().decode().splitlines()
+    header, *lines = file.getvalue().decode("utf-8-sig").splitlines()
     assert header == (
         "key,label,unit,a,b,difference,a_windows,b_windows,low,high,verdict,test,a_p5,a_p50,a_p95,b_p5,b_p50,b_p95"
     )

@@ -71,10 +71,10 @@ def test_no_file_of_this_machine_is_read_because_an_engine_says_so() -> None:
 
 @pytest.fixture
 def watched(fake: FakeOpenAI, tmp_path: Path) -> Any:
-    """An engine inside of which kvscope is, attached to with an API key."""
+    """A source that is attached to an engine inside of which kvscope runs."""
     endpoint = f"ipc://{tmp_path}/e"
     state = CacheState(replace(hello_of(), api=fake.address))
-    with Publisher(endpoint, state), open_source(endpoint, api_key="secret") as source:
+    with Publisher(endpoint, state), open_source(endpoint) as source:
 
         def has_state() -> bool:
             source.update_mirror()
@@ -90,7 +90,7 @@ def test_prompts_go_to_its_own_api_and_all_else_to_its_socket(watched: Any, fake
     replies = to_the_end(watched)
     assert "".join(reply.text for reply in replies if isinstance(reply, Tokens)) == "Hello"
     headers = fake.calls[0].headers
-    assert (headers["Authorization"], headers["X-Request-Id"]) == ("Bearer secret", "mine")
+    assert headers["X-Request-Id"] == "mine"
     watched.send(Abort(request_id="theirs"))
     (reply,) = replies_until(watched, bool)
     assert isinstance(reply, Failed), "the engine was asked, which does no such thing here"

@@ -19,12 +19,12 @@ from PySide6.QtWidgets import (
 
 from kvscope_app.look.makers import empty_state, label, scrolled
 from kvscope_app.look.number_text import seconds
+from kvscope_app.look.sheet import Sheet
 from kvscope_app.look.theme import Theme
 from kvscope_app.session.session import Session
 from kvscope_app.views.memory.bar import Swatch
 from kvscope_app.views.memory.segments.bars import SegmentBars, state_color
 from kvscope_app.views.memory.segments.figures import STATE_WORDS, as_tsv, figure_rows, left_out
-from kvscope_app.window.sheets.help_sheets import Sheet
 from kvscope_telemetry.errors import KvscopeError, ProtocolError
 from kvscope_telemetry.messages.commands import AllocatorMap, Failed, GetAllocatorMap, Reply
 from kvscope_telemetry.state.allocator_map import State, TorchSegment, unpack_map

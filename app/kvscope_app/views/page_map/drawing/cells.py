@@ -50,6 +50,8 @@ class Cells:
         self.has_filled = True
         """Otherwise cells are drawn whole: how full they are nobody knows."""
         self.step = 0
+        self.last_used: npt.NDArray[np.uint32] | None = None
+        """Step of each block's last use, reads included (`state.last_use`); None: as the ledger tells it."""
         self.selected: Ids = _NO_IDS
         self.has_selection = False
         self._ranks: Ranks = np.zeros(grid.num_cells, np.uint16)
@@ -71,15 +73,22 @@ class Cells:
 
     def refresh(self, ids: Ids) -> None:
         """Take the rows `ids`, shape (n,), from the ledger."""
-        fresh = self.mode.keys(self.ledger, ids, self.block_size, self.step)
+        fresh = self.mode.keys(self._ledger_with_reads(), ids, self.block_size, self.step)
         self._ranks[self.grid.cells_of(ids)] = self._emphasis[ids] | fresh
 
     def refresh_all(self) -> None:
         """Take every row from the ledger."""
-        fresh = self.mode.keys(self.ledger, slice(None), self.block_size, self.step)
+        fresh = self.mode.keys(self._ledger_with_reads(), slice(None), self.block_size, self.step)
         for part in self.grid.sections:
             blocks, cells = slice(part.start, part.end), slice(part.first_cell, part.first_cell + part.size)
             np.bitwise_or(self._emphasis[blocks], fresh[blocks], out=self._ranks[cells])
+
+    def _ledger_with_reads(self) -> Ledger:
+        if not self.mode.by_step or self.last_used is None or self.last_used.size != self.ledger.num_blocks:
+            return self.ledger
+        ledger = self.ledger.part(0, self.ledger.num_blocks)
+        ledger.last_used_step = self.last_used
+        return ledger
 
     def select(self, ids: Ids | None) -> Ids:
         """Let `ids` stand out from all others, or nothing (None). Returns the ids whose look changed.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.page_map.color_modes import STATE, ColorMode
@@ -52,6 +53,9 @@ class Scene:
         self._flashes = Flashes(0)
         self._sizes: tuple[int, ...] = ()
         self._wanted_heading = 0
+        self._last_used: npt.NDArray[np.uint32] | None = None
+        self._aged_step = 0
+        """Step as of which all ages are drawn."""
 
     @property
     def height(self) -> int:
@@ -82,7 +86,7 @@ class Scene:
             self._flashes = Flashes(ledger.num_blocks)
         self.cells = Cells(ledger, self.grid, block_size, self.mode)
         self.cells.has_filled = self.has_filled
-        self.cells.step = step
+        self.cells.step, self.cells.last_used = step, self._last_used
         self._flashes.clear()
         self.cells.select(selected)
         return self._redraw(fresh_ranks=True)
@@ -144,9 +148,15 @@ class Scene:
         """Draw the flashes that went down by now."""
         return self._draw_lit(self._flashes.fade(now_ns))
 
+    def set_last_used(self, last_used: npt.NDArray[np.uint32]) -> None:
+        """Tell when each block was last used, reads included, shape (num_blocks,); for what is drawn next."""
+        self._last_used = last_used
+        if self.cells is not None:
+            self.cells.last_used = last_used
+
     def grow_older(self, step: int) -> Span:
         """Draw ages as of `step`, when colours say how long ago something was."""
-        if self.cells is None or not self.mode.by_step or self.cells.step == step:
+        if self.cells is None or not self.mode.by_step or self._aged_step == step:
             return None
         self.cells.step = step
         return self._redraw(fresh_ranks=True)
@@ -209,7 +219,7 @@ class Scene:
         assert self.cells is not None, "only a shown ledger has a grid"
         old, self.grid = self.cells, grid
         self.cells = Cells(old.ledger, grid, old.block_size, self.mode)
-        self.cells.has_filled, self.cells.step = old.has_filled, old.step
+        self.cells.has_filled, self.cells.step, self.cells.last_used = old.has_filled, old.step, old.last_used
         self.cells.refresh_all()
         self.cells.select(old.selected if old.has_selection else None)
 
@@ -222,6 +232,7 @@ class Scene:
             self.pixels.fill(self._ink.background)
             return 0, self.height
         if fresh_ranks:
+            self._aged_step = self.cells.step
             self.cells.refresh_all()
         kind = CellRaster if self.camera.pitch >= MIN_CELL_PITCH else DenseRaster
         self._raster = kind(self.cells, self.camera, self.pixels)

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from PySide6.QtCore import QPoint
 from PySide6.QtGui import QGuiApplication
+from tests.simulated_engine.allocator_map import simulated_allocator_map
 
 from kvscope_app.look.theme import THEMES
 from kvscope_app.views.memory.memory_view import MemoryView
@@ -16,7 +17,6 @@ from kvscope_app.views.memory.segments.sheet import NOT_IN_RECORDING, NOT_TOLD, 
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.commands import AllocatorMap, Failed, GetAllocatorMap
 from kvscope_telemetry.state.allocator_map import pack_map, unpack_map
-from kvscope_telemetry.synthetic.server import synthetic_allocator_map
 
 TELLS = Capabilities(allocator_map=True)
 
@@ -63,7 +63,7 @@ def ask(make_view):
 def test_the_sheet_shows_what_the_engine_answers(ask):
     sheet, answer = ask()
     assert not sheet.again.isEnabled()
-    allocator_map = synthetic_allocator_map(0)
+    allocator_map = simulated_allocator_map(0)
     answer(allocator_map)
     assert sheet.value("Segments") == str(allocator_map.num_segments)
     assert sheet.value("Held") == "8.02 GiB"
@@ -75,7 +75,7 @@ def test_the_sheet_shows_what_the_engine_answers(ask):
 @pytest.mark.parametrize("to_scale", [True, False])
 def test_blocks_are_painted_in_their_colours(ask, theme, to_scale):
     sheet, answer = ask()
-    answer(synthetic_allocator_map(0))
+    answer(simulated_allocator_map(0))
     sheet.apply_theme(theme)
     sheet.to_scale.setChecked(to_scale)
     sheet.bars.resize(900, sheet.bars.minimumHeight())
@@ -87,7 +87,7 @@ def test_blocks_are_painted_in_their_colours(ask, theme, to_scale):
 def test_each_place_has_its_words(ask):
     sheet, answer = ask()
     assert sheet.bars.tip_at(QPoint(300, 10)) == ""
-    answer(synthetic_allocator_map(0))
+    answer(simulated_allocator_map(0))
     sheet.bars.resize(900, sheet.bars.minimumHeight())
     assert sheet.bars.tip_at(QPoint(300, 10)).startswith("4.00 GiB allocated, 0 B into its segment")
     assert "at 0x7f0000000000: 1 block" in sheet.bars.tip_at(QPoint(10, 10))
@@ -96,7 +96,7 @@ def test_each_place_has_its_words(ask):
 
 def test_the_text_has_a_line_a_block(ask):
     sheet, answer = ask()
-    allocator_map = synthetic_allocator_map(0)
+    allocator_map = simulated_allocator_map(0)
     answer(allocator_map)
     sheet.copy.click()
     lines = QGuiApplication.clipboard().text().splitlines()
@@ -106,14 +106,14 @@ def test_the_text_has_a_line_a_block(ask):
 
 def test_a_refusal_is_shown_and_can_be_asked_again(ask):
     sheet, answer = ask()
-    answer(synthetic_allocator_map(0))
+    answer(simulated_allocator_map(0))
     sheet.again.click()
     answer(Failed(reason="the engine runs on 'cpu'"))
     assert sheet.words.text() == "The engine runs on 'cpu'"
     assert sheet.words.isVisibleTo(sheet)
     assert not sheet.copy.isEnabled()
     sheet.again.click()
-    answer(synthetic_allocator_map(0))
+    answer(simulated_allocator_map(0))
     assert not sheet.words.isVisibleTo(sheet)
 
 
@@ -128,10 +128,10 @@ def test_nothing_held_and_damage_are_said(ask):
 
 def test_another_question_s_answer_is_not_ours(ask):
     sheet, answer = ask()
-    answer(synthetic_allocator_map(0), to_other=-1)
+    answer(simulated_allocator_map(0), to_other=-1)
     answer(Failed(reason="x"), to_other=1)
     assert not sheet.again.isEnabled()
-    answer(synthetic_allocator_map(0))
+    answer(simulated_allocator_map(0))
     assert sheet.again.isEnabled()
 
 
@@ -148,7 +148,7 @@ def test_a_recording_is_not_asked():
 
 
 def test_what_is_not_drawn_is_said():
-    whole = synthetic_allocator_map(0)
+    whole = simulated_allocator_map(0)
     allocator_map = pack_map(unpack_map(whole), max_blocks=100)
     assert "the smallest neighbours are merged" in left_out(allocator_map, unpack_map(allocator_map))
     assert left_out(whole, unpack_map(whole)) == ""
@@ -163,5 +163,5 @@ def test_an_answer_that_does_not_come_is_said_and_may_come_late(ask):
     sheet._wait.timeout.emit()
     assert "Waiting for the engine" in sheet.words.text()
     assert sheet.again.isEnabled()
-    answer(synthetic_allocator_map(0))
+    answer(simulated_allocator_map(0))
     assert sheet.value("Blocks") == "762"

@@ -22,14 +22,16 @@ from torch.utils._pytree import tree_leaves
 from transformers import core_model_loading
 
 from kvscope_engine import Engine, EngineConfig
-from kvscope_engine.model.checks import eager_check, trial
-from kvscope_engine.model.checks.agreement import Difference
+from kvscope_engine.model import tensor_agreement
 from kvscope_engine.model.cpu_offload import streaming
-from kvscope_engine.model.loading import loader
-from kvscope_engine.model.lora import adapters
-from kvscope_engine.model.memory.gpu_holders import GpuHolders
-from kvscope_engine.model.running import memory, step_buffer
-from kvscope_engine.model.tiers import build
+from kvscope_engine.model.device_memory import step_buffer
+from kvscope_engine.model.device_memory.gpu_holders import GpuHolders
+from kvscope_engine.model.kv_cache.kv_offload import tier_builder
+from kvscope_engine.model.layers.lora import lora_adapters
+from kvscope_engine.model.loader import model_loader
+from kvscope_engine.model.runner import pool_size
+from kvscope_engine.model.tensor_agreement import Difference
+from kvscope_engine.model.verification import eager_check
 
 GIB = 1 << 30
 SIZES: dict[str, Any] = {
@@ -245,13 +247,13 @@ def start(
     monkeypatch.setattr(fake_tensor, "CONSTANT_NUMEL_LIMIT", 0)  # a tensor of one number would be copied for real
     monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # its threads would know nothing of this mode
     monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(loader, "choose_device", lambda _: gpu)
-    monkeypatch.setattr(adapters, "choose_device", lambda _: gpu)
-    monkeypatch.setattr(loader, "CudaMemory", Card)
-    monkeypatch.setattr(memory, "CudaMemory", Card)
+    monkeypatch.setattr(model_loader, "choose_device", lambda _: gpu)
+    monkeypatch.setattr(lora_adapters, "choose_device", lambda _: gpu)
+    monkeypatch.setattr(model_loader, "CudaMemory", Card)
+    monkeypatch.setattr(pool_size, "CudaMemory", Card)
     monkeypatch.setattr(eager_check, "difference", lambda *_: Difference(0.0, 0.0, 0.0))
-    monkeypatch.setattr(trial, "share_of_spread", lambda *_: 0.0)
-    monkeypatch.setattr(build, "HostSlab", partial(HostRows, lanes))
+    monkeypatch.setattr(tensor_agreement, "share_of_spread", lambda *_: 0.0)
+    monkeypatch.setattr(tier_builder, "HostSlab", partial(HostRows, lanes))
     monkeypatch.setattr(streaming, "HostSlab", partial(HostRows, lanes))
     monkeypatch.setattr(core_model_loading, "_materialize_copy", read_shape)
     folder = checkpoint(tmp_path)

@@ -16,14 +16,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvscope_engine import Engine, EngineConfig, components, memory_guard
 from kvscope_engine.components import NO_ROOM_FOR_PIECES
+from kvscope_engine.model.batch_invariance.fixed_tiles import GPU_TILE_TOKENS
 from kvscope_engine.model.cpu_offload import streaming
-from kvscope_engine.model.loading.loader import load_model
-from kvscope_engine.model.lora import adapters as lora
-from kvscope_engine.model.lora.peft_folder import AdapterWeights, Delta
-from kvscope_engine.model.memory import gpu_register, memory_watch
-from kvscope_engine.model.memory.gpu_register import GpuRegister, promised_bytes
-from kvscope_engine.model.running import capture_failures
-from kvscope_engine.model.running.fixed_tiles import GPU_TILE_TOKENS
+from kvscope_engine.model.cuda_graphs import capture_failures
+from kvscope_engine.model.device_memory import gpu_register, memory_watch
+from kvscope_engine.model.device_memory.gpu_register import GpuRegister, promised_bytes
+from kvscope_engine.model.layers.lora import lora_adapters
+from kvscope_engine.model.layers.lora.peft_folder import AdapterWeights, Delta
+from kvscope_engine.model.loader.model_loader import load_model
 from kvscope_engine.policy.plan import StepPlan
 from kvscope_telemetry.engine_config import LoraModule
 from kvscope_telemetry.errors import BadInput
@@ -141,7 +141,7 @@ def test_steps_with_adapters_run_without_graphs(
     """One copy up and one down as ever, and nothing is compiled; a step without them replays its graph."""
     size = SIZES["hidden_size"]
     deltas = {"model.layers.0.self_attn.o_proj": Delta(torch.zeros(2, size), torch.zeros(size, 2))}
-    monkeypatch.setattr(lora, "read_adapter", lambda name, *_: AdapterWeights(deltas, 2, name.encode()))
+    monkeypatch.setattr(lora_adapters, "read_adapter", lambda name, *_: AdapterWeights(deltas, 2, name.encode()))
     modules = tuple(LoraModule(name=name, path="there") for name in ("sql", "python"))
     engine = start(lora_modules=modules)
     assert engine.notes == (), "graphs were captured"

@@ -1,0 +1,169 @@
+"""Where a person changes which keys do what. What another command has is taken from it only when told to twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QColor, QKeySequence
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QHBoxLayout,
+    QHeaderView,
+    QKeySequenceEdit,
+    QLineEdit,
+    QPushButton,
+    QTreeWidget,
+    QTreeWidgetItem,
+    QWidget,
+)
+
+from kvscope_app.actions.action_registry import Actions
+from kvscope_app.actions.keymap import Chosen, Command, given, keys_of, rivals
+from kvscope_app.look.makers import label
+from kvscope_app.look.sheet import Sheet
+from kvscope_app.settings.settings_keeper import SettingsKeeper
+
+_NAME = Qt.ItemDataRole.UserRole
+_HINT = "Select a command, press its new shortcut, then Set."
+
+
+class ShortcutEditor(Sheet):
+    """All commands of `actions`; changes hold at once, in all windows, and are kept in `choices`."""
+
+    def __init__(self, parent: QWidget, actions: Actions, choices: SettingsKeeper, accent: QColor) -> None:
+        super().__init__("Change shortcuts", parent)
+        self._actions, self._choices, self._accent = actions, choices, accent
+        self._doubted: tuple[str, str] | None = None
+        """Command and key for which a rival was named: Set once more takes it."""
+        self.search = QLineEdit()
+        self.search.setPlaceholderText("Find a command or a key")
+        self.search.setAccessibleName("Find a command or a key")
+        self.search.setClearButtonEnabled(True)
+        self.list = QTreeWidget()
+        self.keys = QKeySequenceEdit()
+        self.keys.setMaximumSequenceLength(1)
+        self.keys.setAccessibleName("New shortcut")
+        self.words = label(_HINT, "muted", wraps=True)
+        self.set, self.none, self.own = (QPushButton(text) for text in ("Set", "Clear", "Default"))
+        self.all_own = QPushButton("Reset all")
+        self._set_up_list()
+        self._lay_out()
+        self._connect()
+        self._fill()
+        self.resize(620, 640)
+
+    def choose(self, name: str) -> None:
+        """Mark the command of this name."""
+        for item in self._items():
+            if item.data(0, _NAME) == name:
+                self.list.setCurrentItem(item)
+
+    @property
+    def _command(self) -> Command | None:
+        item = self.list.currentItem()
+        name = "" if item is None else item.data(0, _NAME)
+        return next((command for command in self._actions.commands() if command.name == name), None)
+
+    def _on_set(self) -> None:
+        command, keys = self._command, self.keys.keySequence().toString()
+        if command is None or not keys:
+            self.words.setText(_HINT)
+            return
+        others = rivals(command, (keys,), self._actions.commands(), self._choices.values.shortcuts)
+        if others and self._doubted != (command.name, keys):
+            self._doubted = (command.name, keys)
+            names = " and ".join(f"“{other.text.rstrip('…')}”" for other in others)
+            self.words.setText(f"{_native(keys)} is assigned to {names}. Press Set again to reassign it.")
+            return
+        self._change(command, lambda commands, chosen: given(command, (keys,), commands, chosen))
+        self.words.setText(f"{_native(keys)} is now “{command.text.rstrip('…')}”.")
+
+    def _on_none(self) -> None:
+        if (command := self._command) is not None:
+            self._change(command, lambda commands, chosen: given(command, (), commands, chosen))
+
+    def _on_own(self) -> None:
+        if (command := self._command) is not None:
+            self._change(command, lambda commands, chosen: given(command, command.own_keys, commands, chosen))
+
+    def _change(self, command: Command, make: Callable[[list[Command], Chosen], Chosen]) -> None:
+        commands = self._actions.commands()
+        self._choices.change_by(lambda now: {"shortcuts": make(commands, now.shortcuts)})
+        self._doubted = None
+        self.keys.clear()
+        self.words.setText(_HINT)
+        self.choose(command.name)
+
+    def _on_chosen(self) -> None:
+        command = self._command
+        self._doubted = None
+        self.keys.clear()
+        for button in (self.set, self.none, self.own):
+            button.setEnabled(command is not None)
+
+    def _fill(self) -> None:
+        chosen = self._choices.values.shortcuts
+        current = self._command
+        self.list.clear()
+        for spec, command in zip(self._actions, self._actions.commands(), strict=True):
+            keys = keys_of(command.name, command.own_keys, chosen)
+            text = ", ".join(_native(key) for key in keys)
+            where = f"{spec.group}, when it has the focus" if command.within else spec.group
+            item = QTreeWidgetItem([command.text.rstrip("…"), text, where])
+            item.setData(0, _NAME, command.name)
+            if command.name in chosen:
+                item.setForeground(1, self._accent)
+                own = ", ".join(_native(key) for key in command.own_keys) or "none"
+                item.setToolTip(1, f"Changed; its own: {own}")
+            self.list.addTopLevelItem(item)
+        if current is not None:
+            self.choose(current.name)
+        self._filter(self.search.text())
+        self.all_own.setEnabled(bool(chosen))
+
+    def _filter(self, text: str) -> None:
+        wanted = text.casefold().strip()
+        for item in self._items():
+            item.setHidden(not any(wanted in item.text(column).casefold() for column in range(3)))
+
+    def _items(self) -> list[QTreeWidgetItem]:
+        found = (self.list.topLevelItem(index) for index in range(self.list.topLevelItemCount()))
+        return [item for item in found if item is not None]
+
+    def _set_up_list(self) -> None:
+        self.list.setAccessibleName("Commands and shortcuts")
+        self.list.setHeaderLabels(["Command", "Keys", "Menu"])
+        self.list.setRootIsDecorated(False)
+        self.list.setUniformRowHeights(True)
+        self.list.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
+        self.list.header().setSectionResizeMode(0, QHeaderView.ResizeMode.Stretch)
+        self.list.header().setSectionResizeMode(1, QHeaderView.ResizeMode.ResizeToContents)
+        self.list.header().setSectionResizeMode(2, QHeaderView.ResizeMode.ResizeToContents)
+        self.list.header().setStretchLastSection(False)
+
+    def _lay_out(self) -> None:
+        row = QHBoxLayout()
+        row.addWidget(self.keys, 1)
+        for button in (self.set, self.none, self.own, self.all_own):
+            button.setAutoDefault(False)  # Enter is a key as any other here
+            row.addWidget(button)
+        self.column.addWidget(self.search)
+        self.column.addWidget(self.list, 1)
+        self.column.addWidget(self.words)
+        self.column.addLayout(row)
+        self._on_chosen()
+
+    def _connect(self) -> None:
+        self.search.textChanged.connect(self._filter)
+        self.list.currentItemChanged.connect(lambda *_: self._on_chosen())
+        self.set.clicked.connect(self._on_set)
+        self.none.clicked.connect(self._on_none)
+        self.own.clicked.connect(self._on_own)
+        self.all_own.clicked.connect(partial(self._choices.change, shortcuts={}))
+        self._actions.keys_changed.connect(self._fill)
+
+
+def _native(keys: str) -> str:
+    return QKeySequence(keys).toString(QKeySequence.SequenceFormat.NativeText)

@@ -1,0 +1,85 @@
+"""Whether the engine would refuse a pin because an unfinished request would no longer fit beside it.
+
+The rule is the engine's (`kvscope_telemetry.pins`). Where the window does not know what the rule needs (which cached
+blocks the text of a waiting request begins with), the pin is offered and the engine decides. Knows no widget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+
+import numpy as np
+
+from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.messages.telemetry import KVGroup
+from kvscope_telemetry.pins import MAX_PINNED, most_held, num_missing, refusal_beside, refusal_of_many
+from kvscope_telemetry.state.mirror import Mirror
+
+_ONE_GROUP = (KVGroup(kind="full"),)
+
+
+def why_pins_refused(mirror: Mirror, blocks: Iterable[int], *, with_prefix: bool = False) -> str:
+    """Return why the engine would refuse to pin these blocks of the prefix cache, empty if it may accept that."""
+    assert mirror.hello is not None, "it has blocks"
+    cache, requests = mirror.hello.cache, mirror.requests
+    wanted = _with_prefixes(mirror, blocks) if with_prefix else set(blocks)
+    pinned = mirror.pinned | wanted
+    if len(pinned) > MAX_PINNED:
+        return refusal_of_many(len(wanted))
+    groups = tuple(group for group in cache.groups if group.kind != "state") or _ONE_GROUP
+    num_usable = cache.num_blocks - cache.num_reserved_blocks
+    lengths = requests.num_prompt_tokens + requests.max_tokens
+    rows = np.flatnonzero(requests.state != RequestState.FINISHED)
+    for row in rows[np.argsort(-lengths[rows], kind="stable")].tolist():
+        needed = sum(
+            most_held(
+                int(lengths[row]),
+                window=group.window,
+                max_chunk=cache.max_num_batched_tokens,
+                block_size=cache.block_size,
+            )
+            for group in groups
+        )
+        fits = num_missing(num_needed=needed, num_own=0, num_usable=num_usable, num_pinned=len(pinned)) <= 0
+        if fits:  # so do all shorter ones
+            return ""
+        own = _most_own(mirror, row, groups, pinned)
+        if num_missing(num_needed=needed, num_own=own, num_usable=num_usable, num_pinned=len(pinned)) > 0:
+            reason = refusal_beside(
+                int(requests.number[row]), num_needed=needed, num_usable=num_usable, num_pinned=len(pinned)
+            )
+            return reason[:1].upper() + reason[1:]
+    return ""
+
+
+def _most_own(mirror: Mirror, row: int, groups: tuple[KVGroup, ...], pinned: Set[int]) -> int:
+    """Return how many of `pinned` the text of a request begins with, or more where that is not known."""
+    assert mirror.hello is not None, "it has blocks"
+    requests, hashes = mirror.requests, mirror.ledger.hash
+    num_tokens = int(requests.num_prompt_tokens[row] + requests.num_output_tokens[row])
+    num_full = max(0, num_tokens - 1) // mirror.hello.cache.block_size
+    own = 0
+    for index, group in enumerate(groups):
+        if group.window:  # the rule counts none of a group that lets go of blocks
+            continue
+        table = requests.table(int(requests.number[row]), index).tolist()
+        if requests.state[row] != RequestState.RUNNING:
+            table = []
+        # A full block without a hash has the text of another block, which may be pinned.
+        end = next((i for i, block in enumerate(table) if block not in pinned and hashes[block]), len(table))
+        own += num_full if end == len(table) else min(end, num_full)
+    return min(own, len(pinned))
+
+
+def _with_prefixes(mirror: Mirror, blocks: Iterable[int]) -> set[int]:
+    """Return blocks of the pool and those before them in their texts, as far as they are cached."""
+    hashes, parents = (column[: mirror.num_blocks] for column in (mirror.ledger.hash, mirror.ledger.parent))
+    hashed = np.flatnonzero(hashes)
+    block_of = dict(zip(hashes[hashed].tolist(), hashed.tolist(), strict=True))
+    found = set[int]()
+    for block in blocks:
+        at: int | None = block
+        while at is not None and at not in found:
+            found.add(at)
+            at = block_of.get(int(parents[at]))
+    return found

@@ -1,1 +1,0 @@
-"""The recordings that kvscope wrote or opened: a list of them on disk, and the sheet that shows it."""

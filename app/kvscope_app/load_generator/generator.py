@@ -1,0 +1,195 @@
+"""Sends many requests so that a person sees the cache under pressure, and stops what it started.
+
+Owns the load's requests from submit to their end, and the counts. Bounded: never more than
+`MAX_CONCURRENCY` unfinished. A refusal slows it down instead of being repeated at once.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from kvscope_app.load_generator.sample_prompts import sample_prompts
+from kvscope_app.load_generator.settings import MAX_CONCURRENCY, LoadSettings, Pace, make_request
+from kvscope_app.session.session import Session
+from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.messages.commands import Abort, Accepted, Command, Failed, Finished, Refused, Reply, Tokens
+from kvscope_telemetry.source import SourceState
+
+TICK_MS: Final = 50
+MAX_NEW_PER_TICK: Final = 32
+_PAUSE_AFTER_REFUSAL_S: Final = 0.5
+_ENDED: Final = "The engine stopped."
+
+
+@dataclass(slots=True)
+class LoadCounts:
+    """Counts since the last start."""
+
+    sent: int = 0
+    finished: int = 0
+    aborted: int = 0
+    refused: int = 0
+    lost: int = 0
+    """Unfinished when the engine ended."""
+    tokens: int = 0
+
+
+class LoadGenerator(QObject):
+    """Runs one load at a time."""
+
+    changed = Signal()
+    """Counts or state changed; at most once a tick."""
+
+    def __init__(self, session: Session, parent: QObject | None = None, *, chance: random.Random | None = None) -> None:
+        """`chance` draws prompts, lengths and times between requests; one with a seed repeats a load."""
+        super().__init__(parent)
+        self.counts = LoadCounts()
+        self.message = ""
+        """Why it is not running as asked, in one line; empty when all is well."""
+        self._session = session
+        self._settings = LoadSettings()
+        self._unfinished: dict[str, int] = {}  # and how many tokens of it were told
+        self._running = False
+        self._epoch: int | None = None
+        self._prompts: tuple[str, ...] = ()
+        self._chance = chance or random.Random()
+        self._next_s = 0.0
+        self._is_news = False
+        self._timer = QTimer(self)
+        self._timer.setInterval(TICK_MS)
+        self._timer.timeout.connect(self.tick)
+        session.replies.connect(self._on_replies)
+        session.status_changed.connect(self._on_status)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it starts new requests."""
+        return self._running
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether aborted requests have not ended yet."""
+        return not self._running and bool(self._unfinished)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests the engine has not ended yet."""
+        return len(self._unfinished)
+
+    def start(self, settings: LoadSettings) -> None:
+        """Start the load, or continue with other settings."""
+        if not self._running:
+            self.counts = LoadCounts(sent=len(self._unfinished))
+        self._prompts = self._prompts or sample_prompts()
+        self._settings, self._running, self.message = settings, True, ""
+        self._epoch = self._session.live_mirror.epoch
+        self._next_s = time.monotonic()
+        self._timer.start()
+        self.tick()
+        self.changed.emit()
+
+    def stop(self) -> None:
+        """Start nothing more, and abort what is unfinished. Idempotent."""
+        self._running = False
+        for request_id in sorted(self._unfinished):
+            self._send(Abort(request_id=request_id))
+        self.changed.emit()
+
+    def tick(self) -> None:
+        if self._running:
+            self._submit_due(time.monotonic())
+        elif not self._unfinished:
+            self._timer.stop()
+        if self._is_news:
+            self._is_news = False
+            self.changed.emit()
+
+    def _submit_due(self, now_s: float) -> None:
+        for _ in range(MAX_NEW_PER_TICK):
+            if now_s < self._next_s or not self._has_room():
+                break
+            if self._settings.pace is Pace.RATE:
+                # Late by more than a second: the missed ones are not made up for.
+                self._next_s = max(self._next_s, now_s - 1) + self._chance.expovariate(self._settings.rate)
+            if not self._submit():
+                break
+
+    def _has_room(self) -> bool:
+        is_concurrency = self._settings.pace is Pace.CONCURRENCY
+        limit = self._settings.concurrency if is_concurrency else MAX_CONCURRENCY
+        return len(self._unfinished) < limit
+
+    def _submit(self) -> bool:
+        request_id = f"load-{secrets.token_hex(4)}"
+        if not self._send(make_request(self._settings, self._prompts, request_id, self._chance)):
+            return False
+        self._unfinished[request_id] = 0
+        self.counts.sent += 1
+        self._is_news = True
+        return True
+
+    def _send(self, command: Command) -> bool:
+        try:
+            sent = self._session.send(command)
+        except KvscopeError as error:
+            self._fail(str(error))
+            return False
+        if not sent:
+            self._fail("the engine accepts no requests now")
+        return sent
+
+    def _fail(self, message: str) -> None:
+        self.message = message
+        self._running = False
+        self._is_news = True
+
+    def _on_replies(self, replies: list[Reply]) -> None:
+        for reply in replies:
+            if isinstance(reply, Tokens | Finished | Refused | Accepted) and reply.request_id in self._unfinished:
+                self._take(reply)
+            elif isinstance(reply, Failed) and reply.request_id in self._unfinished:
+                del self._unfinished[reply.request_id]
+                self.counts.lost += 1
+                self.message, self._is_news = reply.reason, True
+
+    def _take(self, reply: Accepted | Refused | Tokens | Finished) -> None:
+        self._is_news = True
+        if isinstance(reply, Tokens):
+            self.counts.tokens += len(reply.token_ids)
+            self._unfinished[reply.request_id] += len(reply.token_ids)
+        elif isinstance(reply, Refused):
+            del self._unfinished[reply.request_id]
+            self.counts.refused += 1
+            self.message = f"refused: {reply.reason}"
+            self._next_s = time.monotonic() + _PAUSE_AFTER_REFUSAL_S
+        elif isinstance(reply, Finished):
+            self._count_end(reply, num_told=self._unfinished.pop(reply.request_id))
+
+    def _count_end(self, reply: Finished, num_told: int) -> None:
+        self.counts.tokens += max(reply.usage.completion_tokens - num_told, 0)  # not all engines tell token ids
+        if reply.finish_reason == "abort":
+            self.counts.aborted += 1
+        elif reply.finish_reason == "error":
+            self.counts.refused += 1
+            self.message = reply.error
+        else:
+            self.counts.finished += 1
+
+    def _on_status(self) -> None:
+        """An engine that ended, or another one, knows nothing of our requests."""
+        epoch = self._session.live_mirror.epoch
+        is_other = self._epoch is not None and epoch != self._epoch
+        ended = is_other or self._session.status.state is SourceState.ENDED
+        if ended and (self._unfinished or self._running):
+            self.counts.lost += len(self._unfinished)
+            self._unfinished.clear()
+            self._fail(_ENDED)
+        elif is_other and self.message == _ENDED:  # there is another engine now
+            self.message, self._is_news = "", True
+        self._epoch = epoch

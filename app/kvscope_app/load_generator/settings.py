@@ -1,0 +1,80 @@
+"""What load a person asks for, checked, and the prompts that follow from it. No Qt, no session."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from kvscope_app.load_generator.sample_prompts import long_prompts, short_prompts
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import Submit
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+
+MAX_CONCURRENCY: Final = 512
+MAX_RATE: Final = 100.0
+MAX_OUTPUT_TOKENS: Final = 4096
+
+
+class Pace(StrEnum):
+    """How requests are started."""
+
+    CONCURRENCY = "Concurrency"
+    """A constant number of unfinished requests."""
+    RATE = "Request rate"
+    """Arrivals of a Poisson process with this mean rate."""
+
+
+class Mix(StrEnum):
+    """What the prompts are like."""
+
+    SHORT = "Short prompts"
+    LONG = "Long prompts"
+    MIXED = "Short and long"
+    SHARED = "Shared prefix"
+    """The same page of text first, then a question of its own: what a prefix cache is for."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSettings:
+    """A load. Raises BadInput for a value outside its range."""
+
+    pace: Pace = Pace.CONCURRENCY
+    concurrency: int = 16
+    rate: float = 2.0
+    """Requests a second."""
+    mix: Mix = Mix.MIXED
+    min_output_tokens: int = 32
+    max_output_tokens: int = 256
+    adapters: tuple[str, ...] = ("",)
+    """Names of LoRA adapters; each request uses a random one of them. An empty name is the base model."""
+
+    def __post_init__(self) -> None:
+        _within("concurrent requests", self.concurrency, 1, MAX_CONCURRENCY)
+        _within("requests per second", self.rate, 0.1, MAX_RATE)
+        _within("minimum output tokens", self.min_output_tokens, 1, MAX_OUTPUT_TOKENS)
+        _within("maximum output tokens", self.max_output_tokens, self.min_output_tokens, MAX_OUTPUT_TOKENS)
+
+
+def make_request(settings: LoadSettings, prompts: tuple[str, ...], request_id: str, chance: random.Random) -> Submit:
+    """The next request of the load."""
+    num_tokens = chance.randint(settings.min_output_tokens, settings.max_output_tokens)
+    # ignore_eos: the length asked for is the length that comes, whatever the model says.
+    sampling = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=num_tokens, ignore_eos=True)
+    prompt, adapter = _prompt(settings.mix, prompts, chance), chance.choice(settings.adapters)
+    return Submit(request_id=request_id, prompt=prompt, sampling=sampling, adapter=adapter)
+
+
+def _prompt(mix: Mix, prompts: tuple[str, ...], chance: random.Random) -> str:
+    short, long = short_prompts(prompts), long_prompts(prompts)
+    if mix is Mix.SHARED:
+        return f"{long[0]}\n\nOne more question: {chance.choice(short)}"
+    chosen = {Mix.SHORT: short, Mix.LONG: long, Mix.MIXED: prompts}[mix]
+    # A number in front keeps prompts of the other mixes from sharing blocks by chance.
+    return f"({chance.randint(1, 999_999)}) {chance.choice(chosen)}"
+
+
+def _within(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise BadInput(f"{name}: {value:g} is not accepted, from {low:g} to {high:g}")

@@ -1,0 +1,25 @@
+"""Opens the editor of an item in a list or table, also while another one is open."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QModelIndex, QPersistentModelIndex, Qt
+from PySide6.QtWidgets import QAbstractItemView
+
+
+def edit_item(view: QAbstractItemView, index: QModelIndex | QPersistentModelIndex) -> None:
+    """Open the editor of the item at `index`, or focus that editor where it is open already.
+
+    An editor that is open on another item is committed and closed first. Items that cannot be edited, and invalid
+    indexes, are ignored. In all these cases `QAbstractItemView.edit` prints `edit: editing failed` and does nothing.
+    """
+    needed = Qt.ItemFlag.ItemIsEditable | Qt.ItemFlag.ItemIsEnabled
+    if not index.isValid() or index.flags() & needed != needed:
+        return
+    editor = view.indexWidget(index)
+    if editor is not None:
+        editor.setFocus()
+        return
+    target = QPersistentModelIndex(index)  # committing what another editor holds may reset the model
+    view.setCurrentIndex(index)  # commits and closes the editor of the item that was current
+    if target.isValid() and view.state() != QAbstractItemView.State.EditingState:
+        view.edit(target)

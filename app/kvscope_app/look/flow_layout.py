@@ -1,0 +1,122 @@
+"""A layout that puts widgets side by side, and begins another line where the next one would be cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from PySide6.QtCore import QMargins, QRect, QSize, Qt
+from PySide6.QtWidgets import QLayout, QLayoutItem, QSizePolicy, QWidget
+
+_Line = list[tuple[QLayoutItem, int]]
+"""Items of a line, each with its width."""
+
+
+class FlowLayout(QLayout):
+    """Lines of widgets, each at least as wide as its size hint where there is room.
+
+    Width that is left in a line goes to those that may expand; without any, the last one stands at the right.
+    """
+
+    def __init__(self, *widgets: QWidget, margins: QMargins, spacing: int = 8) -> None:
+        super().__init__()
+        self._items: list[QLayoutItem] = []
+        self.setContentsMargins(margins)
+        self.setSpacing(spacing)
+        for widget in widgets:
+            self.addWidget(widget)
+
+    def addItem(self, item: QLayoutItem) -> None:
+        self._items.append(item)
+
+    def count(self) -> int:
+        return len(self._items)
+
+    def itemAt(self, index: int) -> QLayoutItem | None:
+        return self._items[index] if 0 <= index < len(self._items) else None
+
+    def takeAt(self, index: int) -> QLayoutItem | None:
+        return self._items.pop(index) if 0 <= index < len(self._items) else None
+
+    def expandingDirections(self) -> Qt.Orientation:
+        return Qt.Orientation.Horizontal
+
+    def hasHeightForWidth(self) -> bool:
+        return True
+
+    def heightForWidth(self, width: int) -> int:
+        margins = self.contentsMargins()
+        heights = [_height(line) for line in self._lines(width - margins.left() - margins.right())]
+        return sum(heights) + self.spacing() * max(len(heights) - 1, 0) + margins.top() + margins.bottom()
+
+    def sizeHint(self) -> QSize:
+        shown = self._shown()
+        margins = self.contentsMargins()
+        width = sum(map(_wanted_width, shown)) + self.spacing() * max(len(shown) - 1, 0)
+        width += margins.left() + margins.right()
+        return QSize(width, self.heightForWidth(width))
+
+    def minimumSize(self) -> QSize:
+        shown, margins = self._shown(), self.contentsMargins()
+        width = max((item.minimumSize().width() for item in shown), default=0)
+        height = max((item.sizeHint().height() for item in shown), default=0)
+        return QSize(width + margins.left() + margins.right(), height + margins.top() + margins.bottom())
+
+    def setGeometry(self, rect: QRect) -> None:
+        super().setGeometry(rect)
+        inner = rect.marginsRemoved(self.contentsMargins())
+        top = inner.top()
+        for line in self._lines(inner.width()):
+            height, left = _height(line), inner.left()
+            widths = _filled(line, inner.width() - self.spacing() * (len(line) - 1))
+            for number, ((item, _), width) in enumerate(zip(line, widths, strict=True)):
+                if width < 0:  # the last one, at the right
+                    width = -width
+                    left = inner.right() + 1 - width
+                own = min(item.sizeHint().height(), height)
+                item.setGeometry(QRect(left, top + (height - own) // 2, width, own))
+                left += width + self.spacing() * (number + 1 < len(line))
+            top += height + self.spacing()
+
+    def _shown(self) -> list[QLayoutItem]:
+        return [item for item in self._items if not item.isEmpty()]
+
+    def _lines(self, width: int) -> Iterator[_Line]:
+        line: _Line = []
+        left = 0
+        for item in self._shown():
+            wanted = min(_wanted_width(item), max(width, item.minimumSize().width()))
+            if line and left + wanted > width:
+                yield line
+                line, left = [], 0
+            line.append((item, wanted))
+            left += wanted + self.spacing()
+        if line:
+            yield line
+
+
+def _wanted_width(item: QLayoutItem) -> int:
+    """Return the width of the size hint, also of a widget whose policy has layouts ignore it."""
+    widget = item.widget()
+    return item.sizeHint().width() if widget is None else max(widget.sizeHint().width(), item.minimumSize().width())
+
+
+def _height(line: _Line) -> int:
+    return max(item.sizeHint().height() for item, _ in line)
+
+
+def _filled(line: _Line, width: int) -> list[int]:
+    """Return the width of each item where the line is filled; negative: at the right end."""
+    widths = [wanted for _, wanted in line]
+    spare = max(width - sum(widths), 0)
+    growing = [number for number, (item, _) in enumerate(line) if _may_grow(item)]
+    for nth, number in enumerate(growing):
+        widths[number] += spare // len(growing) + (nth < spare % len(growing))
+    if not growing and len(widths) > 1:
+        widths[-1] = -widths[-1]
+    return widths
+
+
+def _may_grow(item: QLayoutItem) -> bool:
+    widget = item.widget()
+    policy = QSizePolicy.Policy.Fixed if widget is None else widget.sizePolicy().horizontalPolicy()
+    return policy in (QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Ignored)

@@ -1,0 +1,40 @@
+"""A dialog that does not block its window: margins, a size that fits the screen, and a Close button."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QDialog, QHBoxLayout, QPushButton, QVBoxLayout, QWidget
+
+from kvscope_app.look.zoom import scaled
+
+
+class Sheet(QDialog):
+    """A window with a heading and a Close button."""
+
+    def __init__(self, title: str, parent: QWidget) -> None:
+        super().__init__(parent)
+        self.setWindowTitle(title)
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.column = QVBoxLayout(self)
+        self.column.setContentsMargins(22, 20, 22, 18)
+        self.column.setSpacing(12)
+
+    def resize_comfortably(self, width: int, height: int = 0) -> None:
+        """To a size of the design at 100 % text: higher where its words take more, never beyond the screen."""
+        most = self.screen().availableGeometry().size() * 0.94
+        wide = min(scaled(width), most.width())
+        self.ensurePolished()
+        needed = self.column.totalHeightForWidth(wide) if self.column.hasHeightForWidth() else 0
+        self.resize(wide, min(max(scaled(height), needed), most.height()))
+
+    def add_close(self, other: QWidget | None = None) -> None:
+        """The button at the end; `other` stands across from it."""
+        row = QHBoxLayout()
+        if other is not None:
+            row.addWidget(other)
+        row.addStretch()
+        close = QPushButton("Close")
+        close.setDefault(True)
+        close.clicked.connect(self.close)
+        row.addWidget(close)
+        self.column.addLayout(row)

@@ -1,0 +1,16 @@
+"""The size of a window that has none yet."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from PySide6.QtCore import QSize
+from PySide6.QtWidgets import QMainWindow
+
+DEFAULT_SIZE: Final = QSize(1560, 960)
+
+
+def default_size(window: QMainWindow) -> None:
+    """Give `window` a comfortable size that fits the screen."""
+    available = window.screen().availableGeometry().size() * 0.94
+    window.resize(DEFAULT_SIZE.boundedTo(available))

@@ -1,0 +1,50 @@
+"""Values of the commands' options as they are read from text."""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+from kvscope_telemetry.options import read_size
+
+
+def span(text: str) -> float:
+    """Parse a number of seconds above 0."""
+    seconds = _number(text)
+    if not 0 < seconds < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not accepted: seconds, more than 0")
+    return seconds
+
+
+def moment(text: str) -> float:
+    """Parse seconds from the start of a recording."""
+    seconds = _number(text)
+    if not 0 <= seconds < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not accepted: seconds from the start, 0 or more")
+    return seconds
+
+
+def size(text: str) -> int:
+    """Parse a size in bytes: 100MB, 1GiB, 5000000."""
+    try:
+        return read_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not accepted: {error}") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def add_goals(parser: argparse.ArgumentParser, what: str) -> None:
+    """`--goodput`, as vLLM's benchmark has it."""
+    parser.add_argument(
+        "--goodput",
+        nargs="+",
+        default=[],
+        metavar="NAME:MS",
+        help=f"goals of requests, of ttft, tpot and e2el in milliseconds, as ttft:200 tpot:50: {what}",
+    )

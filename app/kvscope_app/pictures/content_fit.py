@@ -1,0 +1,58 @@
+"""Measures how much of a view's content its size hides, so that a picture shows all of it or says what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from PySide6.QtCore import QSize
+from PySide6.QtWidgets import QAbstractItemView, QAbstractScrollArea, QGraphicsView, QTableView, QWidget
+
+from kvscope_app.views.chart.chart_legend import ChartLegend
+
+_BY_ROW = QAbstractItemView.ScrollMode.ScrollPerItem
+
+
+def overflow(view: QWidget) -> QSize:
+    """Return by how many pixels `view` is too small for its content: lists, scroll areas and the titles of charts."""
+    hidden = QSize(0, 0)
+    for area in _scroll_areas(view):
+        hidden = hidden.expandedTo(QSize(area.horizontalScrollBar().maximum(), _hidden_height(area)))
+    for legend in view.findChildren(ChartLegend):
+        if legend.isVisibleTo(view):
+            num_columns = max(view.width() // max(legend.width(), 1), 1)  # each gets its share of a wider view
+            hidden = hidden.expandedTo(QSize(legend.missing_width * num_columns, 0))
+    return hidden
+
+
+def hidden_note(view: QWidget) -> str:
+    """Return what the size of `view` hides, such as "12 more rows"; empty where it hides nothing."""
+    notes = []
+    for area in _scroll_areas(view):
+        if area.verticalScrollBar().maximum() > 0:
+            num_rows = _num_rows_below(area) if isinstance(area, QTableView) else 0
+            notes.append(f"{num_rows:,} more row{'s' if num_rows > 1 else ''}" if num_rows else "more below")
+        elif area.horizontalScrollBar().maximum() > 0:
+            notes.append("more to the right")
+    return ", ".join(dict.fromkeys(notes))
+
+
+def _scroll_areas(view: QWidget) -> Iterator[QAbstractScrollArea]:
+    """Yield the areas of `view` that a person could scroll. Charts are areas as well, and never scroll."""
+    for area in view.findChildren(QAbstractScrollArea):
+        if area.isVisibleTo(view) and not isinstance(area, QGraphicsView):
+            if isinstance(area, QAbstractItemView):
+                area.doItemsLayout()  # its scroll bars follow the model with the next event
+            yield area
+
+
+def _hidden_height(area: QAbstractScrollArea) -> int:
+    steps = area.verticalScrollBar().maximum()
+    if isinstance(area, QAbstractItemView) and area.verticalScrollMode() is _BY_ROW:
+        return steps * max(area.sizeHintForRow(0), 1)
+    return steps
+
+
+def _num_rows_below(table: QTableView) -> int:
+    """Number of rows that begin below the visible part of `table`, the one that its edge cuts included."""
+    first_hidden = table.rowAt(table.viewport().height() - 1)
+    return 0 if first_hidden < 0 else table.model().rowCount() - first_hidden

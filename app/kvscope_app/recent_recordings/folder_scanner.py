@@ -1,0 +1,184 @@
+"""Lists the recordings of a folder and reads what their headers say, on a thread of its own. Knows no Qt.
+
+See docs/internals/decisions/0008-recordings-are-listed-from-their-folder.md.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kvscope_app.look.model_name import model_name
+from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.external.engines import engine_name
+from kvscope_telemetry.messages.telemetry import Hello
+from kvscope_telemetry.recordings.layout import PART_SUFFIX, SUFFIX
+from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
+from kvscope_telemetry.recordings.reader import Recording
+
+MAX_LISTED: Final = 2_000
+"""Most files of a folder that are listed: the newest."""
+SCAN_EVERY_S: Final = 1.0
+"""Seconds between two looks at the folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingHeader:
+    """Summary of a recording, read from its chunk headers and its first message alone."""
+
+    model: str
+    engine: str
+    start_ns: int
+    """First message, by the wall clock: nanoseconds since 1970."""
+    length_s: float
+    has_texts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRecording:
+    """A recording of the folder."""
+
+    path: str
+    num_bytes: int
+    modified_ns: int
+    header: RecordingHeader | None = None
+    """None: not read yet, or not readable."""
+    problem: str = ""
+    """Why the file cannot be read, in a line."""
+
+    @property
+    def name(self) -> str:
+        """File name without the folder and without `PART_SUFFIX`."""
+        return self.path.rpartition("/")[2].removesuffix(PART_SUFFIX)
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the file is being written, or was cut short."""
+        return self.path.endswith(PART_SUFFIX)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether its header is still to be read."""
+        return self.header is None and not self.problem
+
+    @property
+    def search_text(self) -> str:
+        """Text that the filter searches."""
+        header = self.header
+        return " ".join((self.name, *((header.model, header.engine) if header else ()))).casefold()
+
+
+@dataclass(frozen=True, slots=True)
+class FolderListing:
+    """State of a folder at one look."""
+
+    recordings: tuple[ListedRecording, ...] = ()
+    """Recordings of the folder by path."""
+    num_left_out: int = 0
+    """Older recordings beyond `MAX_LISTED`."""
+    problem: str = ""
+    """Why the folder cannot be read."""
+    is_reading: bool = True
+    """Whether headers are still to be read."""
+
+
+class FolderScanner:
+    """Follows `folder` until it is closed. `listing` is the newest state; a new state is a new object."""
+
+    def __init__(self, folder: str) -> None:
+        self.listing = FolderListing()
+        self._folder = folder
+        self._known: dict[str, ListedRecording] = {}
+        self._is_closed = threading.Event()
+        threading.Thread(target=self._run, name="kvscope-recordings", daemon=True).start()
+
+    def close(self) -> None:
+        """End the thread soon, without waiting for it: the disk may not answer."""
+        self._is_closed.set()
+
+    def _run(self) -> None:
+        while not self._is_closed.is_set():
+            next_scan_s = time.monotonic() + SCAN_EVERY_S
+            self._scan()
+            pending = [recording for recording in self._known.values() if recording.is_pending]
+            for recording in sorted(pending, key=lambda each: -each.modified_ns):
+                if self._is_closed.is_set() or time.monotonic() > next_scan_s:
+                    break
+                self._known[recording.path] = _with_header(recording, self._watch)
+                self._publish(replace(self.listing, recordings=tuple(self._known.values())))
+            self._is_closed.wait(next_scan_s - time.monotonic())
+
+    def _scan(self) -> None:
+        try:
+            found = _recordings_in(self._folder)
+        except OSError as error:
+            self._known = {}
+            self._publish(FolderListing(problem=error.strerror or str(error)))
+            return
+        listed = sorted(sorted(found, key=lambda each: -each.modified_ns)[:MAX_LISTED], key=lambda each: each.path)
+        self._known = {each.path: _with_known(each, self._known.get(each.path)) for each in listed}
+        self._publish(FolderListing(tuple(self._known.values()), len(found) - len(listed)))
+
+    def _publish(self, listing: FolderListing) -> None:
+        listing = replace(listing, is_reading=any(each.is_pending for each in listing.recordings))
+        if listing != self.listing:
+            self.listing = listing
+
+    def _watch(self, _share: float) -> bool:
+        return not self._is_closed.is_set()
+
+
+def _recordings_in(folder: str) -> list[ListedRecording]:
+    found = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith((SUFFIX, SUFFIX + PART_SUFFIX)):
+                try:
+                    is_file, status = entry.is_file(), entry.stat()
+                except OSError:  # deleted meanwhile
+                    continue
+                if is_file:
+                    found.append(ListedRecording(entry.path, status.st_size, status.st_mtime_ns))
+    return found
+
+
+def _with_known(recording: ListedRecording, known: ListedRecording | None) -> ListedRecording:
+    """Return `recording` with the header that was read before, unless the file changed since.
+
+    The header of a file that is being written is read once: reading it at each change costs more the longer it is.
+    """
+    if known is None:
+        return recording
+    is_header_kept = recording.is_part and known.header is not None
+    if known.modified_ns != recording.modified_ns and not is_header_kept:
+        return recording
+    return replace(recording, header=known.header, problem=known.problem)
+
+
+def _with_header(recording: ListedRecording, watch: ProgressCallback) -> ListedRecording:
+    try:
+        opened = Recording.open(recording.path, watch)
+    except OpeningCancelled:
+        return recording
+    except (KvscopeError, OSError) as error:
+        return replace(recording, problem=str(error))
+    except Exception as error:  # whatever is wrong with one file, the others are read
+        return replace(recording, problem=f"{type(error).__name__}: {error}")
+    hello = opened.info.hello
+    header = RecordingHeader(
+        model=model_name(hello),
+        engine=_engine_text(hello),
+        start_ns=opened.start_ns,
+        length_s=opened.info.duration_s,
+        has_texts=opened.has_texts,
+    )
+    return replace(recording, header=header)
+
+
+def _engine_text(hello: Hello) -> str:
+    """Return the engine's name and version, such as `vLLM 0.32.0`; some versions begin with the name."""
+    name, version = engine_name(hello.capabilities.engine), hello.engine_version
+    return version if version.casefold().startswith(name.casefold()) else f"{name} {version}".strip()

@@ -1,0 +1,66 @@
+"""Asks for a recording and opens it in a window of its own; what cannot be opened is told in the banner.
+
+The window goes on meanwhile; where it takes long, a small dialog says how far it is and offers to give it up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QProgressDialog
+
+from kvscope_app.look.file_dialogs import ask_open
+from kvscope_app.playback.file_opening import FileOpening
+from kvscope_app.session_window import SessionWindow
+
+if TYPE_CHECKING:
+    from kvscope_telemetry.recordings.reader import Recording
+
+FILES: Final = "Recordings (*.mcap *.mcap.part);;All files (*)"
+_PATIENCE_MS: Final = 500
+"""What takes less is not worth a dialog."""
+_STEPS: Final = 1000
+
+
+def ask_file(window: SessionWindow) -> None:
+    """Show the dialog; it leaves the window alive."""
+    ask_open(window, "Open recording", recording_folder(window), FILES, lambda path: try_to_open(window, path))
+
+
+def recording_folder(window: SessionWindow) -> str:
+    """Where the last recording went; empty, which is here, where there was none."""
+    return window.themes.settings.values.recording_folder
+
+
+def try_to_open(
+    window: SessionWindow, path: str, then: Callable[[Recording], object] | None = None
+) -> FileOpening | None:
+    """Begin to open `path` in a window of its own, or for `then`; say why not when it cannot be. None where it is not
+    offered."""
+    open_recording = then or window.openers.open_recording
+    if open_recording is None:
+        return None
+    opening = FileOpening(path, window)
+    opening.opened.connect(open_recording)
+    opening.failed.connect(lambda reason: window.banner.tell("The file cannot be opened", reason, passes=True))
+    window.closing.connect(opening.cancel)
+    _show_progress(opening, path, window)
+    for ended in (opening.opened, opening.failed, opening.cancelled):
+        ended.connect(opening.deleteLater)
+    return opening
+
+
+def _show_progress(opening: FileOpening, path: str, window: SessionWindow) -> None:
+    dialog = QProgressDialog(f"Opening {Path(path).name}", "Cancel", 0, _STEPS, window)
+    dialog.setWindowTitle("Open recording")
+    dialog.setWindowModality(Qt.WindowModality.NonModal)
+    dialog.setAutoClose(False)
+    dialog.setAutoReset(False)
+    dialog.setMinimumDuration(_PATIENCE_MS)
+    dialog.canceled.connect(opening.cancel)
+    opening.progressed.connect(lambda share: dialog.setValue(min(round(share * _STEPS), _STEPS - 1)))
+    for ended in (opening.opened, opening.failed, opening.cancelled):
+        ended.connect(dialog.deleteLater)

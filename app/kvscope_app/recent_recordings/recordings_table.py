@@ -1,0 +1,40 @@
+"""The table of recordings: column widths and selection."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QAbstractItemView
+
+from kvscope_app.look.table_text import chosen_rows
+from kvscope_app.look.theme import Theme
+from kvscope_app.recent_recordings.folder_scanner import ListedRecording
+from kvscope_app.recent_recordings.recordings_model import COLUMNS, RECORDED, RecordingsModel
+from kvscope_app.views.table import OpenableTable
+
+_ROW_PADDING = 10
+
+
+class RecordingsTable(OpenableTable):
+    """Newest recordings first, until the person sorts by another column."""
+
+    def __init__(self) -> None:
+        super().__init__("Recordings")
+        self.recordings = RecordingsModel(self)
+        self.setModel(self.recordings)
+        self.setProperty("look", "roomy")
+        self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
+        self.setSortingEnabled(True)
+        self.sortByColumn(RECORDED, Qt.SortOrder.DescendingOrder)
+        self.horizontalHeader().setStretchLastSection(True)
+        self.fit_samples(COLUMNS)
+        self.fix_row_heights(_ROW_PADDING)
+
+    @property
+    def chosen(self) -> list[ListedRecording]:
+        """The selected recordings, in the order shown."""
+        return [self.recordings.shown[row] for row in chosen_rows(self)]
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Take the colours of `theme`."""
+        self.recordings.theme = theme
+        self.viewport().update()

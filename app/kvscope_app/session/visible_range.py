@@ -1,0 +1,81 @@
+"""The range of time that the linked views of a session show while a person has zoomed in.
+
+Owns the range and the earlier ones, for undo. Without a zoom `span` is None, and each view shows its own default:
+charts the last minute, the timeline the whole session. Knows no views.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from PySide6.QtCore import QObject, Signal
+
+from kvscope_app.session.time_span import TimeSpan
+
+_ONE_ZOOM_S: Final = 0.8
+"""Changes that follow each other faster, as turns of a wheel do, are undone together."""
+_MAX_EARLIER: Final = 100
+
+
+class VisibleRange(QObject):
+    """The linked range of a timeline, by that timeline's clock (nanoseconds since 1970)."""
+
+    changed = Signal()
+
+    def __init__(self, parent: QObject | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` gives seconds; it decides which changes are undone together."""
+        super().__init__(parent)
+        self._clock = clock
+        self._span: TimeSpan | None = None
+        self._earlier: list[TimeSpan | None] = []
+        self._later: list[TimeSpan | None] = []
+        self._changed_s: float | None = None
+
+    @property
+    def span(self) -> TimeSpan | None:
+        """The range to which a person zoomed; None without a zoom."""
+        return self._span
+
+    @property
+    def can_go_back(self) -> bool:
+        """Whether a change can be undone."""
+        return bool(self._earlier)
+
+    @property
+    def can_go_forward(self) -> bool:
+        """Whether a change was undone that can be made again."""
+        return bool(self._later)
+
+    def show(self, span: TimeSpan | None) -> None:
+        """Show `span` in all linked views; None ends the zoom."""
+        if span == self._span:
+            return
+        now_s = self._clock()
+        is_same_zoom = self._changed_s is not None and now_s - self._changed_s < _ONE_ZOOM_S and bool(self._earlier)
+        self._changed_s = now_s
+        if not is_same_zoom:
+            self._earlier = [*self._earlier[1 - _MAX_EARLIER :], self._span]
+        self._later = []
+        self._set(span)
+
+    def back(self) -> bool:
+        """Undo the newest change; whether there was one."""
+        return self._step(self._earlier, self._later)
+
+    def forward(self) -> bool:
+        """Make the change that was undone last again; whether there was one."""
+        return self._step(self._later, self._earlier)
+
+    def _step(self, source: list[TimeSpan | None], target: list[TimeSpan | None]) -> bool:
+        if not source:
+            return False
+        target.append(self._span)
+        self._changed_s = None
+        self._set(source.pop())
+        return True
+
+    def _set(self, span: TimeSpan | None) -> None:
+        self._span = span
+        self.changed.emit()

@@ -1,0 +1,114 @@
+"""The line between a chart's legend and its plot: the maximum of each curve in the time shown, as links to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PySide6.QtCore import QRect, QSize, Qt, Signal
+from PySide6.QtGui import QColor, QFont, QFontMetricsF, QMouseEvent, QPainter, QPaintEvent
+from PySide6.QtWidgets import QSizePolicy, QWidget
+
+from kvscope_app.look.fonts import sans
+from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.look.zoom import scaled
+
+_LEFT = 8
+_GAP = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The maximum of a curve in the time shown."""
+
+    x: float
+    """Where it is, in seconds."""
+    text: str
+    """Curve, value and time, such as "running 11 at 23:49:33"."""
+
+
+class PeakLine(QWidget):
+    """Links to the maxima, as many as fit. Painted by hand: they change while values come, and must not move the
+    layout.
+    """
+
+    chosen = Signal(float)
+    """`Peak.x` of the link that was clicked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peaks: tuple[Peak, ...] = ()
+        self._hovered: Peak | None = None
+        self._theme = DARK
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.setMouseTracking(True)
+        self.hide()
+
+    def show_peaks(self, peaks: Sequence[Peak]) -> None:
+        """Show the maxima, the most important one first."""
+        self.show()
+        if self.peaks != (shown := tuple(peaks)):
+            self.peaks, self._hovered = shown, None
+            self.unsetCursor()
+            self.setAccessibleName(", ".join(f"max {peak.text}" for peak in shown))
+            self.update()
+
+    def apply_theme(self, theme: Theme) -> None:
+        self._theme = theme
+        self.update()
+
+    @property
+    def links(self) -> list[tuple[QRect, Peak]]:
+        """Where each maximum is shown; those for which there is no space are left out."""
+        found: list[tuple[QRect, Peak]] = []
+        metrics, left = QFontMetricsF(_font()), float(_LEFT)
+        for peak in self.peaks:
+            width = metrics.horizontalAdvance(f"max {peak.text}")
+            if found and left + width > self.width():
+                break
+            found.append((QRect(round(left), 0, round(width) + 1, self.height()), peak))
+            left += width + scaled(_GAP)
+        return found
+
+    def sizeHint(self) -> QSize:
+        return QSize(200, round(QFontMetricsF(_font()).height()))
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        for place, peak in self.links:
+            font = _font()
+            font.setUnderline(peak == self._hovered)
+            painter.setFont(font)
+            painter.setPen(QColor(self._theme.accent))
+            painter.drawText(place, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, f"max {peak.text}")
+        painter.end()
+
+    def mouseMoveEvent(self, event: QMouseEvent) -> None:
+        self._hover(self._peak_at(event))
+
+    def leaveEvent(self, event: object) -> None:
+        self._hover(None)
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        peak = self._peak_at(event)
+        if peak is not None and event.button() == Qt.MouseButton.LeftButton:
+            self.chosen.emit(peak.x)
+
+    def _peak_at(self, event: QMouseEvent) -> Peak | None:
+        at = event.position().toPoint()
+        return next((peak for place, peak in self.links if place.contains(at)), None)
+
+    def _hover(self, peak: Peak | None) -> None:
+        if peak == self._hovered:
+            return
+        self._hovered = peak
+        if peak is None:
+            self.unsetCursor()
+        else:
+            self.setCursor(Qt.CursorShape.PointingHandCursor)
+        self.setToolTip("Go to this moment" if peak is not None else "")
+        self.update()
+
+
+def _font() -> QFont:
+    return sans(0.92)

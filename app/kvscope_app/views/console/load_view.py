@@ -1,0 +1,302 @@
+"""The load: a small panel that puts the cache under pressure in two clicks."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import ClassVar, Final
+
+import msgspec
+from PySide6.QtCore import QSettings, QSignalBlocker
+from PySide6.QtWidgets import (
+    QComboBox,
+    QFrame,
+    QGridLayout,
+    QHBoxLayout,
+    QPushButton,
+    QScrollArea,
+    QVBoxLayout,
+    QWidget,
+)
+
+from kvscope_app.load_generator.generator import LoadGenerator
+from kvscope_app.load_generator.settings import (
+    MAX_CONCURRENCY,
+    MAX_OUTPUT_TOKENS,
+    MAX_RATE,
+    LoadSettings,
+    Mix,
+    Pace,
+)
+from kvscope_app.look.makers import label, number_label, set_look
+from kvscope_app.look.number_fields import NumberBox, WholeNumberBox
+from kvscope_app.look.number_text import count
+from kvscope_app.look.theme import Theme
+from kvscope_app.session.session import Session
+from kvscope_app.setting_names import LOAD
+from kvscope_app.views.base import View
+from kvscope_app.views.capability_messages import why_no_prompts
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.source import SourceState
+
+_COUNTS = ("Sent", "Unfinished", "Finished", "Aborted", "Refused", "Lost", "Tokens")
+NO_ADAPTER: Final = "None"
+ALL_ADAPTERS: Final = "Mixed: none and each adapter"
+_FEWEST_LETTERS = 4
+_MIN_FIELD_WIDTH = 72
+_FOR_OPERATORS = "Operators only: you are a viewer at this engine"
+_CAN_TAKE = (SourceState.LIVE, SourceState.PAUSED, SourceState.STUCK, SourceState.STALE)
+
+
+class LoadView(View):
+    """Settings, one button, counts."""
+
+    title: ClassVar[str] = "Load"
+    object_name: ClassVar[str] = "load"
+    refresh_hz: ClassVar[float] = 4.0
+
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(session, parent)
+        self.generator = LoadGenerator(session, self)
+        self.pace, self.mix = _choice([p.value for p in Pace], "Load"), _choice([m.value for m in Mix], "Prompts")
+        self.mix.setCurrentText(LoadSettings().mix.value)
+        self.adapter = _choice([NO_ADAPTER], "LoRA adapter")
+        """Seen where the engine has any."""
+        self._adapter_name = label("Adapter", "muted")
+        self._adapters: tuple[str, ...] = ()
+        self.concurrency = _whole(1, MAX_CONCURRENCY, LoadSettings().concurrency, " requests", "Concurrent requests")
+        self.rate = NumberBox()
+        self.rate.setRange(0.1, MAX_RATE)
+        self.rate.setDecimals(1)
+        self.rate.setValue(LoadSettings().rate)
+        self.rate.setSuffix(" req/s")
+        self.rate.setMinimumWidth(_MIN_FIELD_WIDTH)
+        self.rate.setAccessibleName("Requests per second")
+        self.rate.hide()  # before the form is laid out: a hidden page keeps the width that it had with both fields
+        self.shortest = _whole(1, MAX_OUTPUT_TOKENS, LoadSettings().min_output_tokens, "", "Minimum output tokens")
+        self.longest = _whole(1, MAX_OUTPUT_TOKENS, LoadSettings().max_output_tokens, "", "Maximum output tokens")
+        self.button = QPushButton("Start")
+        self.message = label(wraps=True)
+        self.counts = {name: number_label("0") for name in _COUNTS}
+        self._lay_out()
+        self._connect()
+        self.refresh()
+
+    def settings(self) -> LoadSettings:
+        """What the fields say. Raises BadInput."""
+        return LoadSettings(
+            pace=Pace(self.pace.currentText()),
+            concurrency=self.concurrency.value(),
+            rate=self.rate.value(),
+            mix=Mix(self.mix.currentText()),
+            min_output_tokens=self.shortest.value(),
+            max_output_tokens=self.longest.value(),
+            adapters=self._chosen_adapters(),
+        )
+
+    def recall(self, settings: QSettings) -> None:
+        kept = settings.value(LOAD)
+        if not isinstance(kept, str):
+            return
+        try:
+            chosen = msgspec.json.decode(kept, type=LoadSettings)
+        except (BadInput, ValueError):  # damaged, or of a version with other limits
+            return
+        self.pace.setCurrentText(chosen.pace)
+        self.mix.setCurrentText(chosen.mix)
+        self.concurrency.setValue(chosen.concurrency)
+        self.rate.setValue(chosen.rate)
+        self.shortest.setValue(chosen.min_output_tokens)
+        self.longest.setValue(chosen.max_output_tokens)
+
+    def remember(self, settings: QSettings) -> None:
+        with suppress(BadInput):  # fields that contradict each other are not worth keeping
+            chosen = replace(self.settings(), adapters=LoadSettings().adapters)  # adapters are the engine's
+            settings.setValue(LOAD, msgspec.json.encode(chosen).decode())
+
+    def _chosen_adapters(self) -> tuple[str, ...]:
+        chosen = self.adapter.currentData()
+        if self.adapter.currentIndex() == 1:
+            return ("", *self._adapters)
+        return (chosen or "",)
+
+    def _offer_adapters(self) -> None:
+        """Those that the engine has now."""
+        names = tuple(each.name for each in self.session.status.adapters or ())
+        for part in (self.adapter, self._adapter_name):
+            part.setVisible(bool(names))
+        if names == self._adapters:
+            return
+        before, self._adapters = self.adapter.currentText(), names
+        with QSignalBlocker(self.adapter):
+            self.adapter.clear()
+            self.adapter.addItem(NO_ADAPTER, "")
+            if names:
+                self.adapter.addItem(ALL_ADAPTERS, "")
+            for name in names:
+                self.adapter.addItem(name, name)
+            self.adapter.setCurrentIndex(max(0, self.adapter.findText(before)))
+        self._on_changed()
+
+    def refresh(self) -> None:
+        self._offer_adapters()
+        generator, counts = self.generator, self.generator.counts
+        values = (
+            counts.sent,
+            generator.num_unfinished,
+            counts.finished,
+            counts.aborted,
+            counts.refused,
+            counts.lost,
+            counts.tokens,
+        )
+        for name, value in zip(_COUNTS, values, strict=True):
+            self.counts[name].setText(count(value))
+        self.message.setText(generator.message or self._hint())
+        self._show_button()
+
+    def apply_theme(self, theme: Theme) -> None:
+        super().apply_theme(theme)
+        self._color_message()
+
+    def toggle(self) -> None:
+        """Start the load, or stop it and abort its requests; does nothing while they are being aborted."""
+        if self.generator.is_running:
+            self.generator.stop()
+            return
+        if self.generator.is_stopping:
+            return
+        self.session.select_request(None)  # the map shows all of them alike
+        try:
+            self.generator.start(self.settings())
+        except BadInput as error:
+            self.generator.message = str(error)
+        self.refresh()
+
+    def _hint(self) -> str:
+        if self.generator.is_running:
+            return (
+                "Watch the page map and the waiting requests. For more memory pressure, use long prompts "
+                "or more concurrent requests. When no block is free, a request is preempted: its blocks "
+                "are recomputed later, or swapped to a lower tier."
+            )
+        if self.generator.is_stopping:
+            return "Waiting for the engine to abort them…"
+        return "Sends sample prompts until you stop it. Stop aborts its requests."
+
+    def _show_button(self) -> None:
+        running, stopping = self.generator.is_running, self.generator.is_stopping
+        self.button.setText("Stop" if running else "Stopping…" if stopping else "Start load")
+        can_take = self.session.status.state in _CAN_TAKE and not self._why_not()
+        # Enabled while stopping: disabling the button that was clicked would move the focus to another dock.
+        self.button.setEnabled(running or stopping or can_take)
+        self.button.setToolTip(self._why_not())
+        set_look(self.button, "danger" if running else "primary")
+        self._color_message()
+
+    def _why_not(self) -> str:
+        """Why this engine takes no load, whatever its state."""
+        if not self.session.takes_prompts:
+            return why_no_prompts(self.session.live_mirror.capabilities) or "This engine accepts no prompts"
+        return _FOR_OPERATORS if self.session.is_viewer else ""
+
+    def _color_message(self) -> None:
+        wanted = f"color: {self.theme.bad if self.generator.message else self.theme.muted};"
+        if wanted != self.message.styleSheet():  # Qt works out all looks anew, even where nothing changed
+            self.message.setStyleSheet(wanted)
+
+    def _on_pace(self) -> None:
+        at_once = Pace(self.pace.currentText()) is Pace.CONCURRENCY
+        self.concurrency.setVisible(at_once)
+        self.rate.setVisible(not at_once)
+
+    def _on_changed(self) -> None:
+        """A running load takes new settings at once."""
+        if self.generator.is_running:
+            try:
+                self.generator.start(self.settings())
+            except BadInput as error:
+                self.generator.message = str(error)
+        self.refresh()
+
+    def _connect(self) -> None:
+        self.button.clicked.connect(self.toggle)
+        self.generator.changed.connect(self.refresh)
+        self.session.status_changed.connect(self.refresh)
+        self.pace.currentIndexChanged.connect(self._on_pace)
+        for box in (self.pace, self.mix, self.adapter):
+            box.currentIndexChanged.connect(self._on_changed)
+        for field in (self.concurrency, self.rate, self.shortest, self.longest):
+            field.valueChanged.connect(self._on_changed)
+        self._on_pace()
+
+    def _lay_out(self) -> None:
+        body = QWidget()
+        column = QVBoxLayout(body)
+        column.setContentsMargins(14, 12, 14, 12)
+        column.setSpacing(10)
+        column.addLayout(self._form())
+        column.addWidget(self.button)
+        column.addWidget(self.message)
+        column.addLayout(self._count_grid())
+        column.addStretch(1)
+        scroll = QScrollArea()
+        scroll.setWidget(body)
+        scroll.setWidgetResizable(True)
+        scroll.setFrameShape(QFrame.Shape.NoFrame)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.addWidget(scroll)
+
+    def _form(self) -> QGridLayout:
+        form = QGridLayout()
+        form.setHorizontalSpacing(10)
+        form.setVerticalSpacing(8)
+        form.setColumnStretch(1, 1)
+        lengths = QHBoxLayout()
+        lengths.setSpacing(10)
+        lengths.addWidget(self.shortest, 1)
+        lengths.addWidget(label("to", "muted"))
+        lengths.addWidget(self.longest, 1)
+        pace = QHBoxLayout()
+        pace.setSpacing(10)
+        pace.addWidget(self.pace, 1)
+        pace.addWidget(self.concurrency, 1)
+        pace.addWidget(self.rate, 1)
+        for row, text in enumerate(("Load", "Prompts", "Output")):
+            form.addWidget(label(text, "muted"), row, 0)
+        form.addWidget(self._adapter_name, 3, 0)
+        form.addWidget(self.adapter, 3, 1)
+        form.addLayout(pace, 0, 1)
+        form.addWidget(self.mix, 1, 1)
+        form.addLayout(lengths, 2, 1)
+        return form
+
+    def _count_grid(self) -> QGridLayout:
+        grid = QGridLayout()
+        grid.setHorizontalSpacing(10)
+        grid.setVerticalSpacing(4)
+        grid.setColumnStretch(0, 1)
+        for row, name in enumerate(_COUNTS):
+            grid.addWidget(label(name, "muted"), row, 0)
+            grid.addWidget(self.counts[name], row, 1)
+        return grid
+
+
+def _choice(texts: list[str], name: str) -> QComboBox:
+    box = QComboBox()
+    box.addItems(texts)
+    box.setAccessibleName(name)
+    box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
+    box.setMinimumContentsLength(_FEWEST_LETTERS)  # in a narrow dock: the list itself is as wide as it needs
+    return box
+
+
+def _whole(low: int, high: int, value: int, suffix: str, name: str) -> WholeNumberBox:
+    box = WholeNumberBox()
+    box.setRange(low, high)
+    box.setValue(value)
+    box.setSuffix(suffix)
+    box.setMinimumWidth(_MIN_FIELD_WIDTH)
+    box.setAccessibleName(name)
+    return box

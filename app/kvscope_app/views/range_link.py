@@ -1,0 +1,81 @@
+"""Links a view to the visible range of its timeline, with a button that unlinks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from PySide6.QtCore import QObject
+
+from kvscope_app.look.makers import set_icon, tool_button
+from kvscope_app.look.theme import Theme
+from kvscope_app.session.time_span import TimeSpan
+from kvscope_app.session.visible_range import VisibleRange
+
+_LINKED: Final = "Linked: zooming here zooms all linked views. Click to zoom this view alone"
+_UNLINKED: Final = "Not linked: this view is zoomed alone. Click to zoom it with the others"
+
+
+class RangeLink(QObject):
+    """Passes zooms between a view and a `VisibleRange` while its button is checked."""
+
+    def __init__(
+        self,
+        visible_range: VisibleRange,
+        parent: QObject,
+        show_span: Callable[[TimeSpan], None],
+        show_default: Callable[[], None],
+    ) -> None:
+        """`show_span` zooms the view; `show_default` ends its zoom."""
+        super().__init__(parent)
+        self._range = visible_range
+        self._show_span = show_span
+        self._show_default = show_default
+        self._is_choosing = False
+        self._has_begun = False
+        self.button = tool_button("Link time range", _LINKED, checkable=True, checked=True)
+        self.button.toggled.connect(self._on_toggled)
+        self._theme: Theme | None = None
+        visible_range.changed.connect(self._on_changed)
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether the view follows the visible range."""
+        return self.button.isChecked()
+
+    def begin(self) -> None:
+        """Show the range that others chose before this view could show any; only the first call does."""
+        if not self._has_begun:
+            self._has_begun = True
+            if self._range.span is not None:
+                self._on_changed()
+
+    def choose(self, span: TimeSpan | None) -> None:
+        """Zoom the linked views to what a person chose in this one; None where they ended its zoom."""
+        if not self.is_linked:
+            return
+        self._is_choosing = True
+        try:
+            self._range.show(span)
+        finally:
+            self._is_choosing = False
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Draw the button's icon in the colours of `theme`."""
+        self._theme = theme
+        set_icon(self.button, "link" if self.is_linked else "unlink", theme)
+
+    def _on_changed(self) -> None:
+        if not self.is_linked or self._is_choosing:
+            return
+        span = self._range.span
+        if span is None:
+            self._show_default()
+        else:
+            self._show_span(span)
+
+    def _on_toggled(self) -> None:
+        self.button.setToolTip(_LINKED if self.is_linked else _UNLINKED)
+        if self._theme is not None:
+            self.apply_theme(self._theme)
+        self._on_changed()

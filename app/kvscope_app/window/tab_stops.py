@@ -1,0 +1,40 @@
+"""Moves the keyboard focus of a window with docks from one Tab stop to the next."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QDockWidget, QScrollArea, QWidget
+
+from kvscope_app.look.focus import tab_order
+from kvscope_app.views.in_sight import in_sight
+
+
+def focus_next(window: QWidget, *, forward: bool) -> bool:
+    """Give the focus to the next Tab stop of `window`, and scroll to it. Returns whether there is another one.
+
+    Qt's own search stops at widgets in docks behind other tabs too: Qt moves such docks outside the window and leaves
+    them visible.
+    """
+    others = tab_order(window.focusWidget() or window, forward=forward)
+    found = next((each for each in others if each.window() is window and is_tab_stop(each)), None)
+    if found is None:
+        return False
+    found.setFocus(Qt.FocusReason.TabFocusReason if forward else Qt.FocusReason.BacktabFocusReason)
+    around = found.parentWidget()
+    while around is not None:
+        if isinstance(around, QScrollArea):
+            around.ensureWidgetVisible(found)
+        around = around.parentWidget()
+    return True
+
+
+def is_tab_stop(widget: QWidget) -> bool:
+    """Whether Tab stops at `widget` and it is in a dock that is in sight, or in none."""
+    if not widget.focusPolicy() & Qt.FocusPolicy.TabFocus or widget.focusProxy() is not None:
+        return False
+    if not widget.isVisible() or not widget.isEnabled():
+        return False
+    around: QWidget | None = widget
+    while around is not None and not isinstance(around, QDockWidget):
+        around = around.parentWidget()
+    return around is None or around.isWindow() or in_sight(around)

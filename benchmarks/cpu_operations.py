@@ -1,0 +1,159 @@
+"""Measure what a CPU's operations cost by themselves, in CPU time of one thread, so that a busy machine will do.
+
+products: products of the default model's shapes by rows, beside oneDNN's bfloat16
+layers:   steps of Qwen3-0.6B's shapes, layers in one call and part by part in turns
+heat:     steps that measure page heat beside those that do not
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from benchmarks.command_line import run_benchmark
+from kvscope_engine import Engine, EngineConfig, SamplingParams
+from kvscope_engine.bench.laboratory.heat_cost import NewestStep
+from kvscope_engine.bench.workloads import sample_text
+from kvscope_engine.model.layers.fused.fused_layer import FusedLayer
+from kvscope_engine.model.layers.fused.packed_linear import PackedLinear
+from kvscope_kernels.cpu.grouped import NativeGrouped
+from kvscope_kernels.cpu.linear import Int8Weight
+from kvscope_kernels.quantized_linear.grouped_weight import rounded
+from kvscope_telemetry.messages.commands import Submit, Tokens
+
+SHAPES: Final = ((960, 576), (576, 576), (3072, 576), (576, 1536))
+ROWS: Final = (1, 8, 32, 96, 512)
+TRIES: Final = 7
+LEAST_SECONDS: Final = 0.03
+BATCHES: Final = (1, 8)
+EVERY: Final = 16
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this benchmark."""
+    parser.add_argument("part", choices=("products", "layers", "heat"))
+    parser.add_argument("--context", type=int, default=1024, metavar="N", help="tokens of each request (heat)")
+    parser.add_argument("--pairs", type=int, default=20, metavar="N", help="steps of each kind (layers, heat)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure the part that is asked for, and print."""
+    torch.set_num_threads(1)
+    if args.part == "products":
+        products()
+    elif args.part == "layers":
+        layers(args.pairs)
+    else:
+        heat(args.context, args.pairs)
+    return 0
+
+
+def products() -> None:
+    """Billions of multiplications a second."""
+    for outputs, inputs in SHAPES:
+        weight = torch.randn(outputs, inputs).bfloat16()
+        ways: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+            NativeGrouped(rounded(weight)).product,
+            NativeGrouped(rounded(weight), rounds_activations=True).product,
+            Int8Weight(weight).product,
+            PackedLinear(weight, None),
+        )
+        for rows in ROWS:
+            x = torch.randn(rows, inputs).bfloat16()
+            rates = [f"{rows * outputs * inputs / _seconds(way, x) / 1e9:.0f}" for way in ways]
+            ways_told = (
+                f"4 bits {rates[0]}, with activations of 8 {rates[1]}, 8 bits with such {rates[2]}, bf16 {rates[3]}"
+            )
+            print(f"{outputs} x {inputs}, {rows} rows: {ways_told}")
+
+
+def _seconds(way: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> float:
+    way(x)
+    found = []
+    for _ in range(TRIES):
+        count, started = 0, time.process_time()
+        while time.process_time() - started < LEAST_SECONDS:
+            way(x)
+            count += 1
+        found.append((time.process_time() - started) / count)
+    return min(found)
+
+
+def layers(pairs: int) -> None:
+    """Six random layers of 8 bits."""
+    with tempfile.TemporaryDirectory() as folder, _qwen3(Path(folder) / "config.json") as engine:
+        known = [found for found in gc.get_objects() if type(found) is FusedLayer]
+        wholes = [layer.whole for layer in known]
+        for batch in BATCHES:
+            _submit(engine, batch, tuple(range(5, 69)), 2 * pairs + 8)
+            for _ in range(4):
+                engine.step()
+            took: dict[bool, list[float]] = {True: [], False: []}
+            for number in range(2 * pairs):
+                is_whole = number % 4 in (0, 3)
+                for layer, whole in zip(known, wholes, strict=True):
+                    layer.whole = whole if is_whole else None
+                took[is_whole].append(_step(engine))
+            while engine.has_unfinished:
+                engine.step()
+            one, many = (1e3 * statistics.median(took[is_whole]) for is_whole in (True, False))
+            print(f"batch {batch}: {one:.2f} ms a step in one call, {many:.2f} part by part: {many / one:.2f} x")
+
+
+def heat(context: int, pairs: int) -> None:
+    """8 requests of the default model that share a prompt."""
+    newest, batch = NewestStep(), BATCHES[-1]
+    blocks = context // 16 + batch * (2 * pairs // 16 + 8)
+    config = EngineConfig(device="cpu", num_threads=1, page_heat=2, num_gpu_blocks_override=blocks)
+    with Engine(config, publish=newest.take) as engine:
+        assert engine.tokenizer is not None, "the default model has a tokenizer"
+        ids = engine.tokenizer.encode(sample_text())
+        prompt = tuple((ids * (context // len(ids) + 1))[:context])
+        _submit(engine, 1, prompt, 2 * pairs + 40)
+        while not any(isinstance(message, Tokens) for message in engine.step()):
+            pass
+        _submit(engine, batch - 1, prompt, 2 * pairs + 40, first=1)
+        took: dict[bool, list[float]] = {True: [], False: []}
+        while engine.has_unfinished and min(map(len, took.values())) < pairs:
+            newest.begin(engine)
+            seconds = _step(engine)
+            if newest.num_decodes == batch:
+                took[newest.is_measured].append(seconds)
+    measured, other = (1e3 * statistics.median(took[is_measured]) for is_measured in (True, False))
+    share = 100 * (measured / other - 1) / EVERY
+    print(f"{batch} at {context}: measured {measured:.1f} ms, others {other:.1f}; one in {EVERY}: {share:.2f} %")
+
+
+def _qwen3(path: Path) -> Engine:
+    from transformers import AutoConfig
+
+    sizes: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 6, "head_dim": 128}
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 4096, "max_position_embeddings": 2048}
+    AutoConfig.for_model("qwen3", **sizes, **heads, tie_word_embeddings=True).to_json_file(path, use_diff=False)
+    options: dict[str, Any] = {"quantization": "int8", "num_gpu_blocks_override": 256, "max_model_len": 1024}
+    return Engine(EngineConfig(model=f"dummy:{path}", device="cpu", num_threads=1, **options))
+
+
+def _submit(engine: Engine, count: int, prompt: tuple[int, ...], num_tokens: int, first: int = 0) -> None:
+    sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    for number in range(first, first + count):
+        engine.submit(Submit(request_id=f"{count}-{number}", prompt_token_ids=prompt, sampling=sampling))
+
+
+def _step(engine: Engine) -> float:
+    started = time.process_time()
+    engine.step()
+    return time.process_time() - started
+
+
+if __name__ == "__main__":
+    sys.exit(run_benchmark(__doc__, add_arguments, run))

@@ -1,0 +1,122 @@
+"""Makes one call of each operation on a pool or on random rows, to be timed. Knows no timer."""
+
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from kvscope_kernels.attention_args import QueryRuns
+from kvscope_kernels.attention_workload import AttentionWorkload, Pool, make_pool
+from kvscope_kernels.decode.plan import DecodePlans
+from kvscope_kernels.dispatch import Ops
+from kvscope_kernels.fused_moe.expert_weights import ExpertWeights, Gate
+from kvscope_kernels.gated_activation import SILU
+from kvscope_kernels.graph_timing import Call
+from kvscope_kernels.grouped_product import GroupedProduct, grouped_product
+from kvscope_kernels.kv_write import kv_write_torch
+from kvscope_kernels.quantized_linear.fp8 import fp8_product, rounded_fp8
+from kvscope_kernels.quantized_linear.grouped_weight import GroupedWeight
+from kvscope_kernels.rotate_write import Rotation, Turn, rotate_torch
+
+_CYCLE_BYTES: Final = 512 << 20  # several times any L2
+
+
+def pools_of(work: AttentionWorkload, device: str) -> list[Pool]:
+    """At least two, and enough that reading them all leaves nothing of the first in L2."""
+    count = 1 if device == "cpu" else max(2, -(-_CYCLE_BYTES // work.kv_bytes))
+    return [make_pool(work, device) for _ in range(count)]
+
+
+def copies_of(num_bytes: int, device: str) -> int:
+    """Of a weight: as many as leave nothing of the first in L2 once all are read."""
+    return 1 if device == "cpu" else max(2, -(-_CYCLE_BYTES // num_bytes))
+
+
+def weight_products(shape: tuple[int, int], device: str) -> dict[str, GroupedProduct]:
+    """Products with random weights (outputs, inputs) of fewer bits, by their names."""
+    outputs, inputs = shape
+    made: dict[str, GroupedProduct] = {}
+    for bits, group in ((4, 32), (8, 64)):
+        codes = torch.randint(2**bits, shape, dtype=torch.uint8)
+        scale = torch.full((outputs, -(-inputs // group)), 0.01, dtype=torch.float16)
+        weight = GroupedWeight(codes, scale, -(2.0 ** (bits - 1)) * scale, bits, group)
+        made[f"int{bits}"] = grouped_product(weight, None, torch.device(device))
+    made["fp8"] = fp8_product(rounded_fp8(torch.randn(shape) / 64), None, torch.device(device))
+    return made
+
+
+def decode_call(ops: Ops, pool: Pool) -> Call:
+    """Writes and returns the pool's `out`."""
+    plans = DecodePlans()  # cut at the first call, as by the first layer of a step
+    return partial(ops.decode, pool.attention_args(pool.out), plans)
+
+
+def prefill_call(ops: Ops, pool: Pool) -> Call:
+    """Writes and returns the pool's `out`."""
+    plans = DecodePlans()  # as in decode, where runs are cut
+    runs = QueryRuns(pool.query_start, pool.max_query_len, plans=plans)
+    return partial(ops.prefill, pool.attention_args(pool.out), runs)
+
+
+def write_call(ops: Ops, pool: Pool) -> Call:
+    """Random keys and values, to the last slots."""
+    key, value = (torch.randn_like(pool.query[:, : pool.storage.shape[2]]) for _ in range(2))
+    caches = pool.k_cache, pool.v_cache, pool.last_slots(), pool.k_scale, pool.v_scale
+    return partial(ops.kv_write, key, value, *caches)
+
+
+def layer_calls(ops: Ops, device: str, count: int, dtype: torch.dtype = torch.bfloat16) -> dict[str, tuple[Call, int]]:
+    """Calls by name, with the bytes that each has to read and write."""
+    x, delta = torch.randn(count, 4096, device=device), torch.randn(count, 4096, device=device, dtype=dtype)
+    weight, eps = torch.ones(4096, device=device), torch.tensor(1e-5, device=device)
+    both = torch.randn(count, 2 * 14336, device=device, dtype=dtype)
+    heads = torch.randn(count, 48, 128, device=device, dtype=dtype)
+    turn = Turn(*torch.randn(2, count, 1, 128, device=device, dtype=dtype))
+    rotation = Rotation(32, None, turn)
+    storage = torch.empty(-(-count // 16), 2, 8, 16, 128, device=device, dtype=dtype)
+    caches = storage[:, 0].transpose(1, 2), storage[:, 1].transpose(1, 2), torch.arange(count, device=device)
+    if ops.kv_write is kv_write_torch and device != "cpu":  # it looks for padding on the host, which no graph can
+        rotate = partial(_rotate_scatter, heads, rotation, *caches)
+    else:
+        rotate = partial(ops.rotate_write, heads, rotation, *caches)
+    return {
+        "add_rms_norm": (
+            partial(ops.add_rms_norm, x, delta, weight, eps, dtype),
+            count * 4096 * 2 * (4 + dtype.itemsize),
+        ),
+        "rotate_write": (rotate, 2 * heads.nbytes + 2 * turn.cos.nbytes),
+        "gated_activation": (partial(ops.gated_activation, both, SILU), both.nbytes * 3 // 2),
+    }
+
+
+class ExpertsWorkload(NamedTuple):
+    """Tokens of a layer of experts; those of Qwen3-30B-A3B unless told otherwise."""
+
+    num_tokens: int
+    num_experts: int = 128
+    top_k: int = 8
+    hidden: int = 2048
+    size: int = 768
+
+
+def expert_layer(device: str, work: ExpertsWorkload) -> tuple[tuple[Any, ...], int]:
+    """Return arguments of `mix_experts`, and the bytes of the weights of the experts that are active."""
+    num_tokens, num_experts, top_k, hidden, size = work
+    up, down = (torch.randn(num_experts, *shape, device=device) / 32 for shape in ((2 * size, hidden), (hidden, size)))
+    up, down = up.bfloat16(), down.bfloat16()
+    weights = ExpertWeights(up, down, None, None, Gate())
+    shares, ids = torch.randn(num_tokens, num_experts, device=device).softmax(-1).topk(top_k)
+    x = torch.randn(num_tokens, hidden, device=device, dtype=torch.bfloat16)
+    num_active = len(set(ids.flatten().tolist()))
+    return (x, ids, shares, weights), num_active * (up[:1].nbytes + down[:1].nbytes)
+
+
+def _rotate_scatter(
+    heads: torch.Tensor, rotation: Rotation, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor
+) -> torch.Tensor:
+    """`rotate_write` in torch's operations, without padding."""
+    query, key, value = rotate_torch(heads, rotation)
+    where = (slots // 16, slots % 16)
+    k_cache.index_put_(where, key)
+    v_cache.index_put_(where, value)
+    return query

@@ -1,0 +1,340 @@
+"""Which operations are measured in which cases, on a CPU and on a GPU. Knows no timer."""
+
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import torch
+from torch.nn.functional import linear
+
+from kvscope_engine.bench.kernels.calls import (
+    ExpertsWorkload,
+    copies_of,
+    decode_call,
+    expert_layer,
+    layer_calls,
+    pools_of,
+    prefill_call,
+    weight_products,
+    write_call,
+)
+from kvscope_engine.bench.kernels.contest import OURS, REFERENCE, CallCycle, Contest, first_line
+from kvscope_engine.bench.kernels.peers import PEERS
+from kvscope_kernels.attention_workload import AttentionWorkload, Pool, make_pool
+from kvscope_kernels.copy_rows import row_tensors
+from kvscope_kernels.decode.plan import DecodePlans
+from kvscope_kernels.dispatch import Ops, torch_ops
+from kvscope_kernels.graph_timing import Call
+
+_CPU_CYCLE_BYTES: Final = 128 << 20
+_SMALL: Final = {"num_heads": 9, "num_kv_heads": 3, "head_dim": 64}
+DECODE: Final = (
+    AttentionWorkload(name="8 x 32k", seq_lens=(32768,) * 8),
+    AttentionWorkload(name="64 x 4k", seq_lens=(4096,) * 64),
+    AttentionWorkload(name="32 x 4k", seq_lens=(4096,) * 32),
+    AttentionWorkload(name="8 x 4k", seq_lens=(4096,) * 8),
+    AttentionWorkload(name="1 x 32k", seq_lens=(32768,)),
+    AttentionWorkload(name="64 x 2k, 9/3/64", seq_lens=(2048,) * 64, num_heads=9, num_kv_heads=3, head_dim=64),
+)
+QUANTIZED: Final = tuple(
+    replace(work, name=f"{work.name}, {name}", kv_dtype=dtype)
+    for dtype, name in ((torch.int8, "int8"), (torch.float8_e4m3fn, "fp8"))
+    for work in (DECODE[0], DECODE[3], DECODE[5])
+)
+SKEWED: Final = AttentionWorkload(name="1 x 32k + 31 x 1k", seq_lens=(32768,) + (1024,) * 31)
+WRITE: Final = (
+    AttentionWorkload(name="32 tokens", seq_lens=(512,) * 32),
+    AttentionWorkload(name="8k tokens", seq_lens=(2048,) * 8, query_lens=(1024,) * 8),
+    AttentionWorkload(name="8k tokens, int8", seq_lens=(2048,) * 8, query_lens=(1024,) * 8, kv_dtype=torch.int8),
+    AttentionWorkload(
+        name="8k tokens, fp8", seq_lens=(2048,) * 8, query_lens=(1024,) * 8, kv_dtype=torch.float8_e4m3fn
+    ),
+)
+PREFILL: Final = (
+    AttentionWorkload(name="1 x 4k", seq_lens=(4096,), query_lens=(4096,)),
+    AttentionWorkload(name="8 x 2k", seq_lens=(2048,) * 8, query_lens=(2048,) * 8),
+    AttentionWorkload(name="8 x 1k", seq_lens=(1024,) * 8, query_lens=(1024,) * 8),
+    AttentionWorkload(
+        name="16 x 1k, 9/3/64",
+        seq_lens=(1024,) * 16,
+        query_lens=(1024,) * 16,
+        num_heads=9,
+        num_kv_heads=3,
+        head_dim=64,
+    ),
+    AttentionWorkload(
+        name="4 x 1k, 8/4/256",
+        seq_lens=(1024,) * 4,
+        query_lens=(1024,) * 4,
+        num_heads=8,
+        num_kv_heads=4,
+        head_dim=256,
+    ),
+    AttentionWorkload(name="512 after 16k", seq_lens=(16384,), query_lens=(512,)),
+    AttentionWorkload(name="512 after 16k, int8", seq_lens=(16384,), query_lens=(512,), kv_dtype=torch.int8),
+    AttentionWorkload(name="512 after 16k, fp8", seq_lens=(16384,), query_lens=(512,), kv_dtype=torch.float8_e4m3fn),
+)
+TURNS: Final = (
+    AttentionWorkload(name="16 after 32k", seq_lens=(32768,), query_lens=(16,)),
+    AttentionWorkload(name="64 after 32k", seq_lens=(32768,), query_lens=(64,)),
+    AttentionWorkload(name="128 after 32k", seq_lens=(32768,), query_lens=(128,)),
+    AttentionWorkload(name="16 after 32k, int8", seq_lens=(32768,), query_lens=(16,), kv_dtype=torch.int8),
+    AttentionWorkload(name="8 x 5 after 8k", seq_lens=(8192,) * 8, query_lens=(5,) * 8),
+    AttentionWorkload(name="16 after 32k + 7 after 1k", seq_lens=(32768,) + (1024,) * 7, query_lens=(16,) * 8),
+)
+"""Short turns, and drafts to be verified, behind long contexts."""
+EXPERTS: Final = tuple(ExpertsWorkload(num_tokens) for num_tokens in (1, 4, 16, 64, 256, 8192))
+CPU_EXPERTS: Final = (ExpertsWorkload(1, 16, 4, 768, 256), ExpertsWorkload(16, 16, 4, 768, 256))
+CPU_DECODE: Final = (
+    AttentionWorkload(name="8 x 1k", seq_lens=(1024,) * 8),
+    AttentionWorkload(name="1 x 4k", seq_lens=(4096,)),
+    AttentionWorkload(name="8 x 2k, 9/3/64", seq_lens=(2048,) * 8, num_heads=9, num_kv_heads=3, head_dim=64),
+    AttentionWorkload(name="1 x 4k + 7 x 512", seq_lens=(4096,) + (512,) * 7),
+)
+CPU_PREFILL: Final = (
+    AttentionWorkload(name="1 x 512", seq_lens=(512,), query_lens=(512,)),
+    AttentionWorkload(
+        name="4 x 256, 9/3/64", seq_lens=(256,) * 4, query_lens=(256,) * 4, num_heads=9, num_kv_heads=3, head_dim=64
+    ),
+    AttentionWorkload(name="64 after 2k", seq_lens=(2048,), query_lens=(64,)),
+)
+CPU_WRITE: Final = (
+    AttentionWorkload(name="8 tokens", seq_lens=(512,) * 8),
+    AttentionWorkload(name="512 tokens, int8", seq_lens=(512,), query_lens=(512,), kv_dtype=torch.int8),
+)
+NOT_QUANTIZED: Final = "torch, not quantized"
+Make = Callable[[Ops, str, torch.dtype], Iterator[Contest]]
+
+
+def decode(
+    ops: Ops, device: str, dtype: torch.dtype, works: Sequence[AttentionWorkload] | None = None
+) -> Iterator[Contest]:
+    """One new token for each request."""
+    chosen = works or (CPU_DECODE if device == "cpu" else (*DECODE, *QUANTIZED, SKEWED))
+    for work in (replace(each, dtype=dtype) for each in chosen):
+        moved = work.kv_bytes + 2 * len(work.seq_lens) * work.num_heads * work.head_dim * dtype.itemsize
+        contest = _attention("paged decode", work, device, partial(decode_call, ops), decode_call, moved)
+        yield _without_twins(contest, ops, "decode")
+
+
+def prefill(
+    ops: Ops, device: str, dtype: torch.dtype, works: Sequence[AttentionWorkload] | None = None
+) -> Iterator[Contest]:
+    """Runs of new tokens: whole prompts, chunks of them, short turns."""
+    chosen = works or (CPU_PREFILL if device == "cpu" else (*PREFILL, *TURNS))
+    for work in (replace(each, dtype=dtype) for each in chosen):
+        moved = work.kv_bytes + 2 * work.num_queries * work.num_heads * work.head_dim * dtype.itemsize
+        call = partial(prefill_call, ops)
+        contest = _attention("paged prefill", work, device, call, prefill_call, moved, work.flops)
+        yield _without_twins(contest, ops, "prefill")
+
+
+def write(
+    ops: Ops, device: str, dtype: torch.dtype, works: Sequence[AttentionWorkload] | None = None
+) -> Iterator[Contest]:
+    """Keys and values into their blocks, rounded to 8 bits where the cache is of these."""
+    for work in (replace(each, dtype=dtype) for each in works or (CPU_WRITE if device == "cpu" else WRITE)):
+        pools = _pools(work, device)
+        plain = replace(work, kv_dtype=None)
+        moved = work.num_queries * (plain.kv_bytes + work.kv_bytes) // sum(work.seq_lens)
+        contenders = {
+            OURS: CallCycle([write_call(ops, pool) for pool in pools]),
+            REFERENCE: CallCycle([write_call(torch_ops(), pool) for pool in pools], in_graph=False),
+        }
+        contest = Contest(kernel="kv write", case=work.name, num_bytes=moved, contenders=contenders)
+        yield _without_twins(contest, ops, "kv_write")
+
+
+def layer(ops: Ops, device: str, dtype: torch.dtype, counts: Sequence[int] | None = None) -> Iterator[Contest]:
+    """What stands between the products of a layer of 4,096."""
+    for count in counts or ((1, 16) if device == "cpu" else (1, 64, 8192)):
+        ours, plain = (layer_calls(each, device, count, dtype) for each in (ops, torch_ops()))
+        for name, (call, moved) in ours.items():
+            repeats = _repeats(device, count)
+            contenders = {
+                OURS: CallCycle([_silent(call)] * repeats),
+                REFERENCE: CallCycle([_silent(plain[name][0])] * repeats),
+            }
+            case = f"{count:,} token{'s' * (count > 1)}"
+            contest = Contest(kernel=name.replace("_", " "), case=case, num_bytes=moved, contenders=contenders)
+            yield _without_twins(contest, ops, name)
+
+
+def experts(
+    ops: Ops, device: str, dtype: torch.dtype, works: Sequence[ExpertsWorkload] | None = None
+) -> Iterator[Contest]:
+    """A layer's mixture of experts; its bytes are the weights of those that are active."""
+    for work in works or (CPU_EXPERTS if device == "cpu" else EXPERTS):
+        arguments, num_bytes = expert_layer(device, work)
+        contenders = {
+            OURS: CallCycle([partial(ops.mix_experts, *arguments)]),
+            REFERENCE: CallCycle([partial(torch_ops().mix_experts, *arguments)], in_graph=False),
+        }
+        case = f"{work.top_k} of {work.num_experts}, {work.num_tokens:,} token{'s' * (work.num_tokens > 1)}"
+        contest = Contest(kernel="experts", case=case, num_bytes=num_bytes, contenders=contenders)
+        yield _without_twins(contest, ops, "mix_experts")
+
+
+def products(
+    ops: Ops,
+    device: str,
+    dtype: torch.dtype,
+    counts: Sequence[int] | None = None,
+    shape: tuple[int, int] | None = None,
+) -> Iterator[Contest]:
+    """Products with weights of 4 bits, 8 bits and FP8, beside torch's with weights that are not quantized."""
+    outputs, inputs = shape or ((1536, 576) if device == "cpu" else (4096, 14336))
+    plain = torch.randn(outputs, inputs, device=device).to(dtype)
+    others = [plain, *(plain.clone() for _ in range(1, copies_of(plain.nbytes, device)))]
+    for name, made in weight_products((outputs, inputs), device).items():
+        if name == "fp8" and device == "cpu":
+            continue  # no CPU serves it
+        num_bytes = sum(tensor.nbytes for tensor in made.tensors)
+        copies = [made, *(deepcopy(made) for _ in range(1, copies_of(num_bytes, device)))]
+        for count in counts or ((1, 32) if device == "cpu" else (1, 4, 16, 64, 2048)):
+            x = torch.randn(count, inputs, device=device).to(dtype)
+            contenders = {
+                OURS: CallCycle([_silent(partial(each.product, x)) for each in copies]),
+                NOT_QUANTIZED: CallCycle([_silent(partial(linear, x, each)) for each in others]),
+            }
+            case = f"{name}, {count:,} row{'s' * (count > 1)}"
+            yield Contest(kernel="product", case=case, num_bytes=num_bytes, contenders=contenders)
+
+
+def copies(ops: Ops, device: str, dtype: torch.dtype, num_blocks: int | None = None) -> Iterator[Contest]:
+    """Whole blocks inside the pool, 32 layers of them in one call."""
+    count = num_blocks or (8 if device == "cpu" else 256)
+    storage = [torch.randn(2 * count, 2, 8, 16, 128, device=device).to(dtype) for _ in range(32)]
+    rows = row_tensors(storage)
+    pairs = torch.stack([torch.arange(count), torch.arange(count, 2 * count)], 1).to(device)
+    moved = 2 * len(storage) * count * storage[0][:1].nbytes
+    contenders = {
+        OURS: CallCycle([partial(ops.copy_rows, rows, pairs)]),
+        REFERENCE: CallCycle([partial(torch_ops().copy_rows, rows, pairs)], in_graph=False),
+    }
+    contest = Contest(kernel="copy rows", case=f"{count} blocks", num_bytes=moved, contenders=contenders)
+    yield _without_twins(contest, ops, "copy_rows")
+
+
+def forms(ops: Ops, device: str, dtype: torch.dtype, vocabulary: int = 128256) -> Iterator[Contest]:
+    """A mask of the tokens that may come, for each of 8 requests."""
+    logits = torch.randn(8, vocabulary, device=device)
+    allowed = torch.randint(-(2**31), 2**31 - 1, (8, -(-vocabulary // 32)), device=device).to(torch.int32)
+    rows = torch.arange(8, device=device)
+    arguments = logits, rows, allowed
+    contenders = {
+        OURS: CallCycle([partial(ops.allow_tokens, *arguments)] * _repeats(device, len(logits))),
+        REFERENCE: CallCycle([partial(torch_ops().allow_tokens, *arguments)], in_graph=False),
+    }
+    moved = logits.nbytes // 2 + allowed.nbytes  # half of the logits are refused, and only written
+    contest = Contest(kernel="allow tokens", case="8 requests", num_bytes=moved, contenders=contenders)
+    yield _without_twins(contest, ops, "allow_tokens")
+
+
+def draws(ops: Ops, device: str, dtype: torch.dtype, vocabulary: int = 128256) -> Iterator[Contest]:
+    """A token by top-p for each request, of logits far and near."""
+    for count, spread in ((1, 4.0), (64, 4.0), (64, 1.0)):
+        logits = spread * torch.randn(count, vocabulary, device=device)
+        options = torch.tensor([[1.0, 0.0, 0.9, 0.0]] * count, dtype=torch.float64, device=device)
+        keys = torch.randint(-(2**62), 2**62, (count,), device=device)
+        arguments = logits, options, keys, torch.arange(count, device=device)
+        contenders = {
+            OURS: CallCycle([partial(ops.draw_tokens, *arguments)]),
+            REFERENCE: CallCycle([partial(torch_ops().draw_tokens, *arguments)], in_graph=False),
+        }
+        case = f"{count} requests, top-p, logits within {3 * spread:g}"
+        contest = Contest(kernel="draw tokens", case=case, num_bytes=logits.nbytes, contenders=contenders)
+        yield _without_twins(contest, ops, "draw_tokens")
+
+
+def heat(
+    ops: Ops, device: str, dtype: torch.dtype, works: Sequence[AttentionWorkload] | None = None
+) -> Iterator[Contest]:
+    """Decode that tells beside its result which share of attention fell on each block."""
+    for work in (replace(each, dtype=dtype) for each in works or (CPU_DECODE[2:3] if device == "cpu" else DECODE[3:4])):
+        pools = _pools(work, device)
+        contenders = {
+            OURS: CallCycle([_shares_call(ops, pool) for pool in pools]),
+            REFERENCE: CallCycle([_shares_call(torch_ops(), pool) for pool in pools], in_graph=False),
+        }
+        contest = Contest(kernel="decode with heat", case=work.name, num_bytes=work.kv_bytes, contenders=contenders)
+        yield _without_twins(contest, ops, "decode")
+
+
+KERNELS: Final[dict[str, Make]] = {
+    "decode": decode,
+    "prefill": prefill,
+    "write": write,
+    "layer": layer,
+    "experts": experts,
+    "products": products,
+    "copy": copies,
+    "forms": forms,
+    "draws": draws,
+    "heat": heat,
+}
+
+
+def _attention(
+    kernel: str,
+    work: AttentionWorkload,
+    device: str,
+    ours: Callable[[Pool], Call],
+    call: Callable[[Ops, Pool], Call],
+    moved: int,
+    flops: int = 0,
+) -> Contest:
+    pools = _pools(work, device)
+    contest = Contest(
+        kernel=kernel,
+        case=work.name,
+        num_bytes=moved,
+        flops=flops,
+        contenders={
+            OURS: CallCycle([ours(pool) for pool in pools]),
+            REFERENCE: CallCycle([call(torch_ops(), pool) for pool in pools[:2]], in_graph=False),
+        },
+    )
+    for name, peer in PEERS.items():
+        try:
+            contest.contenders[name] = CallCycle([peer(work, pool) for pool in pools])
+        except Exception as error:  # other people's libraries: whatever they raise is why they are absent
+            contest.absent[name] = first_line(error)
+    return contest
+
+
+def _without_twins(contest: Contest, ops: Ops, field: str) -> Contest:
+    """Where ours is the reference, it is not timed twice."""
+    if getattr(ops, field) is getattr(torch_ops(), field):
+        del contest.contenders[REFERENCE]
+        contest.absent[REFERENCE] = "is ours on this device"
+    return contest
+
+
+def _pools(work: AttentionWorkload, device: str) -> list[Pool]:
+    """On a CPU too more than its caches hold, but for what is small anyway."""
+    if device != "cpu":
+        return pools_of(work, device)
+    count = max(1, min(16, _CPU_CYCLE_BYTES // max(1, work.kv_bytes)))
+    return [make_pool(work, device) for _ in range(count)]
+
+
+def _shares_call(ops: Ops, pool: Pool) -> Call:
+    shares = torch.zeros(len(pool.seq_lens), pool.block_tables.shape[1], device=pool.query.device)
+    return _silent(partial(ops.decode, pool.attention_args(), DecodePlans(), shares))
+
+
+def _repeats(device: str, count: int) -> int:
+    """In a graph, as in a step, one such kernel follows another: alone, the graph's own launch is what is timed."""
+    return 1 if device == "cpu" else max(1, min(32, 4096 // count))
+
+
+def _silent(call: Call) -> Call:
+    """Return `call` without its result, which is compared for attention only: others return pairs or rounded rows."""
+
+    def run() -> None:
+        call()
+
+    return run

@@ -1,0 +1,179 @@
+"""Other people's attention on the same queries, keys and values. Each raises `Absent`, or what it likes.
+
+Those without pages get the keys and values of each request in a row, which costs them nothing here: the copy is made
+beforehand. Results come back in our shapes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from kvscope_engine.bench.kernels.contest import Absent
+from kvscope_kernels.attention_workload import AttentionWorkload, Pool
+from kvscope_kernels.graph_timing import Call
+from kvscope_kernels.third_party_attention.flash_attention import FlashAttention2, FlashAttention3
+from kvscope_kernels.third_party_attention.library import Library, Missing
+from kvscope_kernels.third_party_attention.library_choice import prefill_of
+from kvscope_kernels.third_party_attention.preferred import shape_of
+
+Peer = Callable[[AttentionWorkload, Pool], Call]
+_SHAPES: Final = 64
+_WORKSPACE_BYTES: Final = 256 << 20  # what FlashInfer's documentation asks for
+
+
+def sdpa(work: AttentionWorkload, pool: Pool) -> Call:
+    """torch's own, on keys and values in a row."""
+    keys, values = (each.transpose(1, 2) for each in in_a_row(work, pool))
+    if work.query_lens is None:  # the heads of one KV head are rows of one product: nothing is read twice
+        rows = pool.query.view(len(work.seq_lens), work.num_kv_heads, -1, work.head_dim)
+        return lambda: scaled_dot_product_attention(rows, keys, values, scale=pool.scale).view_as(pool.query)
+    query = _whole_prompts(work, pool).transpose(1, 2)
+    attend = partial(scaled_dot_product_attention, is_causal=True, enable_gqa=True, scale=pool.scale)
+    return lambda: attend(query, keys, values).transpose(1, 2).reshape(pool.query.shape)
+
+
+def flex_attention(work: AttentionWorkload, pool: Pool) -> Call:
+    """torch's, which is compiled for the case; on a CPU that takes longer than all the rest."""
+    if pool.query.device.type != "cuda":
+        raise Absent("compiled for a GPU only")
+    from torch.nn.attention import flex_attention as flex
+
+    keys, values = (each.transpose(1, 2) for each in in_a_row(work, pool))
+    compiled = _compiled_flex()
+    batch, length = len(work.seq_lens), work.seq_lens[0]
+    mask = None
+    query = pool.query.view(batch, -1, work.num_heads, work.head_dim).transpose(1, 2)
+    if work.query_lens is not None:
+        query = _whole_prompts(work, pool).transpose(1, 2)
+        mask = flex.create_block_mask(_is_before, None, None, length, length, device=pool.query.device.type)
+    attend = partial(compiled, block_mask=mask, scale=pool.scale, enable_gqa=True)
+    return lambda: attend(query, keys, values).transpose(1, 2).reshape(pool.query.shape)
+
+
+def flash_attn(work: AttentionWorkload, pool: Pool) -> Call:
+    """FlashAttention-2, on keys and values in a row: its pages hold 256 tokens or more."""
+    library = _library("flash_attn")
+    keys, values = in_a_row(work, pool)
+    if work.query_lens is None:
+        attend = partial(library.flash_attn_with_kvcache, cache_seqlens=pool.seq_lens, softmax_scale=pool.scale)
+        query = pool.query[:, None]
+        return lambda: attend(query, keys, values).view_as(pool.query)
+    attend = partial(library.flash_attn_func, causal=True, softmax_scale=pool.scale)
+    query = _whole_prompts(work, pool)
+    return lambda: attend(query, keys, values).view_as(pool.query)
+
+
+def flash_attn_paged(work: AttentionWorkload, pool: Pool) -> Call:
+    """FlashAttention of the version that takes our pages as they lie, as `--attention-backend` would take it."""
+    if work.query_lens is None:
+        raise Absent("taken for prefill only")
+    if work.kv_dtype is not None:
+        raise Absent("no cache of 8 bits")
+    refused = []
+    for name, make in (("version 3", FlashAttention3), ("version 2", FlashAttention2)):
+        try:
+            library: Library = make()
+            if why := library.refusal(shape_of(pool.query, pool.k_cache)):
+                raise Missing(why)
+        except Missing as missing:
+            refused.append(f"{name}: {missing}")
+        else:
+            return partial(library.prefill, prefill_of(work, pool))
+    raise Absent("; ".join(refused))
+
+
+def flashinfer(work: AttentionWorkload, pool: Pool) -> Call:
+    """FlashInfer, on our own pages as they lie; planned beforehand, as an engine does once a step."""
+    library = _library("flashinfer")
+    if work.kv_dtype is not None:
+        raise Absent("has no scale for each token")
+    workspace = _workspace(pool.query.device)
+    blocks = (pool.seq_lens + work.block_size - 1) // work.block_size
+    starts = torch.nn.functional.pad(blocks.cumsum(0), (1, 0)).to(torch.int32)
+    width = torch.arange(pool.block_tables.shape[1], device=blocks.device)
+    indices = pool.block_tables[width < blocks[:, None]]
+    last = (pool.seq_lens - 1) % work.block_size + 1
+    shape = work.num_heads, work.num_kv_heads, work.head_dim, work.block_size
+    types = {"q_data_type": work.dtype, "kv_data_type": work.dtype, "sm_scale": pool.scale}
+    if work.query_lens is None:
+        wrapper = library.BatchDecodeWithPagedKVCacheWrapper(workspace, "HND", use_tensor_cores=True)
+        wrapper.plan(starts, indices, last, *shape, **types)
+    else:
+        wrapper = library.BatchPrefillWithPagedKVCacheWrapper(workspace, "HND")
+        wrapper.plan(pool.query_start, starts, indices, last, *shape, causal=True, **types)
+    return partial(wrapper.run, pool.query, pool.storage)
+
+
+PEERS: Final[dict[str, Peer]] = {
+    "SDPA, contiguous": sdpa,
+    "flex_attention, contiguous": flex_attention,
+    "FlashInfer, paged": flashinfer,
+    "flash-attn, contiguous": flash_attn,
+    "flash-attn, paged": flash_attn_paged,
+}
+
+
+def peer_versions() -> dict[str, str]:
+    """Of the libraries that are installed."""
+    found = {}
+    for name in ("flashinfer-python", "flash-attn"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def in_a_row(work: AttentionWorkload, pool: Pool) -> tuple[Tensor, Tensor]:
+    """Keys and values (requests, tokens, num_kv_heads, head_dim), copied out of their blocks."""
+    if len(set(work.seq_lens)) > 1:
+        raise Absent("requests of one length only")
+    if work.kv_dtype is not None:
+        raise Absent("no cache of 8 bits")
+    shape = len(work.seq_lens), -1, work.num_kv_heads, work.head_dim
+    length = work.seq_lens[0]
+    tables = pool.block_tables.to(torch.int64)
+    keys, values = (cache[tables].reshape(shape)[:, :length].contiguous() for cache in (pool.k_cache, pool.v_cache))
+    return keys, values
+
+
+def _whole_prompts(work: AttentionWorkload, pool: Pool) -> Tensor:
+    """Queries (requests, tokens, num_heads, head_dim)."""
+    if work.query_lens != work.seq_lens:
+        raise Absent("whole prompts only")
+    return pool.query.view(len(work.seq_lens), -1, work.num_heads, work.head_dim)
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        missing = getattr(error, "name", None) == name
+        raise Absent("not installed" if missing else f"cannot be imported: {error}") from None
+
+
+@cache
+def _workspace(device: torch.device) -> Tensor:
+    """One for all: it is of use while a call runs, and calls run one after the other."""
+    return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+
+
+@cache
+def _compiled_flex() -> Any:
+    from torch._dynamo import config
+    from torch.nn.attention.flex_attention import flex_attention as attend
+
+    config.recompile_limit = max(config.recompile_limit, _SHAPES)  # beyond, it runs without being compiled
+    return torch.compile(attend, dynamic=False)
+
+
+def _is_before(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    return query >= key

@@ -1,0 +1,167 @@
+"""Trying tiles on the device: those that compute what they should are timed; the fastest wins if it is worth it."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any, Final
+
+import torch
+
+from kvscope_engine.bench.kernels.calls import decode_call, prefill_call
+from kvscope_engine.bench.kernels.contest import CallCycle, Sampler
+from kvscope_kernels.attention_workload import AttentionWorkload, Pool
+from kvscope_kernels.dispatch import Ops
+from kvscope_kernels.graph_timing import Call
+from kvscope_kernels.launch import DotTiles, compute_capability, decode_tiles, num_multiprocessors, prefill_tiles
+from kvscope_kernels.tuning.tile_table import DECODE, PREFILL, as_entry, forcing, table_key
+
+_WORTH: Final = 0.97
+"""Of the time of the tiles that are reckoned: what is gained must be more than timing's own noise."""
+_ROUNDS: Final = 5
+_THREE_PROGRAMS: Final = 168
+"""Registers a thread of which three programs of four warps fit a multiprocessor; 64 x 32 does without a spill."""
+_FINALISTS: Final = 3
+"""Of the tiles that were fastest at first, beside those that are reckoned: measured again, in turns."""
+_TOLERANCE: Final = 0.02
+
+
+def _cases() -> Iterator[AttentionWorkload]:
+    shapes: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("32/8/128", {}),
+        ("9/3/64", {"num_heads": 9, "num_kv_heads": 3, "head_dim": 64}),
+        ("8/4/256", {"num_heads": 8, "num_kv_heads": 4, "head_dim": 256}),
+        ("64/8/64", {"num_heads": 64, "num_kv_heads": 8, "head_dim": 64}),
+    )
+    for (name, heads), kv_dtype in product(shapes, (None, torch.int8)):  # tables know 8 bits of one kind
+        yield AttentionWorkload(name=name, seq_lens=(4096,) * 32, kv_dtype=kv_dtype, **heads)
+        yield AttentionWorkload(name=name, seq_lens=(2048,) * 4, query_lens=(2048,) * 4, kv_dtype=kv_dtype, **heads)
+        yield AttentionWorkload(name=name, seq_lens=(32768,), query_lens=(64,), kv_dtype=kv_dtype, **heads)
+
+
+CASES: Final = tuple(_cases())
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What came of one case."""
+
+    key: str
+    given: DotTiles
+    best: DotTiles
+    given_us: float
+    best_us: float
+    num_tried: int
+    num_refused: int
+    """Did not compile, did not fit, or computed something else."""
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether the best goes into the table."""
+        return self.best_us < _WORTH * self.given_us
+
+    def entry(self) -> dict[str, Any]:
+        """As the table has it, with the times that it was chosen for."""
+        times = {"us": round(self.best_us, 2), "reckoned_us": round(self.given_us, 2)}
+        return as_entry(self.best) | times
+
+
+def kernel_of(work: AttentionWorkload) -> str:
+    """Which kernel a workload is for."""
+    return DECODE if work.query_lens is None else PREFILL
+
+
+def is_cut(work: AttentionWorkload) -> bool:
+    """Whether it is of a short turn, whose keys are split among programs."""
+    return work.query_lens is not None and max(work.query_lens) < min(work.seq_lens)
+
+
+def reckoned(work: AttentionWorkload, device: torch.device) -> DotTiles:
+    """What launches take without a table."""
+    group, is_quantized = work.num_heads // work.num_kv_heads, work.kv_dtype is not None
+    shape = work.head_dim, work.head_dim, group, work.dtype.itemsize
+    if work.query_lens is None:
+        return decode_tiles(*shape, is_quantized=is_quantized)
+    return prefill_tiles(
+        *shape,
+        max(work.query_lens),
+        compute_capability(device),
+        num_runs=len(work.query_lens) * work.num_kv_heads,
+        multiprocessors=num_multiprocessors(device),
+        is_quantized=is_quantized,
+    )
+
+
+def candidates(kernel: str, given: DotTiles, group: int, capability: int) -> Iterator[DotTiles]:
+    """Tiles worth a try, `given` first."""
+    yield given
+    rows = (given.tile_m,) if kernel == DECODE else (64, 128, 256)
+    warps = (2, 4, 8) if kernel == DECODE else (4, 8, 16)
+    stages = (2, 3, 4, 5) if kernel == DECODE else (2, 3, 4)
+    for tile_m, tile_n, num_warps, num_stages in product(rows, (16, 32, 64, 128), warps, stages):
+        found = given._replace(tile_m=tile_m, tile_n=tile_n, num_warps=num_warps, num_stages=num_stages)
+        is_fit = kernel == DECODE or (tile_n >= 32 and tile_m >= 16 * num_warps)
+        if found != given and tile_m >= group and is_fit:
+            yield found
+        if kernel == PREFILL and 90 <= capability < 100 and is_fit and tile_n < 128 and num_stages < 4:
+            yield found._replace(query_in_registers=True)
+            if tile_m == 64 and tile_n == 32:
+                yield found._replace(max_registers=_THREE_PROGRAMS)
+
+
+def search(
+    work: AttentionWorkload,
+    pools: list[Pool],
+    ops: Ops,
+    make_sampler: Callable[[CallCycle], Sampler],
+    tell: Callable[[int, int], None],
+) -> Found:
+    """Try every candidate on the pools; `tell` is told how many of how many. Raises what the tiles that are reckoned
+    raise."""
+    kernel, group = kernel_of(work), work.num_heads // work.num_kv_heads
+    given = reckoned(work, pools[0].query.device)
+    make = decode_call if work.query_lens is None else prefill_call
+    calls = [make(ops, pool) for pool in pools]
+    times: dict[DotTiles, float] = {}
+    samplers: dict[DotTiles, Sampler] = {}
+    expected: torch.Tensor | None = None
+    tried = list(candidates(kernel, given, group, compute_capability(pools[0].query.device)))
+    for number, tiles in enumerate(tried):
+        tell(number, len(tried))
+        try:
+            with forcing(kernel, tiles):
+                found = _result(calls[0])
+                if expected is not None and not _is_close(found, expected):
+                    continue
+                expected = found if expected is None else expected
+                samplers[tiles] = partial(_sample, kernel, tiles, make_sampler(CallCycle(calls)))
+            times[tiles] = min(samplers[tiles](), samplers[tiles]())
+        except Exception:  # the compiler's, the assembler's and the driver's refusals are of many types
+            if tiles == given:
+                raise
+    finalists = list(dict.fromkeys((given, *sorted(times, key=times.__getitem__)[:_FINALISTS])))
+    final = dict.fromkeys(finalists, float("inf"))
+    for _ in range(_ROUNDS):
+        for tiles in finalists:
+            final[tiles] = min(final[tiles], samplers[tiles]() * 1e6)
+    best = min(final, key=final.__getitem__)
+    is_quantized = work.kv_dtype is not None
+    key = table_key(kernel, given, group, work.dtype.itemsize, is_quantized=is_quantized, is_cut=is_cut(work))
+    return Found(key, given, best, final[given], final[best], len(tried), len(tried) - len(times))
+
+
+def _result(call: Call) -> torch.Tensor:
+    found = call()
+    assert isinstance(found, torch.Tensor), "attention returns what it computed"
+    return found.clone()
+
+
+def _sample(kernel: str, tiles: DotTiles, sampler: Sampler) -> float:
+    """By the host's clock the call chooses its tiles anew; a graph has them in it."""
+    with forcing(kernel, tiles):
+        return sampler()
+
+
+def _is_close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    difference = (found.float() - expected.float()).abs().max()
+    return bool(difference <= _TOLERANCE * expected.float().abs().max())

@@ -1,0 +1,65 @@
+"""Engine that a benchmark drives step by step: prompts that no cache knows, and the engine's own counters."""
+
+from __future__ import annotations
+
+import random
+import time
+from types import TracebackType
+from typing import Final, Self
+
+from kvscope_engine.engine import Engine
+from kvscope_telemetry.engine_config import EngineConfig
+from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.messages.commands import Finished, Submit
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
+
+FIRST_ID: Final = 3
+"""Ids below are special tokens of most models."""
+
+
+class Probe:
+    """Engine whose prompt tokens are counted; closed with the context."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._num_computed = 0
+        self.engine = Engine(config, publish=self._count)
+        self._random = random.Random(0)
+        self._num_submitted = 0
+
+    def ids(self, count: int) -> list[int]:
+        """Return `count` random token ids."""
+        return self._random.choices(range(FIRST_ID, self.engine.hello.model.vocab_size), k=count)
+
+    def first_token_s(self, ids: list[int], num_computed: int | None = None) -> float:
+        """Return the seconds from the submission of a prompt to its first token, after which the request ends.
+
+        Raises KvscopeError where the request fails, or the engine computed another number of prompt tokens than
+        `num_computed`: a benchmark that measured something else than it says is worse than none.
+        """
+        before, start_s = self._num_computed, time.perf_counter()
+        self._num_submitted += 1
+        sampling = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+        request_id = str(self._num_submitted)
+        self.engine.submit(Submit(request_id=request_id, prompt_token_ids=tuple(ids), sampling=sampling))
+        while self.engine.has_unfinished:
+            for message in self.engine.step():
+                if isinstance(message, Finished) and message.error:
+                    raise KvscopeError(message.error)
+        seconds, computed = time.perf_counter() - start_s, self._num_computed - before
+        if num_computed not in (None, computed):
+            raise KvscopeError(f"{computed} prompt tokens of {len(ids)} were computed, where {num_computed} were to be")
+        return seconds
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.engine.close()
+
+    def _count(self, message: TelemetryMessage) -> None:
+        if isinstance(message, Frame):
+            counters = message.counters
+            self._num_computed = counters.prompt_tokens + counters.recomputed_tokens

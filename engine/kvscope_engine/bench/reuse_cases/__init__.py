@@ -1,1 +1,0 @@
-"""The cases of `bench reuse`: prefixes found again, preempted requests that resume, completions that share a prompt."""

@@ -1,0 +1,99 @@
+"""Explains in one line why memory ran out, and which option would have prevented it. Plain arithmetic.
+
+Causes are weighed by bytes: what other programs took since the start, what the allocator holds in pieces that fit
+nothing, and a step that took more than was set aside for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvscope_engine.model.device_memory.memory_plan import gib
+from kvscope_telemetry.messages.telemetry import MemoryBreakdown
+
+_MUCH: Final = 0.02
+"""Of the device: less than this explains no shortage."""
+_LEAST_TOKENS: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """What is known when memory ran out. Bytes; -1 where nobody tells."""
+
+    memory: MemoryBreakdown
+    total: int = -1
+    free: int = -1
+    others_planned: int = -1
+    """What other programs held when the engine started."""
+    num_tokens: int = 0
+    """Of the step."""
+    num_requests: int = 0
+    utilization: float = 0.0
+    """--gpu-memory-utilization; 0 on a CPU."""
+    takers: str = ""
+    """Who took memory since the start, where that is told."""
+
+
+def shortage_report(shortage: Shortage) -> str:
+    """Who has the memory, what the likeliest cause is, and the option against it."""
+    return f"{_holders(shortage)}: {_remedy(shortage)}"
+
+
+def start_remedy(holders: str = "", *, on_gpu: bool) -> str:
+    """What would help where a model did not even load; `holders`: who else has memory of the GPU."""
+    smaller = "a smaller model, or --dtype bfloat16 where it is float32"
+    named = f" ({holders})" if holders else ""
+    return (
+        f"end other programs on the GPU{named}, or give {smaller}" if on_gpu else f"free some memory, or give {smaller}"
+    )
+
+
+def _holders(shortage: Shortage) -> str:
+    memory = shortage.memory
+    kept = memory.reserved_bytes - memory.allocated_bytes if memory.reserved_bytes >= 0 else 0
+    named = {
+        "weights": memory.weights_bytes,
+        "KV cache": memory.kv_bytes,
+        "cached by PyTorch": kept,
+        "other programs and contexts": _others(shortage),
+        "free": shortage.free,
+    }
+    sizes = ", ".join(f"{name} {gib(size)}" for name, size in named.items() if size > 0)
+    return f"of {gib(shortage.total)} there are {sizes}" if shortage.total > 0 else sizes
+
+
+def _remedy(shortage: Shortage) -> str:
+    if shortage.utilization <= 0:
+        return f"give a smaller --kv-memory, or {_smaller_step(shortage)}"
+    much = _MUCH * max(shortage.total, 1)
+    grown = _others(shortage) - shortage.others_planned if shortage.others_planned >= 0 else 0
+    split = max(0, shortage.memory.split_bytes)
+    if grown > max(much, split):
+        share = max(0.05, shortage.utilization - grown / shortage.total)
+        named = f" ({shortage.takers})" if shortage.takers else ""
+        return (
+            f"other programs took {gib(grown)} since the start{named}: end them, or give"
+            f" --gpu-memory-utilization {int(100 * share) / 100:.2f}"
+        )
+    if split > much:
+        return (
+            f"{gib(split)} of what torch holds are rests of blocks in use: set"
+            f" PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or {_smaller_step(shortage)}"
+        )
+    lower = int(100 * max(0.05, shortage.utilization - 0.05)) / 100
+    return f"give {_smaller_step(shortage)}, or --gpu-memory-utilization {lower:.2f}"
+
+
+def _smaller_step(shortage: Shortage) -> str:
+    """Prefills are cut into smaller pieces; a step of decodes alone has fewer requests."""
+    if shortage.num_tokens > shortage.num_requests:
+        return f"--max-num-batched-tokens {max(_LEAST_TOKENS, shortage.num_tokens // 2)}"
+    return f"--max-num-seqs {max(1, shortage.num_requests // 2)}"
+
+
+def _others(shortage: Shortage) -> int:
+    if shortage.total < 0 or shortage.free < 0 or shortage.memory.reserved_bytes < 0:
+        return 0
+    pages = max(0, shortage.memory.kv_resident_bytes)
+    return max(0, shortage.total - shortage.free - shortage.memory.reserved_bytes - pages)

@@ -1,0 +1,142 @@
+"""A rank's share of a model, cut before anything is joined: a narrower model of the same kind, in place.
+
+Query heads, KV heads and rows of the feed-forward block are shared out; embeddings, norms and the head are on every
+rank. The output projections keep their share of columns, so what they give is one part of a sum over all ranks
+(`reduce`). Until the sum is put in, the narrow model is whole by itself, and is proven and joined as any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from kvscope_engine.model.distributed.rank import Rank, divides
+from kvscope_telemetry.errors import BadInput
+
+MAX_TOLD: Final = 64
+_ATTENTION: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
+_MLP: Final = ("gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a linear layer's weight is shared out."""
+
+    dim: int
+    """Of the weight: 0 for rows (outputs), 1 for columns (inputs)."""
+    size: int
+    """Of that dimension, whole."""
+    num_kv_heads: int = 0
+    """For a layer of KV heads, which several ranks may have."""
+
+    def part(self, rank: Rank) -> slice:
+        """What is of a rank."""
+        if not self.num_kv_heads:
+            return rank.part(self.size)
+        width, heads = self.size // self.num_kv_heads, rank.kv_heads(self.num_kv_heads)
+        return slice(heads.start * width, heads.stop * width)
+
+
+def check_divides(count: int, num_query_heads: int, num_kv_heads: int, intermediate: int, name: str) -> None:
+    """Raise BadInput, with the numbers of ranks that are accepted, for a model that `count` does not divide."""
+    if divides(count, num_query_heads, num_kv_heads, intermediate):
+        return
+    sizes = num_query_heads, num_kv_heads, intermediate
+    accepted = ", ".join(str(other) for other in range(1, MAX_TOLD + 1) if divides(other, *sizes))
+    raise BadInput(
+        f"tensor_parallel_size={count} is not accepted for model {name!r}: its {num_query_heads} query heads,"
+        f" {num_kv_heads} KV heads and {intermediate} rows of the feed-forward block cannot be shared out evenly;"
+        f" {accepted} can be"
+    )
+
+
+def shard_model(module: nn.Module, rank: Rank, name: str) -> Mapping[str, Cut]:
+    """Cut every layer, in place; what is not of this rank is let go. Returns how, by the layers' names.
+
+    Raises BadInput for layers of another kind than Llama's, and for sizes that the number of ranks does not divide.
+    """
+    if rank.is_alone:
+        return {}
+    parts = dict(module.named_modules())
+    attentions = {key: part for key, part in parts.items() if _has(part, _ATTENTION)}
+    mlps = {key: part for key, part in parts.items() if _has(part, _MLP)}
+    num_layers = int(module.config.num_hidden_layers)  # type: ignore[union-attr, arg-type]
+    strange = [part for part in attentions.values() if _own_tensors(part)]
+    strange += [part for part in parts.values() if _has_experts(part)]
+    if strange or not len(attentions) == len(mlps) == num_layers:
+        raise _not_this_kind(rank, name)
+    cuts: dict[str, Cut] = {}
+    with torch.no_grad():
+        for (key, attention), (mlp_key, mlp) in zip(attentions.items(), mlps.items(), strict=True):
+            of_attention = _attention_cuts(attention, mlp, rank, name)
+            _shard(attention, of_attention, rank)
+            of_mlp = _mlp_cuts(mlp)
+            _shard(mlp, of_mlp, rank)
+            attention.num_key_value_groups = attention.q_proj.out_features // attention.k_proj.out_features
+            cuts |= {f"{key}.{part}": cut for part, cut in of_attention.items()}
+            cuts |= {f"{mlp_key}.{part}": cut for part, cut in of_mlp.items()}
+    return cuts
+
+
+def check_fused(num_joined: int, num_layers: int, rank: Rank, name: str) -> None:
+    """Raise BadInput unless all layers were joined: what ranks add up is known of those alone."""
+    if not rank.is_alone and num_joined != num_layers:
+        raise _not_this_kind(rank, name)
+
+
+def _not_this_kind(rank: Rank, name: str) -> BadInput:
+    return BadInput(
+        f"tensor_parallel_size={rank.count} is not accepted for model {name!r}: its layers are not of Llama's kind"
+        " (attention of q, k, v and o, a gated feed-forward block, a norm before each), which alone are shared out"
+    )
+
+
+def _attention_cuts(attention: Any, mlp: Any, rank: Rank, name: str) -> dict[str, Cut]:
+    head_dim = int(attention.head_dim)
+    num_query, num_kv = (getattr(attention, key).out_features // head_dim for key in ("q_proj", "k_proj"))
+    check_divides(rank.count, num_query, num_kv, mlp.gate_proj.out_features, name)
+    kv = Cut(0, num_kv * head_dim, num_kv)
+    query_rows = num_query * head_dim
+    return {"q_proj": Cut(0, query_rows), "k_proj": kv, "v_proj": kv, "o_proj": Cut(1, query_rows)}
+
+
+def _mlp_cuts(mlp: Any) -> dict[str, Cut]:
+    rows = mlp.gate_proj.out_features
+    return {"gate_proj": Cut(0, rows), "up_proj": Cut(0, rows), "down_proj": Cut(1, rows)}
+
+
+def _shard(parent: nn.Module, cuts: dict[str, Cut], rank: Rank) -> None:
+    for name, cut in cuts.items():
+        linear, part = getattr(parent, name), cut.part(rank)
+        if cut.dim == 0:
+            made = _linear(linear.weight[part], None if linear.bias is None else linear.bias[part])
+        else:
+            made = _linear(linear.weight[:, part], linear.bias if rank.index == 0 else None)  # added once
+        setattr(parent, name, made)
+
+
+def _linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
+    """With copies, so that the whole weight can go: of a mapped file only what is copied is ever read."""
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    made.weight = nn.Parameter(weight.detach().clone(memory_format=torch.contiguous_format), requires_grad=False)
+    if bias is not None:
+        made.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
+    return made.eval()
+
+
+def _has(part: nn.Module, names: tuple[str, ...]) -> bool:
+    return all(type(getattr(part, name, None)) is nn.Linear for name in names)
+
+
+def _has_experts(part: nn.Module) -> bool:
+    """Weights of several experts in one tensor."""
+    return any(parameter.dim() == 3 for parameter in part.parameters(recurse=False))
+
+
+def _own_tensors(part: nn.Module) -> bool:
+    """Such as sinks, one a head."""
+    return any(True for _ in part.parameters(recurse=False)) or any(True for _ in part.buffers(recurse=False))

@@ -1,0 +1,234 @@
+"""Another rank than 0: a process that loads its share of the model and runs the steps that rank 0 tells it.
+
+Has no scheduler, no requests and no sampler, and writes nothing to the terminal: its last word goes to rank 0. It ends
+when rank 0 says so, or is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import torch
+
+from kvscope_engine.model.distributed.rank import Rank
+from kvscope_engine.model.distributed.rank_group import GroupBroken, RankGroup
+from kvscope_engine.model.executor.rank_channel import Channel, ChannelClosed, connect
+from kvscope_engine.model.executor.rank_messages import (
+    Beat,
+    Begin,
+    Failed,
+    Fill,
+    Here,
+    Load,
+    Move,
+    Moved,
+    RankJoined,
+    Ready,
+    Step,
+    decode_to_rank,
+    deltas_of,
+    encode,
+    inputs_of,
+    places_of,
+)
+from kvscope_engine.model.executor.rank_processes import FOLDER_KEY, forget, torchrun_store
+from kvscope_engine.model.kv_cache.kv_offload.block_mover import BlockMover
+from kvscope_engine.model.kv_cache.kv_offload.tier_builder import make_tier_mover
+from kvscope_engine.model.layers.fused.all_reduce import keep_residual_in_float32, reduce_behind_layers
+from kvscope_engine.model.layers.lora.lora_slots import LoraSlots, in_full, lora_slots
+from kvscope_engine.model.layers.weight_bytes import weights_bytes
+from kvscope_engine.model.loaded_model import LoadedModel
+from kvscope_engine.model.loader.model_loader import load_model
+from kvscope_engine.model.platforms.cpu_threads import CpuThreads
+from kvscope_engine.model.runner.kv_cache_spec import groups_of_model, storage_for_model
+from kvscope_engine.model.runner.model_runner import ModelRunner
+from kvscope_engine.model.runner.pool_size import pool_size
+from kvscope_engine.model.runner.product_choice import choose_products
+from kvscope_engine.model.runner.step_memory import max_batched_tokens
+from kvscope_engine.model.verification.ready_to_run import make_ready_to_run
+from kvscope_telemetry.engine_config import EngineConfig
+from kvscope_telemetry.errors import KvscopeError
+
+LAST_WORD_S: Final = 5.0
+"""For a rank whose rank 0 is gone to notice by itself."""
+BEAT_S: Final = 0.5
+
+
+def follow(folder: Path, rank: Rank) -> int:
+    """Be `rank` until rank 0 ends: 0 in good order, 1 when this rank failed."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # under torchrun a terminal's signals go to all; rank 0 ends the others
+    try:
+        channel = connect(folder)
+    except KvscopeError:  # rank 0 is gone
+        forget(folder)
+        return 1
+    threading.Thread(target=_watch_leader, args=(channel, folder), name="kvscope-leader-watch", daemon=True).start()
+    try:
+        channel.send(encode(Here(rank=rank.index, pid=os.getpid())))
+        _serve(channel, folder, rank)
+    except ChannelClosed:
+        return 1  # the same: nobody is left to tell
+    except Exception as error:
+        _say_why(channel, error)
+        return 1
+    return 0
+
+
+def follow_torchrun(index: int, count: int) -> int:
+    """The same, for a rank that torchrun started."""
+    store = torchrun_store()
+    return follow(Path(store.get(FOLDER_KEY).decode()), Rank(index, count))
+
+
+def _serve(channel: Channel, folder: Path, rank: Rank) -> None:
+    load = decode_to_rank(_next(channel))
+    if not isinstance(load, Load):
+        return
+    config = msgspec.json.decode(load.config, type=EngineConfig)
+    if config.device != "cpu" and torch.cuda.is_available():
+        torch.cuda.set_device(rank.index)
+    threads = CpuThreads(config.num_threads)
+    loaded = load_model(config, lambda progress: None, rank)
+    fused = make_ready_to_run(loaded.module, loaded.quantization)
+    lora = lora_slots(config, loaded, load.lora_layers)
+    choose_products(loaded.module, lambda tried: None)
+    with in_full(lora):
+        num_blocks = pool_size(config, loaded).num_blocks
+    channel.send(encode(Ready(num_blocks=num_blocks, float32_residual=fused.float32_residual)))
+    begin = decode_to_rank(_next(channel))
+    if isinstance(begin, Begin):
+        _run(channel, folder, rank, config, loaded, lora, begin, threads)
+
+
+def _run(
+    channel: Channel,
+    folder: Path,
+    rank: Rank,
+    config: EngineConfig,
+    loaded: LoadedModel,
+    lora: LoraSlots | None,
+    begin: Begin,
+    threads: CpuThreads,
+) -> None:
+    storage = storage_for_model(
+        *(loaded, begin.num_blocks, config.block_size, config.kv_cache_dtype),
+        sparse_decode=config.sparse_decode,
+        groups=groups_of_model(config, loaded),
+    )
+    runner = ModelRunner(
+        loaded,
+        storage,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
+        enforce_eager=not begin.captures,
+        together=True,
+        sparse_decode=config.sparse_decode,
+        lora_slots=lora,
+    )
+    runner.warm_up(lambda progress: None)
+    keep_residual_in_float32(loaded.module, begin.float32_residual)
+    mover = make_tier_mover(_at_rank(config, rank), storage, "")
+    group = RankGroup(folder, rank, loaded.device)
+    reduce_behind_layers(loaded.module, group.all_reduce)
+    threading.Thread(target=_beat, args=(channel, group), name="kvscope-beat", daemon=True).start()
+    num_bytes = weights_bytes(loaded.module)
+    channel.send(encode(RankJoined(weights_bytes=num_bytes, kv_bytes=storage.num_bytes, device=_name(loaded.device))))
+    if begin.captures:
+        runner.capture_together(group)
+    while isinstance(told := decode_to_rank(_next(channel)), Step | Fill | Move):
+        if isinstance(told, Step):
+            threads.look()
+            inputs, copies, slots = inputs_of(told)
+            sampled = None
+            if inputs.awaited is not None:
+                sampled = group.broadcast(torch.zeros(told.num_sampled, dtype=torch.int64, device=loaded.device))
+            runner.follow(inputs, copies, slots, sampled, told.graph_size)
+            group.num_points += 1
+        elif isinstance(told, Fill) and lora is not None:
+            lora.fill(told.stack, told.slot, deltas_of(told, loaded.dtype))
+        elif isinstance(told, Move) and mover is not None:
+            _move(mover, told, channel)
+    if mover is not None:
+        mover.close()
+    group.close()
+
+
+def _move(mover: BlockMover, told: Move, channel: Channel) -> None:
+    """What rank 0 waits for is answered."""
+    sources, targets = places_of(told)
+    if told.how == "flush":
+        mover.flush()
+    elif told.how == "save":
+        mover.save(sources, targets)
+    elif told.how == "load":
+        mover.load(sources, targets)
+    elif told.how == "drain":
+        channel.send(encode(Moved(whole=bytes((mover.drain(),)))))
+    elif told.how == "rise":
+        channel.send(encode(Moved(whole=bytes(mover.rise(sources, targets)))))
+    else:
+        channel.send(encode(Moved(whole=bytes(mover.offload(sources, targets, (None,) * len(sources))))))
+
+
+def _beat(channel: Channel, group: RankGroup) -> None:
+    """Say that this process lives, and how far it is, whatever its other threads do."""
+    with contextlib.suppress(ChannelClosed):
+        while True:
+            channel.send(encode(Beat(num_points=group.num_points)))
+            time.sleep(BEAT_S)
+
+
+def _at_rank(config: EngineConfig, rank: Rank) -> EngineConfig:
+    """With a file of its own for the disk tier."""
+    path = config.disk_kv_path
+    return config if path is None else replace(config, disk_kv_path=f"{path}.rank{rank.index}")
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+
+
+def _next(channel: Channel) -> bytes:
+    """The next message, however long there is none; an end that is gone is one too."""
+    select.select([channel], [], [])
+    return channel.receive()
+
+
+def _say_why(channel: Channel, error: Exception) -> None:
+    line = " ".join(str(error).split())[:300] or type(error).__name__
+    text = f"failed: {line}" if not isinstance(error, RuntimeError) else f"failed: {type(error).__name__}: {line}"
+    try:
+        channel.send(encode(Failed(reason=text, is_consequence=isinstance(error, GroupBroken))))
+    except ChannelClosed:
+        return
+
+
+def _watch_leader(channel: Channel, folder: Path) -> None:
+    """End this process when rank 0 has, wherever it waits then, and take away where they met."""
+    poll = select.poll()
+    poll.register(channel.fileno(), select.POLLRDHUP)
+    poll.poll()
+    time.sleep(LAST_WORD_S)
+    forget(folder)
+    os._exit(1)
+
+
+def main() -> int:
+    """`python -m kvscope_engine.model.executor.follower FOLDER RANK COUNT`."""
+    folder, index, count = sys.argv[1:]
+    return follow(Path(folder), Rank(int(index), int(count)))
+
+
+if __name__ == "__main__":
+    os._exit(main())  # without taking torch apart first: rank 0 waits for the end

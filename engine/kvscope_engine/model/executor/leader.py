@@ -1,0 +1,486 @@
+"""Rank 0's side of tensor parallel: the other ranks are started, agreed with, told each step, watched and ended.
+
+Rank 0 alone schedules, keeps the ledger, samples and speaks to clients. The other ranks are told the arrays of each
+step before rank 0 runs it, and run it at the same time; they meet in the sums behind each layer's projections. Block
+ids are the same on all ranks: a block is its heads of every rank together, and each rank has as many blocks as the
+one with the least room.
+
+Owns the channels and what became of each rank: one thread hears all that they say. A rank that serves says that it
+lives, twice a second; one that is silent, or does not come to where the others wait for it, is killed, and what the
+others wait for is ended (`RankGroup.abort`). A rank whose process is suspended is waited for up to `SUSPENDED_S`. When
+one fails the engine ends: nobody has its part of the KV.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final, TypeVar
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from kvscope_engine.model.distributed.rank import ALONE, Rank
+from kvscope_engine.model.distributed.rank_group import GroupBroken, RankGroup
+from kvscope_engine.model.executor.rank_channel import Channel, ChannelClosed, listen
+from kvscope_engine.model.executor.rank_messages import (
+    Beat,
+    Begin,
+    Failed,
+    FromRank,
+    Here,
+    Load,
+    Moved,
+    RankJoined,
+    Ready,
+    Stop,
+    decode_from_rank,
+    encode,
+    fill_of,
+    move_of,
+    step_of,
+)
+from kvscope_engine.model.executor.rank_processes import RankProcesses
+from kvscope_engine.model.input_batch.step_inputs import StepInputs
+from kvscope_engine.model.kv_cache.kv_offload.block_mover import MoveKind
+from kvscope_engine.model.layers.fused.all_reduce import keep_residual_in_float32, reduce_behind_layers
+from kvscope_engine.model.layers.lora.peft_folder import Delta
+from kvscope_engine.model.platforms.cpu_threads import default_num_threads
+from kvscope_engine.model.platforms.device import choose_device
+from kvscope_engine.model.verification.fuse import Fused
+from kvscope_telemetry.engine_config import EngineConfig
+from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.messages.telemetry import RankMemory
+
+START_S: Final = 300.0
+"""For a rank's process to say its first word: it imports torch and transformers on a machine that may be busy."""
+LOAD_S: Final = 1800.0
+"""For a rank to load its share."""
+LOOK_S: Final = 0.25
+SILENT_S: Final = 5.0
+"""Without a word from a rank that serves and runs, after which it is given up: it reports twice a second."""
+SUSPENDED_S: Final = 300.0
+"""For a rank whose process is suspended (SIGSTOP, a debugger) to run again; its silence means nothing meanwhile."""
+STUCK_S: Final = 60.0
+"""For a rank that lives to come to the point where rank 0 is: one may compile a kernel that the others have."""
+POLL_S: Final = 0.000_05
+"""Between two looks at whether a GPU is done."""
+CAUSE_S: Final = 3.0
+"""For the reason to come when a sum failed: its cause may be known a moment later."""
+
+M = TypeVar("M", bound=FromRank)
+
+
+def lead_ranks(config: EngineConfig) -> Leader | None:
+    """The other ranks that `config` asks for, started; None where it asks for none."""
+    count = config.tensor_parallel_size
+    return None if count == 1 else Leader(count, choose_device(config.device))
+
+
+def config_of_rank(config: EngineConfig, leader: Leader | None) -> EngineConfig:
+    """What each rank runs with: a share of the CPU's threads and of the lower tiers, and without what is not done by
+    several ranks."""
+    if leader is None:
+        return config
+    count = leader.rank.count
+    return replace(
+        config,
+        piecewise_graphs=False,
+        quantization="none",
+        num_threads=config.num_threads or max(1, default_num_threads() // count),
+        host_kv_memory_bytes=config.host_kv_memory_bytes // count,
+        disk_kv_memory_bytes=config.disk_kv_memory_bytes // count,
+    )
+
+
+def rank_of(leader: Leader | None) -> Rank:
+    """Of this process."""
+    return ALONE if leader is None else leader.rank
+
+
+class Leader:
+    """Rank 0 of `count` ranks. Raises BadInput and KvscopeError as the ranks do, naming the rank."""
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        if device.type == "cuda" and torch.cuda.device_count() < count:
+            raise BadInput(
+                f"tensor_parallel_size={count} is not accepted: GPUs found: {torch.cuda.device_count()}"
+                " (--device cpu runs all ranks on the CPU)"
+            )
+        self.rank = Rank(0, count)
+        self.joined: tuple[RankJoined, ...] = ()
+        """What each of the other ranks has, in order."""
+        self._device = device
+        self._begin: Begin | None = None
+        self._group: RankGroup | None = None
+        self._channels: dict[int, Channel] = {}
+        self._pids: dict[int, int] = {}
+        self._words: dict[int, queue.SimpleQueue[FromRank]] = {}
+        """What ranks said beside that they live."""
+        self._signs: dict[int, RankSigns] = {}
+        self._is_serving = threading.Event()
+        self._failures: list[tuple[int, Failed]] = []
+        self._failed = threading.Event()
+        self._closing = threading.Event()
+        self._when_lost: Callable[[], None] = lambda: None
+        self._watch: threading.Thread | None = None
+        self._is_in_step = False
+        self.processes = RankProcesses(count)
+        try:
+            self._listener = listen(self.processes.folder, count)
+            self.processes.start()
+        except BaseException:
+            self.processes.close()
+            raise
+
+    # Before the first step, in this order.
+
+    def load(self, config: EngineConfig, lora_layers: Iterable[str]) -> None:
+        """Rank 0 has loaded: the others find every file where it was put."""
+        self._meet()
+        told = msgspec.json.encode(replace(config, kv_events_config=None))
+        message = encode(Load(config=told, lora_layers=tuple(lora_layers)))
+        for rank, channel in self._channels.items():
+            self._send(rank, channel, message)
+
+    def agree(self, num_blocks: int, fused: Fused) -> int:
+        """Blocks that all ranks have room for, when rank 0 has room for `num_blocks`."""
+        ready = [self._expect(rank, Ready, LOAD_S) for rank in sorted(self._channels)]
+        self._begin = Begin(
+            num_blocks=min(num_blocks, *(one.num_blocks for one in ready)),
+            float32_residual=fused.float32_residual and all(one.float32_residual for one in ready),
+        )
+        return self._begin.num_blocks
+
+    def join(self, module: nn.Module, *, captures: bool = False) -> None:
+        """All ranks make their blocks and connect; from then on every pass through `module` is one of all ranks.
+
+        `captures`: the next thing that all do is to capture CUDA graphs.
+        """
+        assert self._begin is not None, "ranks agree before they join"
+        for rank, channel in self._channels.items():
+            self._send(rank, channel, encode(msgspec.structs.replace(self._begin, captures=captures)))
+        keep_residual_in_float32(module, self._begin.float32_residual)
+        try:
+            self._group = RankGroup(self.processes.folder, self.rank, self._device, self._failed.is_set)
+        except GroupBroken as error:
+            raise self._lost(error) from error
+        self.joined = tuple(self._expect(rank, RankJoined, LOAD_S) for rank in sorted(self._channels))
+        self._is_serving.set()
+        reduce_behind_layers(module, self.all_reduce)
+
+    def recording(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, sums are left out that no CUDA graph records."""
+        assert self._group is not None, "ranks capture once they have joined"
+        return self._group.recording()
+
+    def all_agree(self, is_well: bool) -> bool:
+        """Whether all ranks say so; waits for them. Raises as below."""
+        assert self._group is not None, "ranks agree once they have joined"
+        try:
+            agreed = self._group.all_agree(is_well)
+        except GroupBroken as error:
+            raise self._lost(error) from error
+        if self._failed.is_set():
+            raise self._lost(None)
+        return agreed
+
+    # Steps.
+
+    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
+        """The sum over all ranks. Raises KvscopeError with the reason when a rank is lost."""
+        assert self._group is not None, "ranks add up once they have joined"
+        try:
+            return self._group.all_reduce(part)
+        except GroupBroken as error:
+            raise self._lost(error) from error
+
+    def share(self, tokens: torch.Tensor) -> None:
+        """Give tokens that the step before sampled to the other ranks, who were told of how many. Raises as above."""
+        assert self._group is not None, "ranks share tokens once they have joined"
+        try:
+            self._group.broadcast(tokens.contiguous())
+        except GroupBroken as error:
+            raise self._lost(error) from error
+
+    def wait_for(self, event: torch.cuda.Event) -> None:
+        """Until a GPU has come to it, hearing signals meanwhile. Raises KvscopeError when a rank is lost: nothing of
+        the step is true then."""
+        with self._naming_lost():
+            while not self._failed.is_set() and not event.query():  # type: ignore[no-untyped-call]
+                time.sleep(POLL_S)
+        if self._failed.is_set():
+            raise self._lost(None)
+
+    def move(
+        self,
+        how: MoveKind,
+        sources: Sequence[int] = (),
+        targets: Sequence[int] = (),
+    ) -> None:
+        """The other ranks move their parts of blocks between tiers, after the steps told before."""
+        message = encode(move_of(how, sources, targets))
+        for rank, channel in self._channels.items():
+            self._send(rank, channel, message)
+
+    def moved(self, whole: Sequence[bool]) -> list[bool]:
+        """What the last `offload`, `rise` or `drain` came to on all ranks, when on rank 0 it came to `whole`."""
+        found = np.array(whole, np.bool_)
+        for rank in sorted(self._channels):
+            found &= np.frombuffer(self._expect(rank, Moved, LOAD_S).whole, np.bool_)
+        there: list[bool] = found.tolist()
+        return there
+
+    def fill(self, stack: str, slot: int, deltas: Callable[[Rank], Sequence[Delta | None]]) -> None:
+        """What is in an adapter's slot from the next step on; each rank is sent its share alone."""
+        for index, channel in self._channels.items():
+            self._send(index, channel, encode(fill_of(stack, slot, deltas(Rank(index, self.rank.count)))))
+
+    def tell(
+        self,
+        inputs: StepInputs,
+        copies: Sequence[tuple[int, int]],
+        lora_slots: NDArray[np.int64] | None = None,
+        num_sampled: int = 0,
+        graph_size: int = 0,
+    ) -> None:
+        """The next step; `num_sampled` tokens of the one before are to be shared first, where it awaits any. All
+        replay their graphs of `graph_size`, 0 for none.
+
+        Until `done` no other can be told: ranks would add up layers of different steps.
+        """
+        if self._failed.is_set():
+            raise self._lost(None)
+        if self._is_in_step:
+            raise KvscopeError(
+                f"a step failed on rank 0 of {self.rank.count}, and the ranks are not at the same layer any more;"
+                " if it was for want of memory, give a smaller --max-num-batched-tokens or --kv-memory"
+            )
+        self._is_in_step = True
+        message = encode(step_of(inputs, copies, lora_slots, num_sampled, graph_size))
+        for rank, channel in self._channels.items():
+            self._send(rank, channel, message)
+
+    def done(self) -> None:
+        """Rank 0 has run the step's layers."""
+        self._is_in_step = False
+        if self._group is not None:
+            self._group.num_points += 1
+
+    def memory(self, first: RankJoined, uuids: Sequence[str]) -> tuple[RankMemory, ...]:
+        """What each rank holds, in order, where rank 0 holds what `first` says; `uuids` of their GPUs, if any."""
+        return tuple(
+            RankMemory(
+                rank=rank,
+                device=one.device,
+                weights_bytes=one.weights_bytes,
+                kv_bytes=one.kv_bytes,
+                uuid=uuids[rank] if rank < len(uuids) else "",
+            )
+            for rank, one in enumerate((first, *self.joined))
+        )
+
+    # The end.
+
+    @property
+    def failure(self) -> str:
+        """Why the engine cannot go on, and which rank that is of; empty while it can."""
+        causes = sorted(self._failures, key=lambda one: one[1].is_consequence)
+        if not causes:
+            return ""
+        rank, failed = causes[0]
+        return f"rank {rank} of {self.rank.count} {failed.reason}: the engine cannot go on without it"
+
+    def when_lost(self, act: Callable[[], None]) -> None:
+        """Call `act` once on another thread when a rank is lost, whether a step runs or not; here, if one is."""
+        self._when_lost = act
+        if self._failed.is_set():
+            act()
+
+    def close(self) -> None:
+        """End all ranks; none is left behind. Idempotent."""
+        self._closing.set()
+        for channel in self._channels.values():
+            with contextlib.suppress(ChannelClosed):
+                channel.send(encode(Stop()))
+        if self._watch is not None:
+            self._watch.join(CAUSE_S)  # it may hang in a driver
+        for channel in self._channels.values():
+            channel.close()
+        self._listener.close()
+        self.processes.close(reached=self._channels)
+        if self._group is not None:
+            self._group.close()  # behind the others' ends: a sum that waits for one would be waited for
+
+    # Below.
+
+    def _meet(self) -> None:
+        """Every rank connects."""
+        deadline = time.monotonic() + START_S
+        self._listener.settimeout(LOOK_S)
+        while len(self._channels) < self.rank.count - 1:
+            missing = [rank for rank in range(1, self.rank.count) if rank not in self._channels]
+            for rank in missing:
+                if ended := self.processes.ended(rank):
+                    raise KvscopeError(f"rank {rank} of {self.rank.count} {ended} before it was there")
+            if time.monotonic() > deadline:
+                raise KvscopeError(f"rank {missing[0]} of {self.rank.count} did not start within {START_S:.0f} s")
+            with contextlib.suppress(TimeoutError):
+                self._welcome(self._listener.accept()[0])
+        self._words = {rank: queue.SimpleQueue() for rank in self._channels}
+        self._signs = {rank: RankSigns() for rank in self._channels}
+        self._watch = threading.Thread(target=self._watch_ranks, name="kvscope-ranks", daemon=True)
+        self._watch.start()
+
+    def _welcome(self, connection: socket.socket) -> None:
+        channel = Channel(connection)
+        try:
+            here = decode_from_rank(channel.receive())
+        except ChannelClosed:
+            channel.close()
+            return  # what became of its process is seen by the next look
+        assert isinstance(here, Here), "a rank says first who it is"
+        self._channels[here.rank] = channel
+        self._pids[here.rank] = here.pid
+
+    def _send(self, rank: int, channel: Channel, message: bytes) -> None:
+        try:
+            channel.send(message)
+        except ChannelClosed as error:
+            raise self._lost(error) from error
+
+    def _expect(self, rank: int, kind: type[M], wait_s: float) -> M:
+        """The rank's next word, which is of this kind unless it failed."""
+        deadline = time.monotonic() + wait_s
+        while not self._failed.is_set():
+            with contextlib.suppress(queue.Empty):
+                message = self._words[rank].get(timeout=LOOK_S)
+                assert isinstance(message, kind), f"rank {rank} says what it was not asked for"
+                return message
+            if time.monotonic() > deadline:
+                raise KvscopeError(f"rank {rank} of {self.rank.count} was not ready within {wait_s:.0f} s")
+        raise self._lost(None)
+
+    def _lost(self, error: Exception | None) -> KvscopeError:
+        """With the first cause, once it is known."""
+        deadline = time.monotonic() + CAUSE_S
+        while self._watch is not None and not self._has_cause() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return KvscopeError(self.failure or f"{error}")
+
+    @contextlib.contextmanager
+    def _naming_lost(self) -> Iterator[None]:
+        """A device's error that is another rank's fault is told as that."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self._failed.is_set():
+                raise self._lost(None) from error
+            raise
+
+    def _has_cause(self) -> bool:
+        return any(not failed.is_consequence for _, failed in self._failures)
+
+    # On the thread that hears them.
+
+    def _watch_ranks(self) -> None:
+        """Hear every rank that is there, until the end."""
+        open_ranks = {channel: rank for rank, channel in self._channels.items()}
+        looked_s = time.monotonic()
+        while open_ranks and not self._closing.is_set():
+            for channel in select.select(list(open_ranks), [], [], LOOK_S)[0]:
+                rank = open_ranks[channel]
+                heard = self._hear(rank)
+                if self._closing.is_set():
+                    return
+                self._signs[rank].heard()
+                if isinstance(heard, Failed):
+                    del open_ranks[channel]
+                    self._note(rank, heard)
+                elif isinstance(heard, Beat):
+                    self._signs[rank].num_points = heard.num_points
+                else:
+                    self._words[rank].put(heard)
+            now_s = time.monotonic()
+            if self._is_serving.is_set():
+                self._look(open_ranks, min(now_s - looked_s, 2 * LOOK_S))  # this process may have been suspended
+            looked_s = now_s
+
+    def _look(self, open_ranks: dict[Channel, int], passed_s: float) -> None:
+        """Give up ranks that have been silent, or behind, for too long."""
+        assert self._group is not None, "ranks serve once they have joined"
+        for channel, rank in list(open_ranks.items()):
+            is_suspended = _is_suspended(self._pids[rank])
+            why = self._signs[rank].passed(passed_s, self._group.num_points, is_suspended=is_suspended)
+            if why:
+                del open_ranks[channel]
+                self._note(rank, Failed(reason=why))
+                with contextlib.suppress(OSError):
+                    os.kill(self._pids[rank], signal.SIGKILL)
+
+    def _hear(self, rank: int) -> FromRank:
+        try:
+            heard: FromRank = decode_from_rank(self._channels[rank].receive())
+        except (ChannelClosed, msgspec.DecodeError) as error:
+            return Failed(reason=self.processes.ended(rank, CAUSE_S) or f"is gone ({error})")
+        return heard
+
+    def _note(self, rank: int, failed: Failed) -> None:
+        was_whole = not self._failures
+        self._failures.append((rank, failed))
+        self._failed.set()
+        if was_whole:
+            self._when_lost()
+            if self._group is not None:
+                self._group.abort()
+
+
+class RankSigns:
+    """How long a rank has said nothing, and has not moved while rank 0 is further."""
+
+    def __init__(self) -> None:
+        self.num_points = 0
+        """That it has come to, as it said last."""
+        self._silent_s = 0.0
+        self._behind_s = 0.0
+        self._suspended_s = 0.0
+        self._points_before = 0
+
+    def heard(self) -> None:
+        """It said something."""
+        self._silent_s = 0.0
+
+    def passed(self, seconds: float, num_points: int, *, is_suspended: bool = False) -> str:
+        """Count `seconds` in which the process ran or was suspended; rank 0 is at `num_points`.
+
+        Returns why the rank is given up, or an empty string.
+        """
+        if is_suspended:
+            self._suspended_s += seconds
+            return f"has been suspended for {SUSPENDED_S:.0f} s" if self._suspended_s >= SUSPENDED_S else ""
+        self._suspended_s = 0.0
+        has_moved, self._points_before = self.num_points != self._points_before, self.num_points
+        self._silent_s += seconds
+        self._behind_s = 0.0 if has_moved or self.num_points >= num_points else self._behind_s + seconds
+        if self._silent_s >= SILENT_S:
+            return f"has not answered for {SILENT_S:.0f} s"
+        return f"has been stuck in a step for {STUCK_S:.0f} s" if self._behind_s >= STUCK_S else ""
+
+
+def _is_suspended(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] in "Tt"
+    except (OSError, IndexError):
+        return False

@@ -1,0 +1,225 @@
+"""The messages between rank 0 and the other ranks.
+
+A step is told as the arrays that the model is run on: block ids are the same on all ranks, so there is one scheduler
+and one ledger, and only the bytes behind an id differ. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kvscope_engine.model.input_batch.step_inputs import StepInputs
+from kvscope_engine.model.kv_cache.kv_offload.block_mover import MoveKind
+from kvscope_engine.model.layers.lora.peft_folder import Delta
+
+"""Methods of a `BlockMover`."""
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    pass
+
+
+class Load(_Message, frozen=True, kw_only=True):
+    """Rank 0 has loaded its share: every file is there. `config` is an EngineConfig as JSON."""
+
+    config: bytes
+    lora_layers: tuple[str, ...] = ()
+    """Layers that the LoRA adapters of `config` are for."""
+
+
+class Begin(_Message, frozen=True, kw_only=True):
+    """What all ranks can do."""
+
+    num_blocks: int
+    float32_residual: bool
+    captures: bool = False
+    """Whether all capture CUDA graphs once they have joined."""
+
+
+class Step(_Message, frozen=True, kw_only=True):
+    """`StepInputs` without what only sampling reads, and the blocks to copy before it, (from, to) each."""
+
+    input_ids: bytes
+    positions: bytes
+    slot_mapping: bytes
+    block_tables: bytes
+    seq_lens: bytes
+    query_start: bytes
+    num_single_token: int
+    num_groups: int = 1
+    copies: bytes = b""
+    awaited: bytes = b""
+    """Rows whose token the step before sampled on rank 0, and its rows of those; tokens are broadcast."""
+    num_sampled: int = 0
+    """Of the step before, where there are such rows."""
+    graph_size: int = 0
+    """Of the CUDA graph that all ranks replay; 0: none."""
+    lora_slots: bytes = b""
+    """The slot of each row's adapter, -1 for none; empty: no row has one."""
+
+
+class DeltaBytes(msgspec.Struct, frozen=True, array_like=True):
+    """A rank's share of what an adapter adds to a linear layer, in the model's type."""
+
+    rank: int
+    a: bytes
+    """(rank, inputs)."""
+    b: bytes
+    """(outputs, rank)."""
+
+
+class Fill(_Message, frozen=True, kw_only=True):
+    """What is in a slot of an adapter from the next step on, of one stack: a delta or nothing for each of its parts."""
+
+    stack: str
+    slot: int
+    deltas: tuple[DeltaBytes | None, ...]
+
+
+class Move(_Message, frozen=True, kw_only=True):
+    """Blocks go from one tier to another, as a `BlockMover` of rank 0 was told."""
+
+    how: MoveKind
+    sources: bytes = b""
+    targets: bytes = b""
+
+
+class Stop(_Message, frozen=True, kw_only=True):
+    """The end, in good order."""
+
+
+class Here(_Message, frozen=True, kw_only=True):
+    """First word of a rank."""
+
+    rank: int
+    pid: int
+
+
+class Ready(_Message, frozen=True, kw_only=True):
+    """Its share is loaded, joined and profiled: what it could do."""
+
+    num_blocks: int
+    float32_residual: bool
+
+
+class RankJoined(_Message, frozen=True, kw_only=True):
+    """It has its blocks, and can add up with the others."""
+
+    weights_bytes: int
+    kv_bytes: int
+    device: str
+
+
+class Beat(_Message, frozen=True, kw_only=True):
+    """It lives; said by a thread of its own, whatever the rank computes."""
+
+    num_points: int
+    """Points that it has come to where ranks wait for each other; see `RankGroup`."""
+
+
+class Moved(_Message, frozen=True, kw_only=True):
+    """What became of an `offload`, a `rise` or a `drain`: one byte a block, or for all, 1 where it is there."""
+
+    whole: bytes
+
+
+class Failed(_Message, frozen=True, kw_only=True):
+    """Its last word. A consequence is another rank's fault."""
+
+    reason: str
+    is_consequence: bool = False
+
+
+ToRank: TypeAlias = Load | Begin | Step | Fill | Move | Stop
+FromRank: TypeAlias = Here | Ready | RankJoined | Beat | Moved | Failed
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode
+decode_from_rank = msgspec.msgpack.Decoder(FromRank).decode
+
+
+def step_of(
+    inputs: StepInputs,
+    copies: Sequence[tuple[int, int]],
+    lora_slots: NDArray[np.int64] | None = None,
+    num_sampled: int = 0,
+    graph_size: int = 0,
+) -> Step:
+    """A step as a message."""
+    return Step(
+        input_ids=inputs.input_ids.tobytes(),
+        positions=inputs.positions.tobytes(),
+        slot_mapping=np.ascontiguousarray(inputs.slot_mapping).tobytes(),
+        block_tables=np.ascontiguousarray(inputs.block_tables).tobytes(),
+        seq_lens=inputs.seq_lens.tobytes(),
+        query_start=inputs.query_start.tobytes(),
+        num_single_token=inputs.num_single_token,
+        num_groups=len(inputs.slot_mapping),
+        copies=np.array(copies, np.int64).tobytes() if copies else b"",
+        awaited=inputs.awaited.tobytes() if inputs.awaited is not None else b"",
+        num_sampled=num_sampled,
+        graph_size=graph_size,
+        lora_slots=lora_slots.tobytes() if lora_slots is not None else b"",
+    )
+
+
+def inputs_of(step: Step) -> tuple[StepInputs, list[tuple[int, int]], NDArray[np.int64] | None]:
+    """And back: arrays that may be written to, the copies, and the slots. No row is sampled."""
+    seq_lens = _array(step.seq_lens, np.int32)
+    inputs = StepInputs(
+        input_ids=_array(step.input_ids, np.int64),
+        positions=_array(step.positions, np.int64),
+        slot_mapping=_array(step.slot_mapping, np.int64).reshape(step.num_groups, -1),
+        block_tables=_array(step.block_tables, np.int32).reshape(step.num_groups, len(seq_lens), -1),
+        seq_lens=seq_lens,
+        query_start=_array(step.query_start, np.int32),
+        num_single_token=step.num_single_token,
+        sample_rows=np.empty(0, np.int64),
+        awaited=_array(step.awaited, np.int64).reshape(2, -1) if step.awaited else None,
+    )
+    copies = [(int(source), int(target)) for source, target in _array(step.copies, np.int64).reshape(-1, 2)]
+    return inputs, copies, _array(step.lora_slots, np.int64) if step.lora_slots else None
+
+
+def move_of(how: MoveKind, sources: Sequence[int] = (), targets: Sequence[int] = ()) -> Move:
+    """Blocks to be moved, as a message."""
+    return Move(how=how, sources=np.array(sources, np.int64).tobytes(), targets=np.array(targets, np.int64).tobytes())
+
+
+def places_of(move: Move) -> tuple[list[int], list[int]]:
+    """And back: from where and to where."""
+    return _array(move.sources, np.int64).tolist(), _array(move.targets, np.int64).tolist()
+
+
+def fill_of(stack: str, slot: int, deltas: Sequence[Delta | None]) -> Fill:
+    """What comes into a slot, as a message."""
+    told = tuple(
+        None if delta is None else DeltaBytes(len(delta.a), _bytes(delta.a), _bytes(delta.b)) for delta in deltas
+    )
+    return Fill(stack=stack, slot=slot, deltas=told)
+
+
+def deltas_of(fill: Fill, dtype: torch.dtype) -> list[Delta | None]:
+    """And back."""
+    return [
+        None if told is None else Delta(_matrix(told.a, dtype, told.rank), _matrix(told.b, dtype, -1, told.rank))
+        for told in fill.deltas
+    ]
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def _matrix(data: bytes, dtype: torch.dtype, rows: int, columns: int = -1) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=dtype).view(rows, columns)
+
+
+def _array(data: bytes, dtype: Any) -> NDArray[Any]:
+    return np.frombuffer(data, dtype).copy()

@@ -1,0 +1,224 @@
+"""Moves the bytes of blocks between the pool, host memory and disk: the engine's `policy.tier_mover.TierMover`.
+
+Owns the order between them: a place in host memory that the device still copies from or to is settled before the
+disk tier reads or writes it. Which place holds what it must not know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Literal, Protocol, TypeAlias
+
+from kvscope_engine.model.device_memory.host_slab import HostSlab, torch_pinned_bytes
+from kvscope_engine.model.distributed.rank import Rank
+from kvscope_engine.model.kv_cache.kv_offload.block_copies import Copies
+from kvscope_engine.model.kv_cache.kv_offload.disk_tier import DiskTier
+from kvscope_engine.model.kv_cache.kv_offload.tier_stats import TierStats
+from kvscope_engine.policy.prefixes.prefix_index import Prefix
+from kvscope_telemetry.errors import EngineDead
+
+MoveKind: TypeAlias = Literal["save", "load", "offload", "rise", "flush", "drain"]
+
+
+class OtherMovers(Protocol):
+    """Passes each move on to the block movers of the other ranks, which hold the other heads of the same blocks.
+
+    Implemented in `executor.leader`.
+    """
+
+    rank: Rank
+
+    def move(
+        self,
+        how: MoveKind,
+        sources: Sequence[int] = (),
+        targets: Sequence[int] = (),
+    ) -> None:
+        """They do the same."""
+
+    def moved(self, whole: Sequence[bool]) -> list[bool]:
+        """What the last `offload`, `rise` or `drain` came to on all of them, when it came to `whole` here."""
+
+
+class BlockMover:
+    """Owns what it is made of. `salt` is that of a kept file's prefixes, None without one; `others` are told of each
+    move before it is done here, so that they do theirs meanwhile."""
+
+    def __init__(
+        self,
+        copies: Copies,
+        slab: HostSlab,
+        disk: DiskTier | None,
+        salt: bytes | None,
+        note: str,
+        others: OtherMovers | None = None,
+    ) -> None:
+        self._others = others
+        self._copies = copies
+        self._slab = slab
+        self._disk = disk
+        self._rows = slab.rows.numpy()
+        self._closed = False
+        self.copy_failure = ""
+        """Why blocks may not be where they are said to be, so that the engine cannot go on; empty while all are."""
+        self.salt = salt
+        """What the prefixes of a kept file must be hashed from; None: whatever."""
+        self.note = note
+        """What is not as it was asked for, in a line; empty when all is."""
+        self.num_host_places, self._block_bytes = self._rows.shape
+        self.num_disk_places = disk.num_places if disk is not None else 0
+
+    @property
+    def has_disk(self) -> bool:
+        """Whether the disk tier can be written; False once it failed (full, vanished), for good."""
+        return self._disk is not None and not self._disk.failure
+
+    @property
+    def failure(self) -> str:
+        """Why the disk tier was given up; empty while all is well."""
+        return self._disk.failure if self._disk is not None else ""
+
+    @property
+    def num_offloadable(self) -> int:
+        """How many places `offload` takes now without waiting for the drive."""
+        return self._disk.num_offloadable if self._disk is not None else 0
+
+    @property
+    def keeps(self) -> bool:
+        """Whether what is on disk outlives this process."""
+        return self.salt is not None and self.has_disk and not self.copy_failure
+
+    def forget_prefixes(self) -> None:
+        """What is on disk now must not be found at the next start."""
+        if self._disk is not None:
+            self._disk.forget_prefixes()
+
+    def kept(self) -> list[tuple[int, Prefix]]:
+        """Places on disk that hold prefixes from an earlier run."""
+        return self._disk.kept() if self._disk is not None else []
+
+    def save(self, blocks: Sequence[int], places: Sequence[int]) -> None:
+        """Blocks of the pool to places in host memory."""
+        with self._moving():
+            if self._others is not None and blocks:
+                self._others.move("save", blocks, places)
+            self._copies.save(blocks, places)
+
+    def load(self, places: Sequence[int], blocks: Sequence[int]) -> None:
+        """Places in host memory to blocks of the pool."""
+        with self._moving():
+            if self._others is not None and blocks:
+                self._others.move("load", places, blocks)
+            self._copies.load(places, blocks)
+
+    def offload(
+        self, places: Sequence[int], disk_places: Sequence[int], prefixes: Sequence[Prefix | None]
+    ) -> list[bool]:
+        """Places in host memory to places on disk; which of them are there now, on all ranks."""
+        with self._moving():
+            if self._disk is None:
+                return [False] * len(places)
+            if self._others is not None:
+                self._others.move("offload", places, disk_places)
+            self._copies.settle(places)
+            there = self._disk.offload([self._rows[place] for place in places], disk_places, prefixes)
+            return there if self._others is None else self._others.moved(there)
+
+    def rise(self, disk_places: Sequence[int], places: Sequence[int]) -> list[bool]:
+        """Places on disk to places in host memory; which came back whole. The others are lost."""
+        with self._moving():
+            if self._disk is None:
+                return [False] * len(places)
+            if self._others is not None:
+                self._others.move("rise", disk_places, places)
+            self._copies.settle(places)
+            whole = self._disk.rise(disk_places, [self._rows[place] for place in places])
+            return whole if self._others is None else self._others.moved(whole)
+
+    def flush(self) -> None:
+        """Everything was copied, in the order of the device: what runs next may write to the blocks."""
+        with self._moving():
+            if self._others is not None:
+                self._others.move("flush")
+            self._copies.flush()
+
+    def drain(self) -> bool:
+        """Wait until all that was offloaded is on the drive; whether it is. For measurements: nothing needs it."""
+        self._check_open()
+        if self._disk is None:
+            return True
+        if self._others is not None:
+            self._others.move("drain")
+        is_drained = self._disk.drain()
+        return is_drained if self._others is None else all(self._others.moved((is_drained,)))
+
+    def swap_seconds(self, num_blocks: int) -> float:
+        """Measured: the time that `num_blocks` blocks take to host memory and back."""
+        self._copies.measure()
+        return num_blocks * (self._copies.saving.seconds_per_block + self._copies.loading.seconds_per_block)
+
+    def load_seconds(self, num_blocks: int, num_from_disk: int) -> float:
+        """Measured: the time that `num_blocks` blocks take to the pool, `num_from_disk` of them from disk."""
+        self._copies.measure()
+        from_disk = self._disk.read_seconds_per_block if self._disk is not None else 0.0
+        return num_blocks * self._copies.loading.seconds_per_block + num_from_disk * from_disk
+
+    @property
+    def stats(self) -> TierStats:
+        """What was done since the start; bytes are of all ranks together, seconds this one's."""
+        saving, loading, disk, count = self._copies.saving, self._copies.loading, self._disk, self._num_ranks
+        size = self._block_bytes * count
+        return TierStats(
+            saved_bytes=saving.num_blocks * size,
+            saved_seconds=saving.seconds,
+            loaded_bytes=loading.num_blocks * size,
+            loaded_seconds=loading.seconds,
+            offloaded_bytes=disk.num_written * size if disk is not None else 0,
+            offload_seconds=disk.write_seconds if disk is not None else 0.0,
+            risen_bytes=disk.num_read * size if disk is not None else 0,
+            risen_seconds=disk.read_seconds if disk is not None else 0.0,
+            num_lost=disk.num_lost if disk is not None else 0,
+            host_asked_bytes=self._slab.num_bytes * count,
+            host_real_bytes=self._slab.real_bytes * count,
+            host_is_pinned=self._slab.is_pinned,
+            torch_pinned_bytes=torch_pinned_bytes(self._slab.num_bytes) * count,
+            disk_is_direct=disk is not None and disk.is_direct,
+        )
+
+    def close(self) -> str:
+        """Give everything back, with a kept file's index written; what could not be done, in a line.
+
+        After a `copy_failure` nothing of the file is found at the next start.
+        """
+        if self._closed:
+            return ""
+        self._closed = True
+        with contextlib.suppress(Exception) if self.copy_failure else contextlib.nullcontext():
+            self._copies.close()
+        if self.copy_failure:
+            self.forget_prefixes()
+        note = self._disk.close() if self._disk is not None else ""
+        del self._rows
+        self._slab.close()
+        return note
+
+    @property
+    def _num_ranks(self) -> int:
+        return 1 if self._others is None else self._others.rank.count
+
+    @contextlib.contextmanager
+    def _moving(self) -> Iterator[None]:
+        """Whoever keeps the books of the tiers has written down what is moved inside, or is about to: what raises there
+        cannot be undone."""
+        self._check_open()
+        if self.copy_failure:
+            raise EngineDead(self.copy_failure)
+        try:
+            yield
+        except Exception as error:
+            self.copy_failure = f"blocks of the KV cache could not be copied between the tiers: {error!r:.200}"
+            raise
+
+    def _check_open(self) -> None:
+        assert not self._closed, "the tiers are closed"

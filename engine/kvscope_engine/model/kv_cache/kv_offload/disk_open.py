@@ -1,0 +1,158 @@
+"""Opening the file of the disk tier: ours alone, of its whole size from the start, past the page cache if possible.
+
+Raises BadInput for what cannot be a tier's file. Reads and writes nothing of what it holds.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import resource
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kvscope_engine.cache_folder import cache_folder
+from kvscope_engine.model.kv_cache.kv_storage import MIB
+from kvscope_telemetry.errors import BadInput
+
+SECTOR_BYTES: Final = 4096
+"""Offsets, sizes and addresses of direct I/O are multiples of this; what drives of today need at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFile:
+    """A locked file of its whole size."""
+
+    fd: int
+    path: Path | None
+    """None: it has no name, and is gone with the process."""
+    is_direct: bool
+    """Whether reads and writes bypass the page cache."""
+    found_bytes: int
+    """Its size before it was opened."""
+
+    def is_in_place(self) -> bool:
+        """Whether the name still leads to this file; a file without a name cannot be taken away."""
+        if self.path is None:
+            return True
+        try:
+            there, ours = os.stat(self.path), os.fstat(self.fd)
+        except OSError:
+            return False
+        return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+
+
+def index_path(path: Path) -> Path:
+    """The file beside `path` that tells what it holds, and that it is ours."""
+    return path.with_name(f"{path.name}.index")
+
+
+def open_disk_file(path: Path | None, num_bytes: int, *, keep: bool) -> OpenFile:
+    """The file of the tier, `num_bytes` large, locked. Without `keep` its name is gone when this returns.
+
+    Raises BadInput when there is no such room, when another engine has it, or when it is somebody else's.
+    """
+    is_new = path is not None and not os.path.lexists(path)
+    with _errors_named(path):
+        fd = _temporary() if path is None else os.open(path, _FLAGS, 0o600)
+    try:
+        found_bytes = os.fstat(fd).st_size
+        if path is not None:
+            _take(fd, path)
+        _check_room(fd, path, num_bytes)
+        _allocate(fd, path, num_bytes)
+        if path is not None and not keep:
+            _drop_name(path)
+        return OpenFile(fd, path if keep else None, _go_direct(fd), found_bytes)
+    except BaseException:
+        if path is not None and is_new:
+            path.unlink(missing_ok=True)
+        os.close(fd)
+        raise
+
+
+_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+
+
+def _temporary() -> int:
+    fd, name = tempfile.mkstemp(prefix="kv-", dir=cache_folder())
+    os.unlink(name)
+    return fd
+
+
+def _take(fd: int, path: Path) -> None:
+    """Lock it, once it is sure that nothing of somebody else's is in it."""
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        raise BadInput(f"--kv-disk-path {str(path)!r} is not accepted: it is no regular file")
+    if status.st_size and not index_path(path).exists():
+        raise BadInput(
+            f"--kv-disk-path {str(path)!r} is not accepted: it has {status.st_size} bytes that are not kvscope's"
+            f" (there is no {index_path(path).name} beside it); remove it or name another"
+        )
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise BadInput(f"--kv-disk-path {str(path)!r} is in use by another engine") from error
+    with _errors_named(path):
+        os.fchmod(fd, 0o600)
+
+
+def _check_room(fd: int, path: Path | None, num_bytes: int) -> None:
+    """Before a byte is taken: on the drive, and within this process's limit for files."""
+    drive, status = os.fstatvfs(fd), os.fstat(fd)
+    free = drive.f_bavail * drive.f_frsize + 512 * status.st_blocks
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if num_bytes > free:
+        raise BadInput(_too_large(path, num_bytes, f"{free / MIB:.0f} MiB are free"))
+    if limit != resource.RLIM_INFINITY and num_bytes > limit:
+        raise BadInput(_too_large(path, num_bytes, f"files may have {limit / MIB:.0f} MiB here (ulimit -f)"))
+
+
+def _allocate(fd: int, path: Path | None, num_bytes: int) -> None:
+    with _errors_named(path, num_bytes):
+        os.ftruncate(fd, num_bytes)
+        os.posix_fallocate(fd, 0, num_bytes)
+
+
+def _too_large(path: Path | None, num_bytes: int, what: str) -> str:
+    return f"--kv-disk asks for {num_bytes / MIB:.0f} MiB in {_name(path)}: {what}"
+
+
+def _drop_name(path: Path) -> None:
+    """Gone at exit however that comes; what a run before kept went with this file's reuse."""
+    path.unlink(missing_ok=True)
+    index_path(path).unlink(missing_ok=True)
+
+
+def _go_direct(fd: int) -> bool:
+    """Switch direct I/O on and try it; some file systems refuse the flag, some the first read."""
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_NONBLOCK
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | getattr(os, "O_DIRECT", 0))
+        with mmap.mmap(-1, SECTOR_BYTES) as page:
+            os.preadv(fd, [page], 0)
+        return hasattr(os, "O_DIRECT")
+    except OSError:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags)
+        return False
+
+
+def _name(path: Path | None) -> str:
+    return repr(str(path)) if path is not None else f"a temporary file in {str(cache_folder())!r}"
+
+
+@contextmanager
+def _errors_named(path: Path | None, num_bytes: int | None = None) -> Iterator[None]:
+    """An OSError in words for a person."""
+    try:
+        yield
+    except OSError as error:
+        size = "" if num_bytes is None else f" of {num_bytes / MIB:.0f} MiB"
+        raise BadInput(f"cannot make the KV cache's file{size} at {_name(path)}: {error.strerror}") from error

@@ -1,0 +1,252 @@
+"""Copies between a device's pool and pinned host memory that overlap with the forward pass.
+
+A save gathers blocks into a staging buffer on the compute lane, in order with what writes them; one large copy to
+the host follows on the copy lane. A load is copied to staging on the copy lane and scattered on the compute lane.
+Two buffers take turns, each given to its next user behind a mark of its last. The host never waits, but for a place
+that it is about to touch itself, and where the device has no memory for a gather: blocks are copied one by one then.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+
+import torch
+
+from kvscope_engine.model.device_memory.device_streams import StreamMark, Streams
+from kvscope_engine.model.device_memory.out_of_memory import is_no_memory
+from kvscope_engine.model.kv_cache.kv_offload.block_layout import BlockLayout
+from kvscope_engine.model.kv_cache.kv_offload.copy_speed import CopySpeed
+
+NUM_STAGINGS = 2
+
+
+@dataclass(slots=True)
+class _Staging:
+    rows: torch.Tensor
+    """Words (blocks of a chunk, words of a place) on the device."""
+    last_use: StreamMark | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """A copy on the copy lane, between two marks."""
+
+    speed: CopySpeed
+    num_blocks: int
+    started: StreamMark
+    ended: StreamMark
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Pairs that fit a staging buffer, in the order of their places."""
+
+    blocks: list[int]
+    places: list[int]
+    runs: list[tuple[int, int, int]] = field(init=False)
+    """(first row of the staging buffer, first place, places in a row): one copy each."""
+
+    def __post_init__(self) -> None:
+        breaks = [row for row, (a, b) in enumerate(pairwise(self.places), start=1) if b != a + 1]
+        self.runs = [(low, self.places[low], high - low) for low, high in pairwise([0, *breaks, len(self.places)])]
+
+
+class StagedCopies:
+    """Blocks of a device's pool to and from `rows` of host memory, at most `staging_blocks` in one copy."""
+
+    def __init__(self, words: BlockLayout, rows: torch.Tensor, streams: Streams, staging_blocks: int) -> None:
+        self._parts = words.parts
+        self._device = words.device
+        self._host = words.places(rows)
+        self._streams = streams
+        shape = (staging_blocks, self._host.shape[1])
+        self._stagings = [_Staging(self._host.new_empty(shape, device=words.device)) for _ in range(NUM_STAGINGS)]
+        self._pending = PendingCopies()
+        self._under_way: set[int] = set()
+        self._timed: deque[_Timed] = deque()
+        self.saving = CopySpeed()
+        self.loading = CopySpeed()
+
+    def save(self, blocks: Sequence[int], places: Sequence[int]) -> None:
+        """Blocks of the pool to places."""
+        if not self._pending.admits_saves(blocks, places):
+            self.flush()
+        self._pending.add_saves(blocks, places)
+
+    def load(self, places: Sequence[int], blocks: Sequence[int]) -> None:
+        """Places to blocks of the pool."""
+        if not self._pending.admits_loads(blocks):
+            self.flush()
+        self._pending.add_loads(places, blocks)
+
+    def settle(self, places: Sequence[int]) -> None:
+        """Nothing is under way from or to these places any more."""
+        if self._pending.touches(places):
+            self.flush()
+        if not self._under_way.isdisjoint(places):
+            self._streams.finish("copy")
+            self._under_way.clear()
+
+    def flush(self) -> None:
+        """All is handed to the device, in its order. What could not be is still pending when this raises."""
+        self._under_way |= self._pending.places
+        self._hand_over(self._pending.saves, self._save, self._save_block)
+        self._hand_over(self._pending.loads, self._load, self._load_block)
+        self._pending = PendingCopies()
+        self.measure()
+
+    def measure(self) -> None:
+        """Take in how long the copies took that are over; waits for none."""
+        while self._timed and self._timed[0].ended.is_past():
+            copy = self._timed.popleft()
+            copy.speed.add(copy.num_blocks, copy.ended.seconds_since(copy.started))
+
+    def close(self) -> None:
+        """All is over; hold no memory."""
+        try:
+            self.flush()
+        finally:
+            self._streams.finish("copy")
+            self._streams.finish("compute")
+        self.measure()
+        self._stagings.clear()
+        self._parts = []
+        self._host = self._host.new_empty(0, 0)
+
+    def _hand_over(
+        self,
+        pairs: list[tuple[int, int]],
+        hand_over: Callable[[_Chunk, _Staging], None],
+        copy_block: Callable[[int, int], None],
+    ) -> None:
+        """In the order of places, so that neighbours go in one copy. A chunk leaves `pairs` once it is handed over."""
+        pairs.sort()
+        size = self._stagings[0].rows.shape[0]
+        while pairs:
+            places, blocks = zip(*pairs[:size], strict=True)
+            chunk = _Chunk(list(blocks), list(places))
+            try:
+                hand_over(chunk, self._next_staging())
+            except Exception as error:
+                if not is_no_memory(error):
+                    raise
+                self._copy_one_by_one(chunk, copy_block)
+            del pairs[:size]
+
+    def _copy_one_by_one(self, chunk: _Chunk, copy_block: Callable[[int, int], None]) -> None:
+        """The whole chunk, whatever of it was handed over before memory was missing; takes none of the device, and
+        waits for both lanes."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        self._streams.finish("copy")
+        for block, place in zip(chunk.blocks, chunk.places, strict=True):
+            self._streams.run("compute", partial(copy_block, block, place))
+        self._streams.finish("compute")
+
+    def _save_block(self, block: int, place: int) -> None:
+        for part in self._parts:
+            self._host[place, part.columns].copy_(part.blocks[block], non_blocking=True)
+
+    def _load_block(self, block: int, place: int) -> None:
+        for part in self._parts:
+            part.blocks[block].copy_(self._host[place, part.columns], non_blocking=True)
+
+    def _save(self, chunk: _Chunk, staging: _Staging) -> None:
+        streams = self._streams
+        if staging.last_use is not None:
+            streams.wait("compute", staging.last_use)
+        streams.run("compute", lambda: self._gather(chunk.blocks, staging.rows))
+        streams.wait("copy", streams.mark("compute"))
+        started = streams.mark("copy")
+        streams.run("copy", lambda: self._to_host(chunk, staging.rows))
+        staging.last_use = streams.mark("copy")
+        self._timed.append(_Timed(self.saving, len(chunk.blocks), started, staging.last_use))
+
+    def _load(self, chunk: _Chunk, staging: _Staging) -> None:
+        streams = self._streams
+        if staging.last_use is not None:
+            streams.wait("copy", staging.last_use)
+        started = streams.mark("copy")
+        streams.run("copy", lambda: self._from_host(chunk, staging.rows))
+        arrived = streams.mark("copy")
+        streams.wait("compute", arrived)
+        streams.run("compute", lambda: self._scatter(chunk.blocks, staging.rows))
+        staging.last_use = streams.mark("compute")
+        self._timed.append(_Timed(self.loading, len(chunk.blocks), started, arrived))
+
+    def _gather(self, blocks: list[int], rows: torch.Tensor) -> None:
+        ids = self._ids(blocks)
+        for part in self._parts:
+            rows[: len(blocks), part.columns] = part.blocks.index_select(0, ids)
+
+    def _scatter(self, blocks: list[int], rows: torch.Tensor) -> None:
+        ids = self._ids(blocks)
+        for part in self._parts:
+            part.blocks.index_copy_(0, ids, rows[: len(blocks), part.columns])
+
+    def _ids(self, blocks: list[int]) -> torch.Tensor:
+        """On the device, from pinned memory: from other memory the host would wait for the compute lane."""
+        return torch.tensor(blocks, pin_memory=self._device.type == "cuda").to(self._device, non_blocking=True)
+
+    def _to_host(self, chunk: _Chunk, rows: torch.Tensor) -> None:
+        for row, place, count in chunk.runs:
+            self._host[place : place + count].copy_(rows[row : row + count], non_blocking=True)
+
+    def _from_host(self, chunk: _Chunk, rows: torch.Tensor) -> None:
+        for row, place, count in chunk.runs:
+            rows[row : row + count].copy_(self._host[place : place + count], non_blocking=True)
+
+    def _next_staging(self) -> _Staging:
+        self._stagings.reverse()
+        return self._stagings[0]
+
+
+class PendingCopies:
+    """Saves and loads that were asked for and not yet started, gathered so that many go in one large copy.
+
+    Saves come before loads. What cannot be put in that order, or has two copies to one target, must start first.
+
+    Pairs (place, block) to save and to load. No two saves to one place, no two loads to one block.
+    """
+
+    def __init__(self) -> None:
+        self.saves: list[tuple[int, int]] = []
+        self.loads: list[tuple[int, int]] = []
+        self._saved_places: set[int] = set()
+        self._loaded_places: set[int] = set()
+        self._loaded_blocks: set[int] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self.saves or self.loads)
+
+    def admits_saves(self, blocks: Sequence[int], places: Sequence[int]) -> bool:
+        """Whether these saves may come before the loads that wait, beside the saves that wait."""
+        return not (self.touches(places) or not self._loaded_blocks.isdisjoint(blocks))
+
+    def admits_loads(self, blocks: Sequence[int]) -> bool:
+        """Whether these loads may come beside the loads that wait."""
+        return self._loaded_blocks.isdisjoint(blocks)
+
+    def touches(self, places: Sequence[int]) -> bool:
+        """Whether any of these places waits to be read or written."""
+        return not (self._saved_places.isdisjoint(places) and self._loaded_places.isdisjoint(places))
+
+    def add_saves(self, blocks: Sequence[int], places: Sequence[int]) -> None:
+        """Saves that `admits_saves` lets in."""
+        self.saves += zip(places, blocks, strict=True)
+        self._saved_places.update(places)
+
+    def add_loads(self, places: Sequence[int], blocks: Sequence[int]) -> None:
+        """Loads that `admits_loads` lets in."""
+        self.loads += zip(places, blocks, strict=True)
+        self._loaded_places.update(places)
+        self._loaded_blocks.update(blocks)
+
+    @property
+    def places(self) -> set[int]:
+        """All that wait to be read or written."""
+        return self._saved_places | self._loaded_places

@@ -1,0 +1,212 @@
+"""The states of recurrent layers: one tensor on the device for each layer and part, one row a slot; and slots of whole
+states in host memory.
+
+A request's state is what Mamba, linear attention and short convolutions keep in place of keys and values: as large
+for one token as for a million, and overwritten by each. Owns the bytes; who has which slot, and why, it must not know.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kvscope_engine.model.device_memory.host_slab import CudaPinner, HostSlab
+from kvscope_kernels.copy_rows import RowTensors, row_tensors
+from kvscope_telemetry.errors import KvscopeError
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StatePart:
+    """One tensor of a layer's state, as it is of a single request."""
+
+    kind: str
+    """`conv`, the last inputs of a convolution, or `recurrent`; other words where transformers has others."""
+    index: int
+    """Of several of a kind in one layer."""
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one request."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+LayerState = tuple[StatePart, ...]
+"""The state of one recurrent layer."""
+
+
+def state_bytes(layers: Sequence[LayerState]) -> int:
+    """Bytes of one slot: the state of one request over all recurrent layers."""
+    return sum(part.num_bytes for layer in layers for part in layer)
+
+
+class Slots:
+    """Rows of a layer's tensors, in ascending order: those side by side are changed where they are, others are copied.
+
+    On a CPU one by one: copies of whole states take half the time of torch's indexing.
+    """
+
+    def __init__(self, slots: Sequence[int], device: torch.device) -> None:
+        self._slots = slots
+        self._is_run = slots[-1] - slots[0] == len(slots) - 1
+        self._indices = None if device.type == "cpu" else torch.tensor(slots, device=device)
+
+    def read(self, tensor: torch.Tensor) -> torch.Tensor:
+        """(num_slots, ...) -> (slots, ...), which may be changed until it is written."""
+        if self._is_run:
+            return tensor[self._slots[0] : self._slots[-1] + 1]
+        if self._indices is not None:
+            return tensor.index_select(0, self._indices)
+        return torch.stack([tensor[slot] for slot in self._slots])
+
+    def write(self, tensor: torch.Tensor, states: torch.Tensor) -> None:
+        """What `read` gave."""
+        if self._is_run:
+            return
+        if self._indices is not None:
+            tensor.index_copy_(0, self._indices, states)
+            return
+        for slot, state in zip(self._slots, states, strict=True):
+            tensor[slot].copy_(state)
+
+
+class StateStorage:
+    """States of `num_slots` requests, and `num_host_slots` in host memory, pinned where the device is a GPU: slots from
+    `num_slots` on. With `has_pad` the device has one more, which is nobody's. Raises KvscopeError with the sizes when
+    there is no room for them."""
+
+    def __init__(
+        self,
+        num_slots: int,
+        layers: Sequence[LayerState],
+        device: torch.device,
+        num_host_slots: int = 0,
+        *,
+        has_pad: bool = False,
+    ) -> None:
+        self.num_slots = num_slots
+        self.num_host_slots = num_host_slots
+        self._has_pad = has_pad
+        self.layers = tuple(layers)
+        self.device = device
+        self.slot_bytes = state_bytes(layers)
+        try:
+            self._tensors = [
+                [torch.zeros((num_slots + has_pad, *part.shape), dtype=part.dtype, device=device) for part in layer]
+                for layer in self.layers
+            ]
+        except (RuntimeError, MemoryError) as error:  # torch tells of memory by RuntimeError
+            raise KvscopeError(
+                f"no memory for the states of recurrent layers: {num_slots} of {self.slot_bytes / MIB:.2f} MiB are"
+                f" {self.num_bytes / MIB:.0f} MiB on {device} ({str(error).splitlines()[0]:.120});"
+                " give a smaller --max-num-seqs or --state-checkpoints"
+            ) from error
+        self._rows: RowTensors | None = row_tensors(self.slot_tensors) if num_slots else None
+        self._host: HostSlab | None = None
+        self.copy_seconds = 0.0
+        """What a copy of a state to host memory or back takes, as measured at the start."""
+        if num_host_slots:
+            self._host = HostSlab(num_host_slots, self.slot_bytes, CudaPinner() if device.type == "cuda" else None)
+            self.copy_seconds = self._practise()
+
+    @property
+    def pad_slot(self) -> int:
+        """Of sequences that fill up a CUDA graph: behind those of requests on the device."""
+        assert self._has_pad, "no graphs are captured"
+        return self.num_slots
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all slots on the device."""
+        return (self.num_slots + self._has_pad) * self.slot_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Of all slots in host memory."""
+        return self.num_host_slots * self.slot_bytes
+
+    @property
+    def note(self) -> str:
+        """What is not as it was asked for; empty when all is."""
+        return self._host.note if self._host is not None else ""
+
+    @property
+    def slot_tensors(self) -> tuple[torch.Tensor, ...]:
+        """All that a slot is made of: tensors whose row s holds bytes of slot s."""
+        return tuple(tensor.flatten(1) for layer in self._tensors for tensor in layer)
+
+    @property
+    def rows(self) -> RowTensors:
+        """The same, as copies between slots find them."""
+        assert self._rows is not None, "the storage is closed, or has no slots"
+        return self._rows
+
+    def copy(self, pairs: Sequence[tuple[int, int]], copy_rows: Callable[[RowTensors, torch.Tensor], None]) -> None:
+        """Slots (from, to), one after the other, on the stream of the step; `copy_rows` is the device's.
+
+        Made without memory where there is none: later the slots may have other states.
+        """
+        together: list[tuple[int, int]] = []
+        for source, target in (*pairs, (-1, -1)):
+            is_here = 0 <= max(source, target) < self.num_slots
+            touched = {slot for pair in together for slot in pair}
+            if together and not (is_here and target not in touched and source not in {to for _, to in together}):
+                try:
+                    copy_rows(self.rows, torch.tensor(together, device=self.device))
+                except (RuntimeError, MemoryError):
+                    self._copy_each(together)
+                together.clear()
+            if is_here:
+                together.append((source, target))
+            elif source >= 0:
+                self._copy_with_host(source, target)
+
+    def layer(self, layer: int) -> Sequence[torch.Tensor]:
+        """The parts of a recurrent layer's state, each (num_slots, ...)."""
+        return self._tensors[layer]
+
+    def close(self) -> None:
+        """Give the memory back; the storage holds nothing afterwards."""
+        self._rows = None
+        self._tensors.clear()
+        if self._host is not None:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            self._host.close()
+
+    def _copy_each(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for source, target in pairs:
+            for tensor in self.slot_tensors:
+                tensor[target].copy_(tensor[source])
+
+    def _copy_with_host(self, source: int, target: int) -> None:
+        """One of the two slots is in host memory."""
+        assert self._host is not None, "there are no states in host memory"
+        here, there = min(source, target), max(source, target) - self.num_slots
+        start, row = 0, self._host.rows[there]
+        for tensor in self.slot_tensors:
+            part = tensor[here].view(torch.uint8)
+            kept = row[start : start + len(part)]
+            if target == here:
+                part.copy_(kept, non_blocking=True)
+            else:
+                kept.copy_(part, non_blocking=True)
+            start += len(part)
+
+    def _practise(self) -> float:
+        """Copy a state there and back some times: what the first costs more, it costs once."""
+        seconds = []
+        for _ in range(3):
+            started = time.perf_counter()
+            self._copy_with_host(0, self.num_slots)
+            self._copy_with_host(self.num_slots, 0)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            seconds.append((time.perf_counter() - started) / 2)
+        return min(seconds)

@@ -1,0 +1,142 @@
+"""A GPU's memory in pages: all made at the start, mapped behind reserved addresses as blocks are used.
+
+Owns the pages and where each is mapped. Addresses never change, so captured graphs stay valid. Access is set after
+each map; nothing is unmapped before the device has come to rest.
+
+One page more than blocks need, the floor, lies wherever a tensor begins and no block is: Triton asks the driver about
+the address of each tensor that it is given, and refuses one with nothing behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from kvscope_engine.model.kv_cache.virtual_memory.cuda_driver import CudaDriver
+from kvscope_engine.model.kv_cache.virtual_memory.page_layout import Layout
+from kvscope_engine.policy.allocation.address_space import MIB, AddressSpace
+from kvscope_telemetry.errors import KvscopeError
+
+
+class CudaPages:
+    """`PagedMemory` of a GPU. Raises KvscopeError, with nothing left behind, when the driver refuses.
+
+    `synchronize` waits for everything that the device was told to do (without it: torch's).
+    """
+
+    def __init__(
+        self,
+        driver: CudaDriver,
+        block_bytes: Sequence[int],
+        space: AddressSpace,
+        page_bytes: int,
+        device: torch.device,
+        *,
+        synchronize: Callable[[], object] | None = None,
+    ) -> None:
+        self._driver = driver
+        self._device = device
+        self._layout = Layout.of(block_bytes, space, page_bytes)
+        self._synchronize = synchronize or (lambda: torch.cuda.synchronize(device))
+        self._free: list[Any] = []  # handles of pages that are mapped nowhere
+        self._mapped: dict[int, Any] = {}  # page number in the range -> handle of the page there
+        self._beginnings = frozenset(offset // page_bytes for offset in self._layout.offsets)
+        self._floors: set[int] = set()  # those of them where the floor is mapped
+        self._floor: Any = None
+        self._address: int | None = None
+        try:
+            self._address = driver.reserve(self._layout.num_bytes, page_bytes)
+            for _ in range(self._layout.num_pages):
+                self._free.append(driver.create(page_bytes))
+            self._floor = driver.create(page_bytes)
+            for page in sorted(self._beginnings):
+                self._put_floor(page)
+        except KvscopeError as error:
+            self.close()
+            raise KvscopeError(
+                f"no memory for the KV cache: {self._layout.num_pages} pages of {page_bytes / MIB:.2f} MiB behind"
+                f" {self._layout.num_bytes / MIB:.0f} MiB of addresses ({error});"
+                " give a smaller --kv-memory, --max-model-len or --max-num-seqs"
+            ) from error
+
+    @property
+    def num_bytes(self) -> int:
+        """All pages that blocks can have."""
+        return self._layout.num_pages * self._layout.page_bytes
+
+    def resident_bytes(self) -> int:
+        """Pages that are mapped for blocks."""
+        return len(self._mapped) * self._layout.page_bytes
+
+    def tensor(self, index: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Tensor number `index`; it owns nothing."""
+        assert self._address is not None, "the memory is closed"
+        return tensor_at(self._address + self._layout.offsets[index], shape, dtype, self._device)
+
+    def map(self, first_block: int, num_blocks: int) -> None:
+        """Free pages go behind these blocks."""
+        self._driver.enter()
+        for pages in self._layout.spans(first_block, num_blocks):
+            for page in pages:
+                assert page not in self._mapped, f"page {page} is mapped twice"
+                if page in self._floors:
+                    self._synchronize()
+                    self._take_floor(page)
+                self._driver.map(self._at(page), self._layout.page_bytes, self._free[-1])
+                self._mapped[page] = self._free.pop()
+            self._driver.allow(self._at(pages.start), len(pages) * self._layout.page_bytes)
+
+    def unmap(self, first_block: int, num_blocks: int) -> None:
+        """The pages behind these blocks are free again, once the device is done."""
+        self._driver.enter()
+        self._synchronize()
+        for pages in self._layout.spans(first_block, num_blocks):
+            for page in pages:
+                self._unmap_page(page)
+                if page in self._beginnings:
+                    self._put_floor(page)
+
+    def close(self) -> None:
+        """Unmap, release, give the addresses back: the reverse of how it was made."""
+        if self._address is None:
+            return
+        self._driver.enter()
+        self._synchronize()
+        for page in reversed(list(self._mapped)):
+            self._unmap_page(page)
+        for page in sorted(self._floors, reverse=True):
+            self._take_floor(page)
+        if self._floor is not None:
+            self._free.append(self._floor)
+            self._floor = None
+        while self._free:
+            self._driver.release(self._free.pop())
+        self._driver.free_address(self._address, self._layout.num_bytes)
+        self._address = None
+
+    def _unmap_page(self, page: int) -> None:
+        self._driver.unmap(self._at(page), self._layout.page_bytes)
+        self._free.append(self._mapped.pop(page))
+
+    def _put_floor(self, page: int) -> None:
+        self._driver.map(self._at(page), self._layout.page_bytes, self._floor)
+        self._floors.add(page)
+        self._driver.allow(self._at(page), self._layout.page_bytes)
+
+    def _take_floor(self, page: int) -> None:
+        self._driver.unmap(self._at(page), self._layout.page_bytes)
+        self._floors.discard(page)
+
+    def _at(self, page: int) -> int:
+        assert self._address is not None, "the memory is closed"
+        return self._address + page * self._layout.page_bytes
+
+
+def tensor_at(address: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A contiguous tensor over memory at `address`, which it neither owns nor touches."""
+    empty = torch.empty(0, dtype=dtype, device=device)  # its device has an index, which the storage's must equal
+    storage = torch._C._construct_storage_from_data_pointer(address, empty.device, prod(shape) * dtype.itemsize)
+    return empty.set_(storage).view(tuple(shape))

@@ -1,0 +1,1 @@
+"""What replaces or extends layers of transformers' models: attention, fused and recurrent layers, LoRA, sampling."""

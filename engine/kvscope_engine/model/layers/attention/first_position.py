@@ -1,0 +1,43 @@
+"""Embeddings whose first position is not 0 but follows that of padding: RoBERTa's, in a table of so many more rows.
+
+Such a model called without positions counts from there, which is how it was trained, and is compared with by
+`eager_check`; called with positions it takes them as they are. Owns the hook that moves them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from torch import nn
+
+from kvscope_engine.model.hf_config import FIRST_POSITION
+
+_ATTRIBUTE: Final = "kvscope_counts_from_first"
+
+
+def first_position(module: nn.Module) -> int:
+    """Where a model counts from that is given no positions; 0 but for embeddings that count from their padding."""
+    return max((_start(part) for part in module.modules()), default=0)
+
+
+def count_from_first(module: nn.Module) -> None:
+    """From now on the positions that `module` is called with are counted from its `first_position`."""
+    config: Any = module.config
+    if getattr(module, _ATTRIBUTE, False) or not first_position(module):
+        return
+    setattr(module, _ATTRIBUTE, True)
+    setattr(config, FIRST_POSITION, first_position(module))
+    for part in module.modules():
+        if _start(part):
+            part.register_forward_pre_hook(_move, with_kwargs=True)
+
+
+def _move(part: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    given = kwargs.get("position_ids")
+    return None if given is None else (args, kwargs | {"position_ids": given + _start(part)})
+
+
+def _start(part: Any) -> int:
+    if not hasattr(part, "create_position_ids_from_input_ids") or not isinstance(part.padding_idx, int):
+        return 0
+    return int(part.padding_idx) + 1

@@ -1,0 +1,165 @@
+"""Attention of runs of queries over latents: expanded into keys and values where that costs less, else as they lie.
+
+Owns the choice, run by run, and the expansion, which is one of some heads at a time, so that what it takes is bounded:
+heads do not meet in attention. Short runs go together, as decodes do, without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from kvscope_engine.model.layers.attention.mla.latents import Latents
+from kvscope_kernels import Ops
+from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
+from kvscope_kernels.decode.plan import DecodePlans
+from kvscope_kernels.latent_blocks import latent_blocks
+
+EXPANDED_BYTES = 64 << 20
+"""Of keys and values that are there at once; at least those of one head."""
+MOST_TOGETHER = 512
+"""Queries of runs that go together as they lie, but for those of one run: each becomes as wide as what is stored."""
+MOST_EXPANDED = 4096
+"""Tokens of requests that are expanded together, each as long as the longest, but for those of one request."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunGroup:
+    """Runs one after the other in a step that go the same way."""
+
+    is_expanded: bool
+    rows: slice
+    """Of the queries."""
+    requests: slice
+    seq_lens: torch.Tensor
+    start: torch.Tensor
+    """As `QueryRuns.start`."""
+    max_len: int
+    max_seq_len: int
+
+
+def is_expanded(latents: Latents, num_queries: int, length: int) -> bool:
+    """Whether a run of the last `num_queries` of `length` tokens takes fewer multiplications over keys and values."""
+    pairs = num_queries * length - num_queries * (num_queries - 1) // 2
+    product = latents.latent_dim * (latents.content_dim + latents.value_dim)
+    as_they_lie = pairs * (latents.stored_dim + latents.latent_dim) + num_queries * product
+    return pairs * (latents.key_dim + latents.value_dim) + length * product < as_they_lie
+
+
+def run_groups(latents: Latents, seq_lens: torch.Tensor, runs: QueryRuns, max_seq_len: int) -> tuple[RunGroup, ...]:
+    """The same for all layers of a step."""
+    known = runs.lengths
+    if known is None:
+        return (_by_bounds(latents, seq_lens, runs, max_seq_len),)
+    starts, lengths = known.query_start.tolist(), known.seq_lens.tolist()
+    sizes = [end - start for start, end in pairwise(starts)]
+    long = [is_expanded(latents, size, length) for size, length in zip(sizes, lengths, strict=True)]
+    return tuple(_groups(long, starts, sizes, lengths, seq_lens, runs))
+
+
+def _by_bounds(latents: Latents, seq_lens: torch.Tensor, runs: QueryRuns, max_seq_len: int) -> RunGroup:
+    """Where nobody on the host knows more: of a step that only is to compile what service needs."""
+    is_long = is_expanded(latents, runs.max_len, max_seq_len)
+    return RunGroup(is_long, slice(None), slice(None), seq_lens, runs.start, runs.max_len, max_seq_len)
+
+
+def _groups(
+    long: list[bool], starts: list[int], sizes: list[int], lengths: list[int], seq_lens: torch.Tensor, runs: QueryRuns
+) -> Iterator[RunGroup]:
+    for first, stop in _cuts(long, sizes, lengths):
+        is_whole = stop - first == len(long)  # the tensors themselves, by which layers share how runs are cut
+        yield RunGroup(
+            long[first],
+            slice(starts[first], starts[stop]),
+            slice(first, stop),
+            seq_lens if is_whole else seq_lens[first:stop],
+            runs.start if is_whole else runs.start[first : stop + 1] - starts[first],
+            max(sizes[first:stop]),
+            max(lengths[first:stop]),
+        )
+
+
+def _cuts(long: list[bool], sizes: list[int], lengths: list[int]) -> Iterator[tuple[int, int]]:
+    first = 0
+    for stop in range(1, len(long) + 1):
+        is_last = stop == len(long)
+        if is_last or long[stop] != long[first] or _is_too_much(long[first], first, stop + 1, sizes, lengths):
+            yield first, stop
+            first = stop
+
+
+def _is_too_much(is_long: bool, first: int, stop: int, sizes: list[int], lengths: list[int]) -> bool:
+    if is_long:
+        return (stop - first) * max(lengths[first:stop]) > MOST_EXPANDED
+    return sum(sizes[first:stop]) > MOST_TOGETHER
+
+
+def attend_runs(
+    ops: Ops, latents: Latents, args: AttentionArgs, groups: tuple[RunGroup, ...], plans: DecodePlans | None
+) -> torch.Tensor:
+    """The model's queries (T, H, key_dim) over what is stored -> (T, H, value_dim), in `args.out` if given."""
+    out = args.out
+    if out is None:
+        out = args.query.new_empty(*args.query.shape[:2], latents.value_dim)
+    for group in groups:
+        own = args._replace(
+            query=args.query[group.rows],
+            block_tables=args.block_tables[group.requests],
+            seq_lens=group.seq_lens,
+            max_seq_len=group.max_seq_len,
+            out=out[group.rows],
+        )
+        if group.is_expanded:
+            _attend_expanded(ops, latents, own, QueryRuns(group.start, group.max_len))
+        else:
+            stored = own._replace(query=latents.absorb(own.query), out=None)
+            runs = QueryRuns(group.start, group.max_len, None, plans)
+            latents.values(ops.latent_prefill(stored, runs), own.out)
+    return out
+
+
+def _attend_expanded(ops: Ops, latents: Latents, args: AttentionArgs, runs: QueryRuns) -> None:
+    """Blocks are made anew with keys and values of some heads."""
+    assert args.out is not None, "made for all groups"
+    assert args.max_seq_len is not None, "given with the group"
+    num_held, block_size = args.k_cache.shape[:2]
+    tables = args.block_tables[:, : -(-args.max_seq_len // block_size)]
+    num_blocks = tables.numel()
+    held = tables.reshape(-1).clamp(0, num_held - 1)  # behind a request's own, a table may hold anything
+    stored = latent_blocks(args, held).view(-1, latents.stored_dim)
+    tables = torch.arange(num_blocks, dtype=torch.int32, device=stored.device).view(tables.shape)
+    step = heads_at_once(latents, len(stored), stored.element_size())
+    for first in range(0, latents.num_heads, step):
+        heads = slice(first, min(first + step, latents.num_heads))
+        keys, values = latents.expand(stored, first, heads.stop - first)
+        part = args._replace(
+            query=args.query[:, heads],
+            k_cache=keys.view(num_blocks, block_size, *keys.shape[1:]),
+            v_cache=values.view(num_blocks, block_size, *values.shape[1:]),
+            block_tables=tables,
+            k_scale=None,
+            v_scale=None,
+            sinks=None if args.sinks is None else args.sinks[heads],
+            out=args.out[:, heads],
+        )
+        ops.prefill(part, runs)
+
+
+def expanded_bytes(latents: Latents, num_tokens: int, element_bytes: int) -> int:
+    """What expanding requests of up to `num_tokens` takes: what is stored of them, and some heads' keys and values."""
+    num_tokens = max(num_tokens, MOST_EXPANDED)
+    stored = num_tokens * latents.stored_dim * element_bytes
+    return stored + heads_at_once(latents, num_tokens, element_bytes) * _head_bytes(latents, num_tokens, element_bytes)
+
+
+def heads_at_once(latents: Latents, num_tokens: int, element_bytes: int) -> int:
+    """How many heads of a request of `num_tokens` are expanded together."""
+    return min(latents.num_heads, max(1, EXPANDED_BYTES // _head_bytes(latents, num_tokens, element_bytes)))
+
+
+def _head_bytes(latents: Latents, num_tokens: int, element_bytes: int) -> int:
+    """A product, keys made of it, and values."""
+    return num_tokens * (2 * latents.content_dim + latents.rotary_dim + latents.value_dim) * element_bytes

@@ -1,0 +1,32 @@
+"""Attention of runs without a KV cache, which only measure or trace what the other layers do."""
+
+from __future__ import annotations
+
+import torch
+
+from kvscope_engine.model.layers.attention.paged_attention import AttentionContext, AttentionOptions
+from kvscope_kernels.rotate_write import Rotation
+
+
+class NoAttention(AttentionContext):
+    """Without blocks: attention gives zeros."""
+
+    def __init__(self, longest: int = 0) -> None:
+        self.longest = longest
+        """Tokens of the longest request, for a model that is run by its own code, whose calls grow with it."""
+        self.scratch: dict[int, tuple[torch.Tensor, ...]] = {}
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        return query.new_zeros(*query.shape[:2], options.value_dim(value))
+
+    def attend_fused(
+        self,
+        layer: int,
+        heads: torch.Tensor,
+        rotation: Rotation,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        query = heads.new_empty(len(heads), rotation.num_heads, heads.shape[-1])  # as the operation has it beside them
+        return torch.zeros_like(query)

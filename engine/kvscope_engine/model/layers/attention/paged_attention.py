@@ -1,0 +1,384 @@
+"""Our attention as transformers calls it: writes a layer's keys and values, then attends over the block pool.
+
+Owns the name under which it is registered and the per-step `PagedContext`; knows neither requests nor policy.
+Whatever a model asks for that is not handled here is refused at load by `hook_check`.
+
+See docs/internals/decisions/0012-models-are-transformers-code.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final, NamedTuple, Protocol
+
+import torch
+from torch import nn
+from torch.nn.functional import pad
+from transformers import AttentionInterface
+
+from kvscope_engine.model.kv_cache.kv_storage import KVStorage, LayerKV
+from kvscope_engine.model.layers.attention.attention_scores import AttentionScores
+from kvscope_engine.model.layers.attention.mla.latent_runs import RunGroup, attend_runs, run_groups
+from kvscope_engine.model.layers.attention.mla.latents import Latents, held_latents
+from kvscope_engine.model.layers.attention.query_bias import QueryBias, attend_with_bias, bias_of
+from kvscope_engine.model.layers.attention.sparse.block_skips import BlockSkips
+from kvscope_engine.model.layers.attention.sparse.page_choice import Chosen, PageChoice, heads_apart
+from kvscope_engine.model.layers.own_forward import OwnBatch
+from kvscope_engine.model.layers.recurrent.recurrent_layers import StateStep
+from kvscope_kernels import Ops
+from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
+from kvscope_kernels.cpu.layer import DecodeStep
+from kvscope_kernels.decode.plan import DecodePlans
+from kvscope_kernels.host_lengths import HostLengths
+from kvscope_kernels.rotate_write import Rotation, rotate_torch
+
+ATTENTION_NAME: Final = "kvscope_paged"
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """What a layer's attention asks for; constant through a model's life but for `bias`."""
+
+    scale: float
+    sliding_window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+    latents: Latents | None = None
+    """Of a layer whose cache holds latents: its keys and values are these and rotary keys, each of one head."""
+    is_chunked: bool = False
+    """`sliding_window` is the length of the chunks that the text is cut into: none before a query's own is read."""
+    bias: QueryBias | None = None
+    """Of this call's queries."""
+
+    def value_dim(self, value: torch.Tensor) -> int:
+        """Numbers that attention gives a head."""
+        return value.shape[-1] if self.latents is None else self.latents.value_dim
+
+
+class AttentionContext(Protocol):
+    """What travels through the model as the keyword `paged`: a step's attention, or a stand-in for it."""
+
+    scratch: dict[int, tuple[torch.Tensor, ...]]
+    """Results that layers share, keyed by the id of the tensor (held in the value) they come from."""
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        """(T, Hq, Dk), (T, Hkv, Dk), (T, Hkv, Dv) -> (T, Hq, Dv); of latents see `AttentionOptions`."""
+        ...
+
+    def attend_fused(
+        self,
+        layer: int,
+        heads: torch.Tensor,
+        rotation: Rotation,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        """Queries, keys and values in one, (T, Hq + 2 * Hkv, D), yet to be normed and rotated -> (T, Hq, D)."""
+        return self.attend(layer, *rotate_torch(heads, rotation), options)
+
+
+@dataclass(slots=True)
+class DecodeBatch:
+    """Sequences with one query token each: the first tokens of the flattened batch."""
+
+    block_tables: tuple[torch.Tensor, ...]
+    """(num_single_token, max_blocks) int32, one a KV group."""
+    seq_lens: torch.Tensor
+    """(num_single_token,) int32, the query token included."""
+    max_seq_len: int
+
+
+@dataclass(slots=True)
+class PrefillBatch:
+    """Sequences with several query tokens: the rest of the flattened batch."""
+
+    block_tables: tuple[torch.Tensor, ...]
+    """(num_prefills, max_blocks) int32, one a KV group."""
+    seq_lens: torch.Tensor
+    """(num_prefills,) int32, the query tokens included."""
+    max_seq_len: int
+    query_start: torch.Tensor
+    """(num_prefills + 1,) int32, counted from the first prefill token."""
+    max_query_len: int
+    lengths: HostLengths | None = None
+    """What the host knows of them; None where no request is behind them."""
+    is_fixed: bool = False
+    """See `QueryRuns`."""
+
+
+class OneRequest(NamedTuple):
+    """Which queries of the flattened batch are a request's, and how many tokens it has with them."""
+
+    batch: DecodeBatch | PrefillBatch
+    row: int
+    """In `batch`."""
+    start: int
+    end: int
+    num_tokens: int
+
+
+@dataclass(slots=True)
+class PagedContext(AttentionContext):
+    """Attention of a step over the block pool."""
+
+    storage: KVStorage
+    ops: Ops
+    slot_mapping: tuple[torch.Tensor, ...]
+    """(T,) int64, one a KV group; -1 for padding."""
+    num_single_token: int
+    decode: DecodeBatch | None
+    prefill: PrefillBatch | None
+    scratch: dict[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)
+    decode_steps: dict[tuple[int, int], tuple[DecodeStep | None]] = field(default_factory=dict)
+    """What layers in one call share, kept as `scratch` is."""
+    shares: AttentionScores | None = None
+    """Where the decodes' attention is measured in this step."""
+    plans: DecodePlans = field(default_factory=DecodePlans)
+    """How decodes and short runs of queries are cut among programs, the same for all layers."""
+    choice: PageChoice | None = None
+    """How decodes choose among their blocks in layers that have bounds; None: they attend to all."""
+    skips: BlockSkips | None = None
+    """Where it is counted in this step what they passed over."""
+    run_groups: tuple[RunGroup, ...] | None = None
+    """How runs over latents are put together, the same for all layers."""
+    states: StateStep | None = None
+    """What recurrent layers go on from; None where there are no such layers."""
+    requests: list[OneRequest] | None = None
+    """Where layers run one after the other; read once, for all layers."""
+    own: OwnBatch | None = None
+    """The step's sequences, for a model that is run by its own code; None for others."""
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        """(T, Hq, Dk), (T, Hkv, Dk), (T, Hkv, Dv) -> (T, Hq, Dv), all T tokens of the step."""
+        kv = self.storage.layer(layer)
+        if options.latents is not None:
+            rotary = kv.k[..., kv.v.shape[-1] :]
+            self.ops.kv_write(key, value, kv.v, rotary, self.slot_mapping[kv.group], kv.v_scale, kv.k_scale)
+            return self.attend_written(query, kv, options)
+        stored_dim, value_dim = kv.k.shape[-1], value.shape[-1]
+        if key.shape[-1] != stored_dim:
+            query, key = _widen(query, stored_dim), _widen(key, stored_dim)
+        value = _widen(value, stored_dim)
+        if not kv.is_shared:
+            self.ops.kv_write(key, value, kv.k, kv.v, self.slot_mapping[kv.group], kv.k_scale, kv.v_scale)
+            self._update_bounds(kv)
+        out = self.attend_written(query, kv, options)
+        return out if value_dim == stored_dim else out[..., :value_dim]
+
+    def attend_fused(
+        self,
+        layer: int,
+        heads: torch.Tensor,
+        rotation: Rotation,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        """The same, all in one operation before attention where the cache is as wide as the heads."""
+        kv = self.storage.layer(layer)
+        if kv.k.shape[-1] != heads.shape[-1] or kv.is_shared:
+            return self.attend(layer, *rotate_torch(heads, rotation), options)
+        query = self.ops.rotate_write(heads, rotation, kv.k, kv.v, self.slot_mapping[kv.group], kv.k_scale, kv.v_scale)
+        self._update_bounds(kv)
+        return self.attend_written(query, kv, options)
+
+    def _update_bounds(self, kv: LayerKV) -> None:
+        if kv.bounds is not None:
+            self.ops.block_bounds(kv.k, kv.bounds, self.slot_mapping[kv.group], kv.k_scale)
+
+    def attend_written(self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions) -> torch.Tensor:
+        """(T, Hq, D) over keys and values that are stored, those of the step among them -> (T, Hq, D)."""
+        if options.bias is not None:
+            return self._attend_with_bias(query, kv, options, options.bias)
+        if self.prefill is None:
+            return self._decode(query, kv, options, None)
+        if self.decode is None:
+            return self._prefill(query, kv, options, None)
+        return self.attend_into(query, kv, options, query.new_empty(*query.shape[:2], options.value_dim(query)))
+
+    def attend_into(
+        self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions, out: torch.Tensor
+    ) -> torch.Tensor:
+        """The same, written to `out`."""
+        assert options.bias is None, "a graph between attention has no place for what queries bring to their scores"
+        count = self.num_single_token
+        if self.decode is not None:
+            self._decode(query[:count], kv, options, out[:count])
+        if self.prefill is not None:
+            self._prefill(query[count:], kv, options, out[count:])
+        return out
+
+    def _attend_with_bias(
+        self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions, bias: QueryBias
+    ) -> torch.Tensor:
+        """One request after the other."""
+        out = query.new_zeros(*query.shape[:2], kv.v.shape[-1])
+        if self.requests is None:  # without those that fill up a step
+            self.requests = [request for request in self._requests() if request.num_tokens]
+        for batch, row, start, end, num_tokens in self.requests:
+            table = batch.block_tables[kv.group][row : row + 1]
+            args = _args(query[start:end], kv, batch, options, None, table)
+            out[start:end] = attend_with_bias(args, bias.of(start, end), num_tokens)
+        return out
+
+    def _requests(self) -> Iterator[OneRequest]:
+        """Waits for the device."""
+        if self.decode is not None:
+            lengths = self.decode.seq_lens.tolist()
+            yield from (OneRequest(self.decode, row, row, row + 1, length) for row, length in enumerate(lengths))
+        if self.prefill is not None:
+            starts = [self.num_single_token + start for start in self.prefill.query_start.tolist()]
+            for row, ((start, end), length) in enumerate(
+                zip(pairwise(starts), self.prefill.seq_lens.tolist(), strict=True)
+            ):
+                yield OneRequest(self.prefill, row, start, end, length)
+
+    def _decode(
+        self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions, out: torch.Tensor | None
+    ) -> torch.Tensor:
+        batch = self.decode
+        assert batch is not None, "a step without prefill has decodes"
+        latents = options.latents
+        if latents is not None:
+            query = latents.absorb(query)
+        chosen = self._choose(batch, query, kv, options)
+        if chosen is not None:
+            return self._decode_chosen(chosen, batch, query, kv, options, out)
+        tables = batch.block_tables[kv.group]
+        shares = None if self.shares is None else self.shares.of_layer(tables, kv.group)
+        if latents is not None:
+            args = _args(query, kv, batch, options, None, tables)
+            return latents.values(self.ops.latent_decode(args, self.plans, shares), out)
+        return self.ops.decode(_args(query, kv, batch, options, out, tables), self.plans, shares)
+
+    def _choose(self, batch: DecodeBatch, query: torch.Tensor, kv: LayerKV, options: AttentionOptions) -> Chosen | None:
+        """None: all blocks."""
+        if self.choice is None or kv.bounds is None:
+            return None
+        chosen = self.choice.choose(
+            *(query, kv, batch.block_tables[kv.group], batch.seq_lens, batch.max_seq_len),
+            scale=options.scale,
+            softcap=options.softcap,
+        )
+        if self.skips is not None:
+            self.skips.add(chosen, batch.block_tables[kv.group], kv.k.shape[2])
+        return chosen
+
+    def _decode_chosen(
+        self,
+        chosen: Chosen,
+        batch: DecodeBatch,
+        query: torch.Tensor,
+        kv: LayerKV,
+        options: AttentionOptions,
+        out: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Over the blocks that each KV head chose; the same operation as over all."""
+        rows, tables = query.reshape(len(chosen.seq_lens), -1, query.shape[-1]), batch.block_tables[kv.group]
+        kv = heads_apart(kv)
+        args = _args(rows, kv, chosen, options, None if out is None else out.view(rows.shape), chosen.block_tables)
+        shares = None if self.shares is None else torch.zeros(chosen.block_tables.shape, device=query.device)
+        result = self.ops.decode(args, None, shares).view(query.shape)
+        if self.shares is not None and shares is not None:
+            self.shares.add_chosen(shares, chosen, tables)
+        return result
+
+    def _prefill(
+        self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions, out: torch.Tensor | None
+    ) -> torch.Tensor:
+        batch = self.prefill
+        assert batch is not None, "only called with prefill"
+        runs = QueryRuns(batch.query_start, batch.max_query_len, batch.lengths, self.plans, batch.is_fixed)
+        tables = batch.block_tables[kv.group]
+        if options.latents is not None:
+            if self.run_groups is None:
+                self.run_groups = run_groups(options.latents, batch.seq_lens, runs, batch.max_seq_len)
+            args = _args(query, kv, batch, options, out, tables)
+            return attend_runs(self.ops, options.latents, args, self.run_groups, self.plans)
+        return self.ops.prefill(_args(query, kv, batch, options, out, tables), runs)
+
+
+def register_attention() -> None:
+    """Make `ATTENTION_NAME` known to transformers. No mask function is registered, so none is built."""
+    AttentionInterface.register(ATTENTION_NAME, paged_attention)
+
+
+def paged_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """The hook. query (1, Hq, T, D), key and value (1, Hkv, T, D), rotated -> (1, T, Hq, D).
+
+    `hook_check` has seen every keyword and refused what `options_of` does not read.
+    """
+    context = kwargs["paged"]
+    tokens_first = (_rows(tensor[0].transpose(0, 1)) for tensor in (query, key, value))
+    options = options_of(query, kwargs, held_latents(module), chunk_of(module))
+    return context.attend(layer_of(module), *tokens_first, options)[None], None
+
+
+def _rows(heads: torch.Tensor) -> torch.Tensor:
+    """Each head's numbers beside each other, which a convolution before attention leaves apart."""
+    return heads if heads.stride(-1) == 1 else heads.contiguous()
+
+
+def layer_of(module: Any) -> int:
+    """Which of the layers that attend an attention module is: its own number, but where a model has other layers."""
+    number = getattr(module, "kvscope_layer", module.layer_idx if hasattr(module, "layer_idx") else None)
+    return -1 if number is None else int(number)
+
+
+def chunk_of(module: Any) -> int | None:
+    """How long the chunks of an attention module's layer are; None where it has none. transformers makes them a part of
+    the mask, by the config, which is where they are read here."""
+    config = getattr(module, "config", None)
+    chunk, types = getattr(config, "attention_chunk_size", None), getattr(config, "layer_types", None)
+    if chunk is None or types is None or types[module.layer_idx] != "chunked_attention":
+        return None
+    return int(chunk)
+
+
+def options_of(
+    query: torch.Tensor, kwargs: dict[str, Any], latents: Latents | None = None, chunk: int | None = None
+) -> AttentionOptions:
+    """What the keywords of a call ask for, in a layer of chunks of `chunk` tokens. `scaling` left out is one over the
+    root of the head dimension."""
+    scaling = kwargs.get("scaling")
+    return AttentionOptions(
+        scale=float(scaling) if scaling is not None else float(query.shape[-1] ** -0.5),
+        sliding_window=kwargs.get("sliding_window") if chunk is None else chunk,
+        softcap=kwargs.get("softcap"),
+        sinks=kwargs.get("s_aux"),
+        latents=latents,
+        is_chunked=chunk is not None,
+        bias=bias_of(kwargs),
+    )
+
+
+def _args(
+    query: torch.Tensor,
+    kv: LayerKV,
+    batch: DecodeBatch | PrefillBatch | Chosen,
+    options: AttentionOptions,
+    out: torch.Tensor | None,
+    block_tables: torch.Tensor,
+) -> AttentionArgs:
+    return AttentionArgs(
+        *(query, kv.k, kv.v, block_tables, batch.seq_lens),
+        *(options.scale, options.sliding_window, options.softcap, options.sinks),
+        *(kv.k_scale, kv.v_scale, batch.max_seq_len, out),
+        is_chunked=options.is_chunked,
+    )
+
+
+def _widen(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    """Zeros up to the stored head dimension; they add nothing to a product."""
+    missing = dim - tensor.shape[-1]
+    return tensor if missing == 0 else pad(tensor, (0, missing))

@@ -1,0 +1,111 @@
+"""Attention that adds numbers of a query's own to its scores, one for each distance back: Inkling's.
+
+transformers makes them for every pair of tokens of one sequence. Here the module that makes them gives each query its
+row of distances (`tell_by_distance`), which holds for any batch, and `attend_with_bias` adds them by torch's operations
+on any device, one request after the other. That the rows are right is proven by `eager_check`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import nn
+
+from kvscope_engine.model.layers.attention_interface import uses_interface
+from kvscope_kernels.attention_args import AttentionArgs
+from kvscope_kernels.kv_gather import gather_kv
+
+_MAX_SCORES: Final = 1 << 24  # held at once: 64 MiB in float32
+_ATTRIBUTE: Final = "kvscope_tells_by_distance"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QueryBias:
+    """What queries bring to their scores, in any floating type."""
+
+    by_distance: torch.Tensor
+    """(T, Hq, distances): added to the score of the key that is so many tokens back; nothing further back."""
+    sinks: torch.Tensor | None = None
+    """(T, Hq): one more score, of a value of zeros."""
+
+    def of(self, start: int, end: int) -> QueryBias:
+        """That of some queries."""
+        return QueryBias(self.by_distance[start:end], None if self.sinks is None else self.sinks[start:end])
+
+
+def bias_of(kwargs: dict[str, Any]) -> QueryBias | None:
+    """What a call of attention asks for: `position_bias` (1, Hq, T, distances) and `sinks` (1, Hq, T, 1)."""
+    bias, sinks = kwargs.get("position_bias"), kwargs.get("sinks")
+    if bias is None:
+        return None
+    return QueryBias(bias[0].transpose(0, 1), None if sinks is None else sinks[0, :, :, 0].transpose(0, 1))
+
+
+def tells_by_distance(attention: nn.Module) -> bool:
+    """Whether the bias of an attention module is one that is served."""
+    return getattr(attention, _ATTRIBUTE, False)
+
+
+def tell_by_distance(module: nn.Module, attention_name: str) -> None:
+    """From now on biases by distance in `module` are rows of distances wherever attention is `attention_name`."""
+    for part in module.modules():
+        for child in part.children() if uses_interface(type(part)) and not tells_by_distance(part) else ():
+            if isinstance(getattr(child, "rel_extent", None), int) and isinstance(
+                getattr(child, "proj", None), nn.Parameter
+            ):
+                _take_over(part, child, attention_name)
+
+
+def _take_over(attention: Any, made_by: Any, attention_name: str) -> None:
+    plain = made_by.forward
+
+    def forward(relative_states: torch.Tensor, *positions: torch.Tensor) -> torch.Tensor:
+        is_ours = attention.config._attn_implementation == attention_name
+        bias: torch.Tensor = (
+            (relative_states @ made_by.proj).transpose(1, 2) if is_ours else plain(relative_states, *positions)
+        )
+        return bias
+
+    made_by.forward = forward
+    setattr(attention, _ATTRIBUTE, True)
+
+
+def attend_with_bias(args: AttentionArgs, bias: QueryBias, num_tokens: int) -> torch.Tensor:
+    """(queries, Hq, D) -> (queries, Hq, Dv): the last queries of one request of `num_tokens`, whose table is the only
+    row of `args.block_tables`."""
+    num_queries, num_heads, _ = args.query.shape
+    position = num_tokens - num_queries
+    step = max(1, _MAX_SCORES // (num_heads * num_tokens))
+    pieces = []
+    for start in range(0, num_queries, step):
+        end = min(start + step, num_queries)
+        part = args._replace(query=args.query[start:end])
+        pieces.append(_attend(part, bias.of(start, end), position + start))
+    return torch.cat(pieces)
+
+
+def _attend(args: AttentionArgs, bias: QueryBias, position: int) -> torch.Tensor:
+    """Of queries from `position` on, in float32."""
+    query, device = args.query, args.query.device
+    end, num_kv_heads = position + len(query), args.k_cache.shape[2]
+    first, last = args.first_seen(np.array([position])), np.array([end])
+    kv = gather_kv(args.cache, args.block_tables, first, last, query.dtype)
+    keys, values = (tensor[0].float().permute(1, 0, 2) for tensor in (kv.keys, kv.values))
+    rows = query.float().permute(1, 0, 2).reshape(num_kv_heads, -1, query.shape[2]) * args.scale
+    scores = torch.matmul(rows, keys.transpose(1, 2)).view(query.shape[1], len(query), -1)
+    places = torch.arange(int(first[0]), end, device=device)
+    distance = torch.arange(position, end, device=device)[:, None] - places
+    by_distance = bias.by_distance.float().transpose(0, 1)
+    extent = by_distance.shape[2]
+    added = by_distance.gather(2, distance.clamp(0, extent - 1).expand_as(scores))
+    scores = (scores + added.masked_fill_(distance >= extent, 0)).masked_fill_(distance < 0, float("-inf"))
+    if args.sliding_window is not None:
+        scores = scores.masked_fill_(distance >= args.sliding_window, float("-inf"))
+    if bias.sinks is not None:
+        scores = torch.cat([scores, bias.sinks.float().T[:, :, None]], -1)
+    weights = scores.softmax(-1)[..., : keys.shape[1]]
+    out = torch.matmul(weights.reshape(num_kv_heads, -1, keys.shape[1]), values)
+    return out.view(query.shape[1], len(query), -1).transpose(0, 1).to(query.dtype)

@@ -1,0 +1,139 @@
+"""Decoder layers of a CPU in one call each, for steps that only decode. Owns which layers and steps those are.
+
+A layer whose parts are all known to `cpu.layer` gets one when weights have been rounded. Anything else, and any
+step with something more than decodes over plain caches, goes part by part as before, with the same result.
+"""
+
+from __future__ import annotations
+
+from weakref import ref
+
+import torch
+from torch import nn
+
+from kvscope_engine.model.kv_cache.kv_storage import KVStorage
+from kvscope_engine.model.layers.attention.paged_attention import AttentionContext, PagedContext
+from kvscope_engine.model.layers.fused.fused_attention import PositionEmbeddings, turn_of
+from kvscope_engine.model.layers.fused.fused_layer import FusedLayer
+from kvscope_engine.model.layers.fused.fused_mlp import FusedMLP
+from kvscope_engine.model.layers.fused.fused_norm import FastRMSNorm
+from kvscope_engine.model.layers.fused.grouped_linear import GroupedLinear
+from kvscope_engine.model.layers.fused.int8_linear import Int8Linear
+from kvscope_kernels import ops_for
+from kvscope_kernels.cpu.grouped import NativeGrouped
+from kvscope_kernels.cpu.layer import CompiledLayer, DecodeStep, LayerForm, Norm, Weight, can_compile
+from kvscope_kernels.rotate_write import Turn
+
+
+class WholeLayer:
+    """Stands in for a fused layer in the steps that it can do."""
+
+    def __init__(self, layer: FusedLayer, form: LayerForm) -> None:
+        self._number, self._head_dim = layer.attention.layer, layer.attention.head_dim
+        self._form = form
+        self._group = 0
+        self._ops = ops_for("cpu")
+        self._storage: ref[KVStorage] | None = None
+        self._compiled: CompiledLayer | None = None
+
+    def run(
+        self,
+        x: torch.Tensor,
+        normed: torch.Tensor | None,
+        position_embeddings: PositionEmbeddings,
+        paged: AttentionContext,
+    ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        """x (T, hidden) and its norm, if it is there, to the result and the next layer's norm of it; None where this
+        step is not one that is done in one call."""
+        if not isinstance(paged, PagedContext) or not self._knows(paged):
+            return None
+        compiled = self._over(paged.storage)
+        step = _step(paged, turn_of(position_embeddings, self._head_dim, paged), self._group)
+        if compiled is None or step is None or not compiled.takes(x, normed, step):
+            return None
+        if paged.shares is not None:
+            paged.shares.count_layer(self._group)
+        return compiled(x, normed, step)
+
+    def _knows(self, paged: PagedContext) -> bool:
+        return paged.prefill is None and paged.ops is self._ops
+
+    def _over(self, storage: KVStorage) -> CompiledLayer | None:
+        """Bound to that storage; made when it is another than the last one."""
+        if self._storage is None or self._storage() is not storage:
+            kv = storage.layer(self._number)
+            self._group = kv.group
+            is_plain = (
+                kv.k_scale is None and kv.v_scale is None and kv.bounds is None
+            )  # whatever is kept beside keys and values is written too
+            is_ours = is_plain and can_compile(self._form, kv.k, kv.v)
+            self._compiled = CompiledLayer(self._form, kv.k, kv.v) if is_ours else None
+            self._storage = ref(storage)
+        return self._compiled
+
+
+def compile_layers(module: nn.Module) -> int:
+    """Give each fused layer of `module` that is made of known parts its `whole`; how many did."""
+    layers = [getattr(part, "kvscope_fused", None) for part in module.modules()]
+    count = 0
+    for layer in layers:
+        form = _form(layer) if isinstance(layer, FusedLayer) else None
+        if form is not None and isinstance(layer, FusedLayer):
+            layer.whole = WholeLayer(layer, form)
+            count += 1
+    return count
+
+
+def _form(layer: FusedLayer) -> LayerForm | None:
+    attention, mlp = layer.attention, layer.mlp
+    if not isinstance(mlp, FusedMLP):
+        return None
+    linears = (attention.qkv, attention.o, mlp.gate_up, mlp.down)
+    products = [weight for linear in linears if (weight := _weight(linear)) is not None]
+    kind, dtype = mlp.activation_kind, layer.attention_norm.dtype
+    if len(products) != len(linears) or kind is None or not attention.rotates:
+        return None
+    options = attention.options
+    following = None if layer.next_norm is None else _norm(layer.next_norm)
+    of_heads = None if attention.norm is None else Norm(attention.norm.weight, float(attention.norm.eps))
+    return LayerForm(
+        products=products,
+        norms=(_norm(layer.attention_norm), _norm(layer.mlp_norm), following),
+        head_norm=of_heads,
+        activation=kind,
+        num_heads=attention.num_query_heads,
+        num_kv_heads=attention.num_kv_heads,
+        scale=options.scale,
+        sliding_window=options.sliding_window,
+        softcap=options.softcap,
+        sinks=None if options.sinks is None else options.sinks.detach().float().contiguous(),
+        is_chunked=options.is_chunked,
+        dtype=dtype,
+        sum_dtype=torch.float32 if layer.keeps_float32 else dtype,
+    )
+
+
+def _weight(linear: object) -> Weight | None:
+    """None for a product that is not compiled."""
+    if type(linear) is Int8Linear:
+        return linear.weight_of_8_bits
+    if type(linear) is GroupedLinear and isinstance(linear.grouped, NativeGrouped):
+        return linear.grouped
+    return None
+
+
+def _norm(norm: FastRMSNorm) -> Norm:
+    return Norm(norm.weight, float(norm.eps))
+
+
+def _step(paged: PagedContext, turn: Turn, group: int) -> DecodeStep | None:
+    """Made once a step for each pair of cosines and sines that the model hands out, in each KV group."""
+    known = paged.decode_steps.get((id(turn.cos), group))
+    if known is None:
+        batch = paged.decode
+        assert batch is not None, "a step without prefill has decodes"
+        tables = batch.block_tables[group]
+        shares = None if paged.shares is None else paged.shares.total(tables, group)
+        made = DecodeStep(turn, paged.slot_mapping[group], tables, batch.seq_lens, shares)
+        known = paged.decode_steps[id(turn.cos), group] = (made if made.is_sound else None,)
+    return known[0]

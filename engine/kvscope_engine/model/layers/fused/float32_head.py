@@ -1,0 +1,114 @@
+"""The head of a 16-bit model with logits in float32: rounded to 16 bits, those of the likeliest tokens tie.
+
+Owns how the product is had in float32: on a GPU from its accumulators; on a CPU, whose products of 16-bit numbers
+come rounded, by computing again what is near the largest. Knows neither sampling nor the rest of the model.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from kvscope_engine.model.layers.fused.packed_linear import PackedLinear, can_pack
+from kvscope_engine.model.quantization.filed_weight import pass_filed
+from kvscope_kernels import ops_for
+from kvscope_kernels.linear.skinny_linear import FewRows
+
+LOW_PRECISION: Final = (torch.bfloat16, torch.float16)
+NEAR: Final = 8.0
+"""On a CPU tokens within this of a row's largest logit are exact; the others, each less likely than the largest
+by e^8 (3,000 times) or more, keep the product's rounding."""
+MAX_NEAR: Final = 2048
+"""Weights of tokens that are gathered for a row; where more are near, the whole row is computed again."""
+PART: Final = 1024
+"""Weights of tokens that are made float32 at once: few enough to stay in a core's cache."""
+
+
+class Float32Head(nn.Module):
+    """`x @ weight.T + bias` in float32 from weights and inputs of 16 bits."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.weight = weight
+        self.bias = None if bias is None else nn.Parameter(bias.detach().float(), requires_grad=False)
+        self._packed = PackedLinear(weight, None) if can_pack(weight.dtype, weight.device) else None
+        self.few: FewRows | None = None
+        """Whose product few rows are; see `skinny_linear.linear`."""
+        self._ops = ops_for(weight.device.type)
+        self.tile_rows = 0
+        """On a CPU: how many rows each product has, so that a row's numbers hang on no other; 0: as many as come."""
+        self._has_float32_product = weight.device.type != "cpu" and has_float32_product(weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., in_features) -> (..., out_features) float32."""
+        rows = x.reshape(-1, self.in_features)
+        logits = self._on_cpu(rows) if x.device.type == "cpu" else self._on_gpu(rows)
+        if self.bias is not None:
+            logits += self.bias
+        return logits.view(*x.shape[:-1], self.out_features)
+
+    def _on_gpu(self, rows: torch.Tensor) -> torch.Tensor:
+        if not self._has_float32_product:
+            return functional.linear(rows, self.weight).float()
+        return self._ops.linear(rows, self.weight, dtype=torch.float32, few=self.few)
+
+    def _on_cpu(self, rows: torch.Tensor) -> torch.Tensor:
+        logits = self._product(rows).float()
+        limits = logits.amax(-1, keepdim=True).sub_(NEAR)
+        near = logits >= limits
+        flat = [row for row, count in enumerate(near.sum(-1).tolist()) if self._refine(row, count, rows, near, logits)]
+        at_once = 1 if self.tile_rows else max(len(flat), 1)
+        for start in range(0, len(flat), at_once):
+            self._compute_whole(flat[start : start + at_once], rows, logits)
+        return logits
+
+    def _product(self, rows: torch.Tensor) -> torch.Tensor:
+        count = len(rows)
+        if self.tile_rows:
+            rows = functional.pad(rows, (0, 0, 0, -count % self.tile_rows))
+        tiles = torch.split(rows, self.tile_rows) if self.tile_rows else (rows,)
+        products = [self._packed(t) if self._packed is not None else functional.linear(t, self.weight) for t in tiles]
+        return products[0][:count] if len(products) == 1 else torch.cat(products)[:count]
+
+    def _refine(self, row: int, count: int, rows: torch.Tensor, near: torch.Tensor, logits: torch.Tensor) -> bool:
+        """Compute what is near the top of a row; or say that it is too much for that."""
+        if count > MAX_NEAR:
+            return True
+        tokens = near[row].nonzero()[:, 0]
+        logits[row, tokens] = self.weight[tokens].float() @ rows[row].float()
+        return False
+
+    def _compute_whole(self, flat: list[int], rows: torch.Tensor, logits: torch.Tensor) -> None:
+        where = torch.tensor(flat)
+        exact = rows[where].float()
+        for start in range(0, self.out_features, PART):
+            part = self.weight[start : start + PART].float()
+            logits[where, start : start + PART] = exact @ part.t()
+
+
+def use_float32_logits(module: nn.Module) -> bool:
+    """Replace the head of a 16-bit model, in place; whether there was a plain one to replace.
+
+    Before linear layers are packed, so that the head's plain weights are still there.
+    """
+    model: Any = module
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear or head.weight.dtype not in LOW_PRECISION:
+        return False
+    made = Float32Head(head.weight, head.bias)
+    pass_filed([head], made)
+    model.set_output_embeddings(made)
+    return model.get_output_embeddings() is not head
+
+
+def has_float32_product(weight: torch.Tensor) -> bool:
+    """Whether this torch gives a 16-bit product's accumulators as they are: tried on one row."""
+    try:
+        torch.mm(weight[:1], weight[:1].t(), out_dtype=torch.float32)
+    except (RuntimeError, NotImplementedError, TypeError):
+        return False
+    return True

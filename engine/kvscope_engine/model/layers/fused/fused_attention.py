@@ -1,0 +1,109 @@
+"""An attention block in few operations: one product for q, k and v, one rotation for q and k together.
+
+Owns the forms it can take (with or without norms of q and k, with or without rotation); `fuse` proves which of
+them a module is. Attention itself is the context's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from kvscope_engine.model.layers.attention.paged_attention import AttentionContext, AttentionOptions, layer_of
+from kvscope_engine.model.layers.fused.fused_norm import norm_eps
+from kvscope_engine.model.layers.fused.packed_linear import FastLinear, fast_linear
+from kvscope_kernels.rotate_write import HeadNorm, Rotation, Turn
+
+PositionEmbeddings = tuple[torch.Tensor, torch.Tensor]
+
+
+class FusedAttention(nn.Module):
+    """Stands in for a module with q_proj, k_proj, v_proj and o_proj; called with the same keywords."""
+
+    def __init__(
+        self,
+        attention: nn.Module,
+        options: AttentionOptions,
+        products: tuple[FastLinear, FastLinear],
+        *,
+        rotates: bool,
+        norm: HeadNorm | None,
+    ) -> None:
+        """`products` are that of q, k and v, and that of the output."""
+        super().__init__()
+        projections: list[Any] = [getattr(attention, name) for name in ("q_proj", "k_proj")]
+        self.layer = layer_of(attention)
+        self.head_dim = int(attention.head_dim)  # type: ignore[arg-type]
+        self.num_query_heads, self.num_kv_heads = (p.out_features // self.head_dim for p in projections)
+        self.qkv, self.o = products
+        self.options = options
+        self.rotates = rotates
+        self.norm = norm
+
+    def forward(
+        self, hidden_states: torch.Tensor, position_embeddings: PositionEmbeddings, *, paged: AttentionContext, **_: Any
+    ) -> tuple[torch.Tensor, None]:
+        """(1, T, hidden) -> (1, T, hidden), as transformers' attention modules return it."""
+        return self.o(self.attend(hidden_states[0], position_embeddings, paged))[None], None
+
+    def attend(
+        self, tokens: torch.Tensor, position_embeddings: PositionEmbeddings, paged: AttentionContext
+    ) -> torch.Tensor:
+        """(T, hidden) -> (T, Hq * D), before the output projection."""
+        count = tokens.shape[0]
+        heads = self.qkv(tokens).view(count, -1, self.head_dim)
+        turn = turn_of(position_embeddings, self.head_dim, paged) if self.rotates else None
+        rotation = Rotation(self.num_query_heads, self.norm, turn)
+        return paged.attend_fused(self.layer, heads, rotation, self.options).reshape(count, -1)
+
+
+def turn_of(position_embeddings: PositionEmbeddings, head_dim: int, paged: AttentionContext) -> Turn:
+    """cos and signed sin, (T, 1, D), made once a step for each pair that the model hands out."""
+    cos, sin = position_embeddings
+    known = paged.scratch.get(id(cos))
+    if known is None:
+        half = head_dim // 2
+        sin_half = sin[0, :, None, :half]
+        cos_full = torch.cat((cos, cos), dim=-1) if cos.shape[-1] == half else cos
+        known = (cos, cos_full[0, :, None], torch.cat((-sin_half, sin_half), dim=-1))
+        paged.scratch[id(cos)] = known
+    return Turn(known[1], known[2])
+
+
+def attention_candidates(attention: nn.Module, options: AttentionOptions, packed: bool) -> Iterator[FusedAttention]:
+    """The forms `attention` may have, if it is made of the parts known here. All share the same joined weights."""
+    projections: list[Any] = [getattr(attention, name, None) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
+    if not all(type(projection) is nn.Linear for projection in projections):
+        return
+    if not isinstance(getattr(attention, "head_dim", None), int):
+        return
+    products = fast_linear(projections[:3], packed), fast_linear(projections[3:], packed)
+    for norm in _norms(attention):
+        for rotates in (True, False):
+            yield FusedAttention(attention, options, products, rotates=rotates, norm=norm)
+
+
+def _norms(attention: nn.Module) -> Iterator[HeadNorm | None]:
+    q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+    if q_norm is None and k_norm is None:
+        yield None
+    elif isinstance(q_norm, nn.Module) and isinstance(k_norm, nn.Module):
+        yield from _fused_norms(attention, q_norm, k_norm)
+
+
+def _fused_norms(attention: nn.Module, q_norm: nn.Module, k_norm: nn.Module) -> Iterator[HeadNorm]:
+    """q's and k's norms as one, with a weight a head; only when each works on one head."""
+    head_dim: Any = attention.head_dim
+    eps = norm_eps(q_norm)
+    weights = [getattr(norm, "weight", None) for norm in (q_norm, k_norm)]
+    if eps is None or eps != norm_eps(k_norm):
+        return
+    if not all(isinstance(weight, torch.Tensor) and weight.shape == (head_dim,) for weight in weights):
+        return
+    counts = [getattr(attention, name).out_features // head_dim for name in ("q_proj", "k_proj")]
+    for offset in (0.0, 1.0):
+        rows = [offset + w.detach().float().expand(n, -1) for w, n in zip(weights, counts, strict=True)]  # type: ignore[union-attr]
+        yield HeadNorm(torch.cat(rows), torch.tensor(eps, device=rows[0].device))

@@ -1,0 +1,144 @@
+"""A decoder layer of two fused halves, each with its norm before and its residual added by the last product.
+
+In half precision the residual stream, a sum over all layers, may be kept in float32 (`fuse` says when): measured on
+the default model in bfloat16, the logits' error against float32 is then 0.017 of their spread; it is 0.029 without.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, Final, Protocol
+
+import torch
+from torch import nn
+
+from kvscope_engine.model.layers.attention.paged_attention import AttentionContext
+from kvscope_engine.model.layers.fused.fused_attention import FusedAttention, PositionEmbeddings
+from kvscope_engine.model.layers.fused.fused_experts import FusedExperts
+from kvscope_engine.model.layers.fused.fused_mlp import FusedMLP
+from kvscope_engine.model.layers.fused.fused_norm import FastRMSNorm
+
+
+class WholeLayer(Protocol):
+    """See `compiled_layer.WholeLayer`."""
+
+    def run(
+        self,
+        x: torch.Tensor,
+        normed: torch.Tensor | None,
+        position_embeddings: PositionEmbeddings,
+        paged: AttentionContext,
+    ) -> tuple[torch.Tensor, torch.Tensor | None] | None: ...
+
+
+class ExpertsBlock:
+    """A feed-forward block of experts, whose routing is transformers' own; called as a `FusedMLP` is."""
+
+    def __init__(self, block: nn.Module) -> None:
+        self._block = block
+        self.down = AsItIs()
+
+    def activate(self, x: torch.Tensor) -> torch.Tensor:
+        """(T, hidden) -> (T, hidden): all of it."""
+        found: Any = self._block(x[None])
+        result: torch.Tensor = found[0] if isinstance(found, torch.Tensor) else found[0][0]
+        return result
+
+
+class AsItIs:
+    """In place of a last product, where there is none left to do."""
+
+    adds_as_it_multiplies: Final = False
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x itself."""
+        return x
+
+    def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """The sum, of the type of `other`."""
+        return other + x
+
+
+class FusedLayer:
+    """x + attention(norm(x)), then x + mlp(norm(x)); called as transformers calls its decoder layers."""
+
+    def __init__(
+        self,
+        attention_norm: FastRMSNorm,
+        attention: FusedAttention,
+        mlp_norm: FastRMSNorm,
+        mlp: FusedMLP | ExpertsBlock,
+    ) -> None:
+        self.attention_norm = attention_norm
+        self.attention = attention
+        self.mlp_norm = mlp_norm
+        self.mlp = mlp
+        self.keeps_float32 = False
+        """Whether the result is float32, whatever the input is."""
+        self.next_norm: FastRMSNorm | None = None
+        """That of the layer that is given the result; computed with the sum, and found by it in the step's scratch."""
+        self.whole: WholeLayer | None = None
+        """The same in one call, for steps that it knows."""
+
+    def __call__(
+        self, hidden_states: torch.Tensor, *, position_embeddings: PositionEmbeddings, paged: AttentionContext, **_: Any
+    ) -> torch.Tensor:
+        """(1, T, hidden) -> (1, T, hidden)."""
+        x = hidden_states[0].float() if self.keeps_float32 else hidden_states[0]
+        known = paged.scratch.pop(id(hidden_states), None)
+        normed = None if known is None else known[1]
+        done = None if self.whole is None else self.whole.run(x, normed, position_embeddings, paged)
+        x, normed = done or self._by_parts(x, normed, position_embeddings, paged)
+        result = x[None]
+        if normed is not None:
+            paged.scratch[id(result)] = (result, normed)
+        return result
+
+    def _by_parts(
+        self,
+        x: torch.Tensor,
+        normed: torch.Tensor | None,
+        position_embeddings: PositionEmbeddings,
+        paged: AttentionContext,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(T, hidden) and its norm, if it is there, to the result and the next layer's norm of it."""
+        normed = self.attention_norm(x) if normed is None else normed
+        attended = self.attention.attend(normed, position_embeddings, paged)
+        x, normed = self.mlp_norm.of_sum(x, self.attention.o, attended)
+        activated = self.mlp.activate(normed)
+        if self.next_norm is None:
+            return self.mlp.down.forward_add(activated, x), None
+        return self.next_norm.of_sum(x, self.mlp.down, activated)
+
+
+def chain_layers(module: nn.Module) -> None:
+    """Have each fused layer also compute the norm that the next one of its list begins with."""
+    for part in module.modules():
+        if isinstance(part, nn.ModuleList):
+            layers = [getattr(child, "kvscope_fused", None) for child in part]
+            for one, after in pairwise(layers):
+                if isinstance(one, FusedLayer) and isinstance(after, FusedLayer):
+                    one.next_norm = after.attention_norm
+
+
+def layer_candidate(layer: nn.Module) -> FusedLayer | None:
+    """What `layer` may be, if its children are the four known here and were fused themselves, or their experts were."""
+    if {name for name, _ in layer.named_children()} != {
+        "self_attn",
+        "mlp",
+        "input_layernorm",
+        "post_attention_layernorm",
+    }:
+        return None
+    parts = [
+        getattr(getattr(layer, name), "kvscope_fused", None)
+        for name in ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
+    ]
+    match parts:
+        case [FastRMSNorm() as first, FusedAttention() as attention, FastRMSNorm() as second, FusedMLP() as mlp]:
+            return FusedLayer(first, attention, second, mlp)
+        case [FastRMSNorm() as first, FusedAttention() as attention, FastRMSNorm() as second, None]:
+            block = layer.get_submodule("mlp")
+            if any(isinstance(part, FusedExperts) for part in block.modules()):
+                return FusedLayer(first, attention, second, ExpertsBlock(block))
+    return None

@@ -1,0 +1,58 @@
+"""A gated feed-forward block in few operations: one product for gate and up. `fuse` proves that a module is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from kvscope_engine.model.layers.fused.packed_linear import fast_linear
+from kvscope_engine.model.tensor_agreement import close
+from kvscope_kernels import ops_for
+from kvscope_kernels.gated_activation import ACTIVATIONS
+
+
+class FusedMLP(nn.Module):
+    """down(act(gate(x)) * up(x))."""
+
+    def __init__(self, mlp: nn.Module, packed: bool) -> None:
+        super().__init__()
+        gate, up, down = (getattr(mlp, name) for name in ("gate_proj", "up_proj", "down_proj"))
+        self.size = gate.out_features
+        self.gate_up = fast_linear([gate, up], packed)
+        self.down = fast_linear([down], packed)
+        self.act_fn: Any = mlp.act_fn
+        self._ops = ops_for(gate.weight.device.type)
+        self.activation_kind = activation_kind_of(mlp.act_fn, gate.weight.device)  # type: ignore[arg-type]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., hidden) -> (..., hidden)."""
+        return self.down(self.activate(x))  # type: ignore[no-any-return]
+
+    def activate(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., hidden) -> (..., intermediate), before the last product."""
+        both = self.gate_up(x)
+        if self.activation_kind is not None:
+            return self._ops.gated_activation(both, self.activation_kind)
+        activated: torch.Tensor = self.act_fn(both[..., : self.size])
+        return activated.mul_(both[..., self.size :])
+
+
+def mlp_candidate(mlp: nn.Module, packed: bool) -> FusedMLP | None:
+    """What `mlp` may be, if it is made of the parts known here."""
+    projections = [getattr(mlp, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+    if not all(type(projection) is nn.Linear for projection in projections) or not hasattr(mlp, "act_fn"):
+        return None
+    return FusedMLP(mlp, packed)
+
+
+def activation_kind_of(act_fn: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> int | None:
+    """Which of the activations that have a kernel `act_fn` is, by what it does; None: neither."""
+    probe = torch.linspace(-12.0, 12.0, 481, device=device)
+    try:
+        found = act_fn(probe.clone())
+    except (RuntimeError, TypeError, ValueError):
+        return None
+    return next((kind for kind, known in ACTIVATIONS.items() if close(found, known(probe), 1e-6)), None)

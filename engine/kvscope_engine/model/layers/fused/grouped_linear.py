@@ -1,0 +1,63 @@
+"""Linear layers on weights of 4 or 8 bits, in groups or FP8: those of the file where it holds such, else rounded here.
+
+Owns the module and the making of it. As with `int8_linear`, nothing here is for `fuse` to prove.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from kvscope_engine.model.layers.fused.released_weight import ReleasedWeight
+from kvscope_kernels.cpu.weight_buffer import WeightBuffer
+from kvscope_kernels.grouped_product import GroupedProduct, grouped_product
+from kvscope_kernels.quantized_linear.fp8 import Fp8Weight, GpuFp8, fp8_product
+from kvscope_kernels.quantized_linear.grouped_weight import GroupedWeight
+
+
+class GroupedLinear(nn.Module):
+    """`x @ weight.T + bias`, the weight in groups. Inference alone."""
+
+    adds_as_it_multiplies: Final = True
+
+    def __init__(
+        self,
+        plain: Any,
+        weight: GroupedWeight | Fp8Weight,
+        dtype: torch.dtype | None = None,
+        buffer: WeightBuffer | None = None,
+        *,
+        rounds_activations: bool = False,
+    ) -> None:
+        """In place of the layer `plain`; `dtype` is that of the result, None: that of the input. `room` is where a
+        CPU's weights are kept. Activations are rounded to 8 bits with FP8, else on a CPU alone."""
+        super().__init__()
+        self.out_features, self.in_features = plain.weight.shape
+        self.weight = ReleasedWeight(plain.weight)
+        self.bias = plain.bias
+        self.bits = 8 if isinstance(weight, Fp8Weight) else weight.bits
+        self._dtype = dtype
+        device = plain.weight.device
+        self.grouped: GroupedProduct
+        if isinstance(weight, Fp8Weight):
+            self.grouped = fp8_product(weight, plain.bias, device, rounds_activations=rounds_activations)
+        else:
+            self.grouped = grouped_product(weight, plain.bias, device, buffer, rounds_activations=rounds_activations)
+        for number, tensor in enumerate(self.grouped.tensors):  # counted with the model's memory
+            self.register_buffer(f"grouped_{number}", tensor, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., in_features) -> (..., out_features)."""
+        return self.grouped.product(x, dtype=self._dtype)
+
+    def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """The same, plus `other` of the result's shape, in its type."""
+        return self.grouped.product(x, other)
+
+    def tell_failure(self, tell: Callable[[str], object]) -> None:
+        """See `GpuFp8.tell_failure`."""
+        if isinstance(self.grouped, GpuFp8):
+            self.grouped.tell_failure(tell)

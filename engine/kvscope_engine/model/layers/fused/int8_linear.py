@@ -1,0 +1,58 @@
+"""Linear layers of a CPU on weights rounded to 8 bits. Owns the module, and where it may be used."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Final
+
+import torch
+from torch import nn
+
+from kvscope_engine.model.layers.fused.released_weight import ReleasedWeight
+from kvscope_kernels.cpu.library import library
+from kvscope_kernels.cpu.linear import Int8Weight, int8_product_torch
+from kvscope_kernels.cpu.weight_buffer import WeightBuffer
+
+
+class Int8Linear(nn.Module):
+    """`x @ weight.T + bias` with the weight rounded to 8 bits and activations rounded on the way. Inference alone."""
+
+    adds_as_it_multiplies: Final = True
+    bits: Final = 8
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        dtype: torch.dtype | None = None,
+        buffer: WeightBuffer | None = None,
+    ) -> None:
+        """`dtype` is that of the result; None: that of the input. `room` is where the model's weights are kept."""
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.weight = ReleasedWeight(weight)
+        self.bias = bias
+        self._dtype = dtype
+        self.weight_of_8_bits = Int8Weight(weight.detach(), bias, buffer)
+        for number, tensor in enumerate(self.weight_of_8_bits.tensors):  # counted with the model's memory
+            self.register_buffer(f"int8_{number}", tensor, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., in_features) -> (..., out_features)."""
+        return self.weight_of_8_bits.product(x, dtype=self._dtype)
+
+    def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """The same, plus `other` of the result's shape, in its type."""
+        return self.weight_of_8_bits.product(x, other)
+
+
+@cache
+def can_round() -> bool:
+    """Whether this machine multiplies 8-bit weights: a small product is compared with the exact one first."""
+    if library() is None:
+        return False
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(7, 70, generator=generator), torch.randn(100, 70, generator=generator)
+    expected = int8_product_torch(x, weight)
+    error = Int8Weight(weight).product(x).double() - expected  # a tie may be rounded either way
+    return bool(error.norm() <= 1e-2 * expected.norm())

@@ -1,0 +1,152 @@
+"""Linear layers on prepacked weights: on a CPU oneDNN reads its own blocked layout about twice as fast.
+
+Owns when packing is possible and the module that runs on a packed weight. The plain weight is given up, so memory
+does not grow; only a weight that others share (an embedding tied to the head) stays beside its packed copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import Final
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from kvscope_engine.model.layers.fused.released_weight import ReleasedWeight
+from kvscope_engine.model.quantization.filed_weight import pass_filed
+from kvscope_kernels import ops_for
+from kvscope_kernels.linear.skinny_linear import FewRows
+
+BATCH_HINT: Final = 8
+"""Tokens a call that the packed layout is chosen for; measured flat from 1 to 32."""
+_CPU_CAPABILITIES: Final = ("AVX2", "AVX512", "AMX")
+
+
+class PackedLinear(nn.Module):
+    """`x @ weight.T + bias` with the weight in oneDNN's layout. Inference alone."""
+
+    adds_as_it_multiplies: Final = True
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self.num_bytes = weight.numel() * weight.itemsize
+        self.weight = ReleasedWeight(weight)
+        self._packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), BATCH_HINT)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., in_features) -> (..., out_features)."""
+        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+        return y
+
+    def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """The same, plus `other` of the result's shape: in one pass, when it is of the result's type too."""
+        if other.dtype != x.dtype:
+            return other + self.forward(x)
+        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, self._packed, self.bias, "add")
+        return y
+
+
+class FusedLinear(nn.Module):
+    """The plain counterpart of `PackedLinear`, for devices and types that are not packed."""
+
+    adds_as_it_multiplies: Final = False
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight.detach(), requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self.few: FewRows | None = None
+        """Whose product few rows are; see `skinny_linear.linear`."""
+        self._ops = ops_for(weight.device.type)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., in_features) -> (..., out_features)."""
+        return self._ops.linear(x, self.weight, self.bias, few=self.few)
+
+    def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """The same, plus `other` of the result's shape."""
+        return self.forward(x) + other
+
+
+FastLinear = PackedLinear | FusedLinear
+
+
+def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether this CPU has oneDNN kernels for the type, tried once on a small layer."""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    if torch.backends.cpu.get_cpu_capability() not in _CPU_CAPABILITIES or not _has_type(dtype):
+        return False
+    return _trial(dtype)
+
+
+def fast_linear(linears: Sequence[nn.Linear], packed: bool) -> FastLinear:
+    """One layer whose output is that of `linears`, one after the other. All have the same input."""
+    weight = linears[0].weight if len(linears) == 1 else torch.cat([linear.weight for linear in linears])
+    bias = _fused_bias(linears)
+    made = PackedLinear(weight, bias) if packed else FusedLinear(weight, bias)
+    pass_filed(linears, made)
+    return made
+
+
+def pack_linears(module: nn.Module, called: Container[nn.Module]) -> None:
+    """Replace every plain `nn.Linear` that is among those `called` by a packed one.
+
+    One that was never called may have its weight read by somebody else instead, so it stays.
+    """
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear and is_plain(child, called):
+                setattr(parent, name, PackedLinear(child.weight, child.bias))
+
+
+def is_plain(child: nn.Module, called: Container[nn.Module]) -> bool:
+    """Whether a linear layer is a product alone: one with hooks does what a packed one in its place would not."""
+    return child in called and not child._forward_hooks and not child._forward_pre_hooks
+
+
+def pack_fused(module: nn.Module) -> None:
+    """Replace every `FusedLinear`: those that were to become something else, and did not."""
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, FusedLinear):
+                setattr(parent, name, PackedLinear(child.weight, child.bias))
+
+
+def packed_bytes(module: nn.Module) -> int:
+    """Bytes of packed weights, which are no parameters of the module."""
+    return sum(child.num_bytes for child in module.modules() if isinstance(child, PackedLinear))
+
+
+def _fused_bias(linears: Sequence[nn.Linear]) -> torch.Tensor | None:
+    if all(linear.bias is None for linear in linears):
+        return None
+    biases: list[torch.Tensor] = [
+        linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias for linear in linears
+    ]
+    return torch.cat(biases)
+
+
+def _has_type(dtype: torch.dtype) -> bool:
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if dtype == torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return dtype == torch.float32
+
+
+def _trial(dtype: torch.dtype) -> bool:
+    """A layer with and without: these are torch's inner operations, so that they do what we think is seen first."""
+    generator = torch.Generator().manual_seed(0)
+    x, other = torch.rand(3, 32, generator=generator).to(dtype), torch.rand(3, 48, generator=generator).to(dtype)
+    weight, bias = torch.rand(48, 32, generator=generator).to(dtype), torch.rand(48, generator=generator).to(dtype)
+    try:
+        with torch.inference_mode():
+            actual = PackedLinear(weight, bias).forward_add(x, other)
+    except (RuntimeError, AttributeError, TypeError):
+        return False
+    expected = functional.linear(x.double(), weight.double(), bias.double()) + other.double()
+    return bool(torch.allclose(actual.double(), expected, rtol=2e-2, atol=2e-2))

@@ -1,0 +1,207 @@
+"""The LoRA adapters of an engine: which are loaded, under which names, and which of them have a slot on the device.
+
+Owns names, weights in host memory and who has which slot. An adapter that a step asks for gets a slot when it has none,
+from the one that was not asked for the longest; the copy runs in the order of the steps. Where several ranks compute a
+step each gets its share of the weights then, so that they know slots alone. What is unloaded stays for the requests
+that have it. Knows no scheduler, whose it is that no more adapters run together than there are slots.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+
+import numpy as np
+
+from kvscope_engine.model.distributed.rank import Rank
+from kvscope_engine.model.layers.lora.lora_slots import StepRows, lora_slots
+from kvscope_engine.model.layers.lora.peft_folder import AdapterWeights, Delta, read_adapter
+from kvscope_engine.model.platforms.device import choose_device, choose_dtype
+from kvscope_engine.policy.adapter import NO_UPDATING, Adapter
+from kvscope_engine.policy.plan import Scheduled
+from kvscope_telemetry.engine_config import EngineConfig, LoraModule
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import LoadedAdapter
+
+if TYPE_CHECKING:
+    from kvscope_engine.model.loaded_model import LoadedModel
+
+NO_SLOT: Final = -1
+
+
+class OtherRanks(Protocol):
+    """Sends LoRA weights to the other ranks of tensor parallelism; implemented in `executor.leader`."""
+
+    def fill(self, stack: str, slot: int, deltas: Callable[[Rank], Sequence[Delta | None]]) -> None:
+        """What is in a slot of a stack from the next step on."""
+
+
+class LoraAdapters:
+    """Of one model, in which places for them are made; `given` are loaded at once. Raises BadInput for one that does
+    not fit the model.
+
+    Without `allow_runtime_lora_updating` there are only places for the layers of these.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        loaded: LoadedModel,
+        given: Sequence[tuple[LoraModule, AdapterWeights]],
+        others: OtherRanks | None = None,
+    ) -> None:
+        slots = lora_slots(config, loaded, layers_of(given))
+        assert slots is not None, "adapters are asked for"
+        self.slots = slots
+        """Where they are on the device."""
+        self._others = others
+        self._rank, self._cuts = loaded.rank, loaded.cuts
+        self._model_name = loaded.info.name
+        self._dtype, self._max_rank = loaded.dtype, config.max_lora_rank
+        self._takes_more = config.allow_runtime_lora_updating
+        self._names: dict[str, tuple[Adapter, str]] = {}
+        self._weights: dict[Adapter, AdapterWeights] = {}
+        self._slot_of: dict[Adapter, int] = {}
+        """The one longest not asked for first."""
+        self._num_slots = config.num_lora_slots
+        for module, weights in given:
+            self._add(module.name, module.path, weights)
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether adapters are loaded and unloaded while the engine serves."""
+        return self._takes_more
+
+    @property
+    def loaded(self) -> tuple[LoadedAdapter, ...]:
+        """Those that requests may ask for, in the order they came."""
+        return tuple(LoadedAdapter(name=name, path=path) for name, (_, path) in self._names.items())
+
+    def find(self, name: str) -> Adapter:
+        """The adapter of this name. Raises BadInput where none is loaded."""
+        found = self._names.get(name)
+        if found is None:
+            known = ", ".join(self._names) or "none"
+            raise BadInput(f"LoRA adapter {name!r:.140} is not loaded: {known:.300} here")
+        return found[0]
+
+    def load(self, name: str, path: str) -> None:
+        """Read an adapter and take requests for it. Raises BadInput, and nothing is changed."""
+        self._check_takes_more()
+        self._check_name(name)
+        self._add(name, path, read_adapter(name, path, self._max_rank, self._dtype))
+
+    def unload(self, name: str) -> None:
+        """Take no more requests for it. Raises BadInput where it is not loaded."""
+        self._check_takes_more()
+        self.find(name)
+        del self._names[name]
+
+    def forget_unused(self, in_use: Iterable[Adapter | None]) -> None:
+        """Give up the weights of those that are unloaded, and that no request has any more."""
+        kept = {adapter for adapter, _ in self._names.values()} | set(in_use)
+        for adapter in [adapter for adapter in self._weights if adapter not in kept]:
+            del self._weights[adapter]
+            self._slot_of.pop(adapter, None)
+
+    def rows_of(self, scheduled: Sequence[Scheduled]) -> StepRows | None:
+        """What the rows of a step ask for, which has its slots from here on; None: no row has an adapter."""
+        adapters = [item.request.adapter for item in scheduled]
+        wanted = dict.fromkeys(adapter for adapter in adapters if adapter is not None)
+        if not wanted:
+            return None
+        self._make_resident(wanted)
+        each = [NO_SLOT if adapter is None else self._slot_of[adapter] for adapter in adapters]
+        return StepRows(np.repeat(np.array(each, np.int64), [item.num_tokens for item in scheduled]))
+
+    def _make_resident(self, wanted: dict[Adapter, None]) -> None:
+        assert len(wanted) <= self._num_slots, f"{len(wanted)} adapters in a step, {self._num_slots} slots"
+        for adapter in wanted:
+            slot = self._slot_of.pop(adapter, None)
+            if slot is None:
+                slot = self._free_slot(wanted)
+                self._fill(slot, self._weights[adapter])
+            self._slot_of[adapter] = slot  # the last one asked for
+
+    def _free_slot(self, wanted: dict[Adapter, None]) -> int:
+        taken = set(self._slot_of.values())
+        free = next((slot for slot in range(self._num_slots) if slot not in taken), None)
+        if free is not None:
+            return free
+        return self._slot_of.pop(next(adapter for adapter in self._slot_of if adapter not in wanted))
+
+    def _fill(self, slot: int, weights: AdapterWeights) -> None:
+        for stack, names in self.slots.stacks.items():
+            if not (self.slots.is_filled(stack, slot) or any(name in weights.deltas for name in names)):
+                continue
+            share = partial(self._share, names, weights)
+            self.slots.fill(stack, slot, share(self._rank))
+            if self._others is not None:
+                self._others.fill(stack, slot, share)
+
+    def _share(self, names: Sequence[str], weights: AdapterWeights, rank: Rank) -> list[Delta | None]:
+        """A rank's, of the layers `names`: of B the rows, or of A the columns, that it has of W."""
+        deltas: list[Delta | None] = []
+        for name in names:
+            delta, cut = weights.deltas.get(name), self._cuts.get(name)
+            if delta is not None and cut is not None:
+                part = cut.part(rank)
+                delta = Delta(delta.a, delta.b[part]) if cut.dim == 0 else Delta(delta.a[:, part], delta.b)
+            deltas.append(delta)
+        return deltas
+
+    def _add(self, name: str, path: str, weights: AdapterWeights) -> None:
+        try:
+            for layer, (a, b) in weights.deltas.items():
+                self._check_layer(layer, (len(b), a.shape[1]))
+        except BadInput as error:
+            raise BadInput(f"LoRA adapter {name!r:.140} ({path!r:.200}): {error}") from error
+        adapter = Adapter(name, weights.key)
+        self._names[name] = (adapter, path)
+        self._weights[adapter] = weights
+
+    def _check_layer(self, layer: str, shape: tuple[int, int]) -> None:
+        found = self.slots.shape(layer)
+        if found is None:
+            raise BadInput(
+                f"{layer!r:.160} is no linear layer of this model that adapters are for: {self.slots.kinds:.300}"
+            )
+        whole = list(found)
+        if (cut := self._cuts.get(layer)) is not None:
+            whole[cut.dim] = cut.size
+        if tuple(whole) != shape:
+            raise BadInput(
+                f"{layer!r:.160} is for {shape[1]} inputs and {shape[0]} outputs,"
+                f" this model's has {whole[1]} and {whole[0]}"
+            )
+
+    def _check_takes_more(self) -> None:
+        if not self._takes_more:
+            raise BadInput(NO_UPDATING)
+
+    def _check_name(self, name: str) -> None:
+        if name in self._names:
+            raise BadInput(f"LoRA adapter {name!r:.140} is loaded already: unload it first")
+        if name == self._model_name:
+            raise BadInput(f"LoRA adapter {name!r:.140} is not accepted: the model is called so")
+
+
+def layers_of(given: Sequence[tuple[LoraModule, AdapterWeights]]) -> frozenset[str]:
+    """All that they are for."""
+    return frozenset(name for _, weights in given for name in weights.deltas)
+
+
+def read_given(config: EngineConfig) -> list[tuple[LoraModule, AdapterWeights]]:
+    """The adapters of `config`, in the type that its model will have. Raises BadInput as `read_adapter` does, and for a
+    name that two have."""
+    if not config.lora_modules:
+        return []
+    dtype = choose_dtype(config.dtype, choose_device(config.device))
+    twice = [name for name, count in Counter(module.name for module in config.lora_modules).items() if count > 1]
+    if twice:
+        raise BadInput(f"lora_modules: name {twice[0]!r:.140} is given twice")
+    return [
+        (module, read_adapter(module.name, module.path, config.max_lora_rank, dtype)) for module in config.lora_modules
+    ]

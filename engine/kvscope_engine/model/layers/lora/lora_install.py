@@ -1,0 +1,139 @@
+"""Puts the stacks of LoRA adapters beside a model's linear layers, once all else about the model is proven.
+
+Owns where a layer of the model as it came is now: as it was, or as a part of a fused product. Whether each of these
+layers is run as one is seen by a run of a few tokens; one that is not (its weights are read by somebody else) cannot
+have a delta.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import nn
+
+from kvscope_engine.model.layers.attention.no_attention import NoAttention
+from kvscope_engine.model.layers.attention.paged_attention import AttentionContext
+from kvscope_engine.model.layers.forward import Forward
+from kvscope_engine.model.layers.fused.fused_attention import FusedAttention, PositionEmbeddings
+from kvscope_engine.model.layers.fused.fused_layer import FusedLayer, WholeLayer
+from kvscope_engine.model.layers.fused.fused_mlp import FusedMLP
+from kvscope_engine.model.layers.fused.grouped_linear import GroupedLinear
+from kvscope_engine.model.layers.fused.int8_linear import Int8Linear
+from kvscope_engine.model.layers.fused.packed_linear import PackedLinear
+from kvscope_engine.model.layers.lora.lora_linear import InStep, LoraLinear, LoraStack, Part, StepSlots
+from kvscope_engine.model.layers.recurrent.recurrent_layers import recurrent_layers
+
+NUM_TOKENS: Final = 5
+_LINEARS: Final = (nn.Linear, PackedLinear, GroupedLinear, Int8Linear)
+_FUSED: Final = "kvscope_fused"
+
+
+class Place(NamedTuple):
+    """Where the delta of a linear layer goes."""
+
+    stack: LoraStack
+    part: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(outputs, inputs)."""
+        return self.stack.parts[self.part].size, int(self.stack.a.shape[-1])
+
+
+class _Site(NamedTuple):
+    """A linear layer as the model runs it."""
+
+    parent: nn.Module
+    attribute: str
+    parts: tuple[Part, ...]
+
+
+class _UnlessAdapted:
+    """A layer in one call, which knows no adapters: for the steps without."""
+
+    def __init__(self, whole: WholeLayer, in_step: InStep) -> None:
+        self._whole, self._in_step = whole, in_step
+
+    def run(
+        self,
+        x: torch.Tensor,
+        normed: torch.Tensor | None,
+        position_embeddings: PositionEmbeddings,
+        paged: AttentionContext,
+    ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        """As `WholeLayer.run`."""
+        return None if self._in_step.slots is not None else self._whole.run(x, normed, position_embeddings, paged)
+
+
+def layer_names(module: nn.Module) -> frozenset[str]:
+    """The linear layers that may have deltas, by their names in the model as it came."""
+    return frozenset(part.name for site in _sites(module) for part in site.parts)
+
+
+def install(
+    module: nn.Module, is_wanted: Callable[[str], bool], num_slots: int, max_rank: int, like: torch.Tensor
+) -> tuple[InStep, dict[str, Place]]:
+    """Give the layers whose names are wanted `num_slots` slots of numbers such as `like`, in place.
+
+    Returns what they are told of a step, and where each layer's delta goes.
+    """
+    in_step = InStep(recurrent_layers(module).call_rows)
+    made: list[tuple[_Site, LoraLinear]] = []
+    for site in list(_sites(module)):
+        parts = [part for part in site.parts if is_wanted(part.name)]
+        if parts:
+            linear: Any = getattr(site.parent, site.attribute)
+            stack = LoraStack(parts, linear.weight.shape[1], num_slots, max_rank, like)
+            lora = LoraLinear(linear, stack, in_step)
+            setattr(site.parent, site.attribute, lora)
+            made.append((site, lora))
+    for layer in [getattr(part, _FUSED, None) for part in module.modules()]:
+        if isinstance(layer, FusedLayer) and layer.whole is not None:
+            layer.whole = _UnlessAdapted(layer.whole, in_step)
+    _run(module, in_step, like.device)
+    places: dict[str, Place] = {}
+    for site, lora in made:
+        if not lora.was_called:
+            setattr(site.parent, site.attribute, lora.linear)
+            continue
+        places |= {part.name: Place(lora.lora_stack, number) for number, part in enumerate(lora.lora_stack.parts)}
+    return in_step, places
+
+
+def _sites(module: Any) -> Iterator[_Site]:
+    head = module.get_output_embeddings()
+    for name, part in module.named_modules():
+        if _FUSED in name.split("."):
+            continue
+        fused = getattr(part, _FUSED, None)
+        if isinstance(fused, FusedAttention):
+            counts = fused.num_query_heads, fused.num_kv_heads, fused.num_kv_heads
+            sizes = [count * fused.head_dim for count in counts]
+            yield _site(fused, "qkv", name, ("q_proj", "k_proj", "v_proj"), sizes)
+            yield _site(fused, "o", name, ("o_proj",), [int(fused.o.weight.shape[0])])
+        elif isinstance(fused, FusedMLP):
+            yield _site(fused, "gate_up", name, ("gate_proj", "up_proj"), [fused.size, fused.size])
+            yield _site(fused, "down", name, ("down_proj",), [int(fused.down.weight.shape[0])])
+        for child_name, child in list(part.named_children()):
+            if type(child) in _LINEARS and child is not head and child_name != _FUSED:
+                yield _site(part, child_name, name, (child_name,), [int(child.weight.shape[0])])
+
+
+def _site(parent: nn.Module, attribute: str, prefix: str, names: Sequence[str], sizes: Sequence[int]) -> _Site:
+    parts, start = [], 0
+    for name, size in zip(names, sizes, strict=True):
+        parts.append(Part(f"{prefix}.{name}", start, size))
+        start += size
+    return _Site(parent, attribute, tuple(parts))
+
+
+@torch.inference_mode()
+def _run(module: nn.Module, in_step: InStep, device: torch.device) -> None:
+    positions = torch.arange(NUM_TOKENS, device=device)
+    in_step.slots = StepSlots(0, 1, None)
+    try:
+        Forward(module).fill(positions + 1, positions, NoAttention())
+    finally:
+        in_step.slots = None

@@ -1,0 +1,105 @@
+"""Where the LoRA adapters of a model are on its device: a slot each, in stacks beside the linear layers.
+
+Knows no names of adapters: which of them has which slot is for `adapters`, on rank 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kvscope_engine.model.layers.lora.lora_install import install, layer_names
+from kvscope_engine.model.layers.lora.lora_linear import StepSlots
+from kvscope_engine.model.layers.lora.peft_folder import Delta
+from kvscope_telemetry.engine_config import EngineConfig
+
+if TYPE_CHECKING:
+    from kvscope_engine.model.loaded_model import LoadedModel
+
+
+class StepRows:
+    """Which adapters the rows of a step ask for, by slot; some of them ask for one."""
+
+    def __init__(self, slots: NDArray[np.int64]) -> None:
+        self.slots = slots
+        """(T,), -1: none."""
+        used = slots[slots >= 0]
+        self.first, self.stop = int(used.min()), int(used.max()) + 1
+        self.is_of_one = self.stop - self.first == 1 and len(used) == len(slots)
+        """Whether all rows ask for the same."""
+
+
+class LoraSlots:
+    """Of one model, in which places for them are made: for the `layers` named, or for all that may have any (None)."""
+
+    def __init__(self, loaded: LoadedModel, num_slots: int, max_rank: int, layers: Collection[str] | None) -> None:
+        self._num_slots = num_slots
+        self.kinds = ", ".join(sorted({name.rpartition(".")[2] for name in layer_names(loaded.module)}))
+        """Of the linear layers that may have deltas, for people."""
+        like = torch.empty(0, dtype=loaded.dtype, device=loaded.device)
+        self._in_step, self._places = install(
+            loaded.module, lambda name: layers is None or name in layers, num_slots, max_rank, like
+        )
+        self._stacks = {place.stack.parts[0].name: place.stack for place in self._places.values()}
+        self.stacks = {name: tuple(part.name for part in stack.parts) for name, stack in self._stacks.items()}
+        """The layers of each stack by its name, which is the same on all ranks."""
+
+    def shape(self, layer: str) -> tuple[int, int] | None:
+        """Outputs and inputs of a layer on this rank; None: it has no place."""
+        place = self._places.get(layer)
+        return None if place is None else place.shape
+
+    def is_filled(self, stack: str, slot: int) -> bool:
+        """Whether there is anything but 0."""
+        return self._stacks[stack].filled[slot]
+
+    def fill(self, stack: str, slot: int, deltas: Sequence[Delta | None]) -> None:
+        """Put an adapter's deltas, one for each layer of the stack, in the place of whatever the slot held."""
+        self._stacks[stack].fill(slot, deltas)
+
+    @contextmanager
+    def applied(self, rows: StepRows, slots: torch.Tensor) -> Iterator[None]:
+        """Inside, the model computes a step of these rows; `slots` are theirs, on the device."""
+        others = None
+        if not rows.is_of_one:
+            others = slots[:, None] != torch.arange(rows.first, rows.stop, device=slots.device)
+        self._in_step.slots = StepSlots(rows.first, rows.stop, others)
+        try:
+            yield
+        finally:
+            self._in_step.slots = None
+
+    @contextmanager
+    def in_full(self) -> Iterator[None]:
+        """Inside, before anything has a slot, each row takes all of them: as much memory as any step."""
+        stacks = list(self._stacks.values())
+        for stack in stacks:
+            stack.filled = [True] * self._num_slots
+        self._in_step.slots = StepSlots(0, self._num_slots, None)
+        try:
+            yield
+        finally:
+            self._in_step.slots = None
+            for stack in stacks:
+                stack.filled = [False] * self._num_slots
+
+
+def lora_slots(config: EngineConfig, loaded: LoadedModel, layers: Collection[str]) -> LoraSlots | None:
+    """Those that `config` asks for, where its adapters are for `layers`; None: it asks for none.
+
+    Without `allow_runtime_lora_updating` there are only places for these layers.
+    """
+    if not config.has_lora:
+        return None
+    wanted = None if config.allow_runtime_lora_updating else frozenset(layers)
+    return LoraSlots(loaded, config.num_lora_slots, config.max_lora_rank, wanted)
+
+
+def in_full(slots: LoraSlots | None) -> AbstractContextManager[None]:
+    """While a step is run to see what it takes."""
+    return nullcontext() if slots is None else slots.in_full()

@@ -1,0 +1,671 @@
+"""Models whose attention ours cannot replace: run by transformers' own code, one sequence after the other, or decodes
+of several together where the model is found to be right with that.
+
+What such a model attends by (distances in its scores, an indexer that chooses tokens, two attentions a layer, masks of
+its own) stays transformers' matter. It is called for one sequence of the flattened batch at a time, or for decodes that
+are padded on the left as `generate` pads prompts, with a `Cache` of transformers whose layers keep nothing themselves:
+what a layer is given is written to the sequences' KV blocks, and what it gives back is read from there. A token's
+numbers of one layer (key, value, and an indexer's key) lie side by side in one row of the layer's tensor, bit by bit as
+the model made them. States of recurrent layers come from `StateStorage`.
+
+Owns the cache and the calling. Whether a model gives the same this way as without a cache is proven when it is loaded
+(`own_check`); who runs, and where its blocks are, it must not know.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import torch
+from torch import nn
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DummyLayer,
+    DynamicCache,
+    DynamicIndexedLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionCacheLayerMixin,
+    LinearAttentionLayer,
+)
+
+from kvscope_engine.model.hf_config import largest, latent_ranks, num_query_heads
+from kvscope_engine.model.kv_cache.kv_storage import KVStorage, LayerShape, TokenPart
+from kvscope_engine.model.kv_cache.state_storage import LayerState, StatePart
+from kvscope_engine.model.layers.recurrent.recurrent_layers import StateBatch, recurrent_layers
+from kvscope_telemetry.errors import BadInput
+
+KEY: Final = "key"
+VALUE: Final = "value"
+INDEX: Final = "index"
+"""What an indexer keeps of a token."""
+_EXPANDED: Final = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_ORDER: Final = (KEY, VALUE, INDEX)
+MAX_SCORES: Final = 1 << 27
+"""Of all query heads in one call: so that a long prompt behind a long context is cut into pieces that fit (512 MiB in
+float32)."""
+LEAST_TOKENS: Final = 32
+"""Of such a piece: fewer save little, where keys and values of the context are expanded for each call."""
+_ATTRIBUTE: Final = "kvscope_own_forward"
+_KNOWN: Final = (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    DynamicIndexedLayer,
+    LinearAttentionLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    DummyLayer,
+)
+
+
+class Tokens(Protocol):
+    """What the layers of a cache keep of the sequences of a call, one or several: in blocks, or a stand-in for them."""
+
+    past: int
+    """Tokens kept before those of the call that runs; of several sequences those of the longest."""
+
+    def write(self, layer: int, name: str, values: torch.Tensor) -> None:
+        """Keep `values`, (sequences, T, ...), of the call's tokens, under the number of transformers' layer."""
+
+    def read(self, layer: int, name: str, first: int) -> torch.Tensor:
+        """The same of all tokens from `first` on, those of the call among them: (sequences, n, ...)."""
+
+    def positions(self, device: torch.device) -> torch.Tensor:
+        """(sequences, past): where the kept tokens stand."""
+        return torch.arange(self.past, device=device)[None]
+
+
+class _LayerInBlocks:
+    """What is put before one of transformers' cache layers: it keeps nothing, and has its lengths from elsewhere."""
+
+    _layer_type = None
+    is_sliding: bool
+    sliding_window: int
+    number: int
+    tokens: Tokens
+    num_seen: int
+    opened: list[_LayerInBlocks]
+    """Shared by all layers of a cache: the one that holds what it read."""
+
+    def begin(self, number: int, tokens: Tokens, device: torch.device) -> None:
+        """A call begins."""
+        self.number, self.tokens, self.num_seen = number, tokens, tokens.past
+        self.let_go()
+        self.is_initialized = tokens.past > 0
+        self.cumulative_length = tokens.past
+
+    def let_go(self) -> None:
+        """What was read is read no more."""
+        self.keys: torch.Tensor | None = None
+        self.values: torch.Tensor | None = None
+
+    def open(self) -> None:
+        """It is this layer's turn."""
+        if self.opened and self.opened[-1] is not self:
+            self.opened.pop().let_go()
+        if not self.opened:
+            self.opened.append(self)
+
+    def get_seq_length(self) -> int:
+        return self.num_seen
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """(sequences, heads, T, dim) each; all that the layer may read."""
+        self.open()
+        past, tokens = self.tokens.past, self.tokens
+        first = max(0, past - self.sliding_window + 1) if self.is_sliding else 0
+        found = []
+        for name, given in ((KEY, keys), (VALUE, values)):
+            tokens.write(self.number, name, given.transpose(1, 2))
+            found.append(tokens.read(self.number, name, first).transpose(1, 2))
+        self.num_seen = self.cumulative_length = past + keys.shape[-2]
+        self.is_initialized = True
+        self.keys, self.values = found
+        return self.keys, self.values
+
+
+class _IndexedLayerInBlocks(_LayerInBlocks):
+    """The same of a layer with an indexer."""
+
+    position_dims = 0
+    """Dimensions of the positions that the model keeps for it; 0: it keeps none."""
+
+    def begin(self, number: int, tokens: Tokens, device: torch.device) -> None:
+        super().begin(number, tokens, device)
+        self.is_indexer_initialized = tokens.past > 0
+        self.indexer_position_ids: torch.Tensor | None = None
+        if self.position_dims and tokens.past:
+            self.indexer_position_ids = tokens.positions(device).expand(self.position_dims, -1, -1)
+
+    def let_go(self) -> None:
+        super().let_go()
+        self.indexer_keys: torch.Tensor | None = None
+
+    def update_indexer(self, states: torch.Tensor) -> torch.Tensor:
+        """(sequences, T, dim); of all tokens."""
+        self.open()
+        self.tokens.write(self.number, INDEX, states)
+        self.indexer_keys = self.tokens.read(self.number, INDEX, 0)
+        return self.indexer_keys
+
+
+@dataclass(slots=True)
+class _Seen(Tokens):
+    """Keeps nothing but what the layers are like."""
+
+    parts: dict[int, list[TokenPart]] = field(default_factory=dict)
+    past: int = 0
+    values: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)
+    places: dict[int, str] = field(default_factory=dict)
+    """The module that gave a layer its first values."""
+    running: list[tuple[str, nn.Module]] = field(default_factory=list)
+    called: set[nn.Module] = field(default_factory=set)
+
+    def write(self, layer: int, name: str, values: torch.Tensor) -> None:
+        if (layer, name) in self.values:
+            raise BadInput(f"its layer {layer} keeps the {name} of a token twice")
+        self.values[layer, name] = values
+        part = TokenPart(name, tuple(values.shape[2:]), values.dtype)
+        self.parts.setdefault(layer, []).append(part)
+        self.places.setdefault(layer, self.running[-1][0] if self.running else "")
+
+    def read(self, layer: int, name: str, first: int) -> torch.Tensor:
+        return self.values[layer, name]
+
+
+@dataclass(slots=True)
+class _Zeros(Tokens):
+    """As if `past` tokens were kept: to see what a call takes."""
+
+    past: int
+    given: torch.Tensor | None = None
+
+    def write(self, layer: int, name: str, values: torch.Tensor) -> None:
+        self.given = values
+
+    def read(self, layer: int, name: str, first: int) -> torch.Tensor:
+        assert self.given is not None, "it is read what was written"
+        given, self.given = self.given, None
+        return torch.cat([given.new_zeros(len(given), self.past - first, *given.shape[2:]), given], 1)
+
+
+@dataclass(slots=True)
+class TokensInBlocks(Tokens):
+    """Sequences in the block pool, which end at one place."""
+
+    storage: KVStorage
+    numbers: dict[int, int]
+    """Of the storage's layers, by transformers' number."""
+    places: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    """(sequences, tokens) int64 in each KV group: the block and the slot in it where each token lies."""
+    indices: torch.Tensor
+    """(sequences, tokens): where each stands in its text."""
+    past: int = 0
+    end: int = 0
+    """Tokens with those of the call."""
+
+    def write(self, layer: int, name: str, values: torch.Tensor) -> None:
+        part, rows, blocks, slots = self._part(layer, name)
+        if (tuple(values.shape[2:]), values.dtype) != (part.shape, part.dtype):
+            raise RuntimeError(f"the {name} of layer {layer} is {tuple(values.shape[2:])}, at load it was {part.shape}")
+        now = slice(self.past, self.end)
+        rows[blocks[:, now], slots[:, now]] = values.flatten(2).contiguous().view(rows.dtype)
+
+    def read(self, layer: int, name: str, first: int) -> torch.Tensor:
+        part, rows, blocks, slots = self._part(layer, name)
+        found = rows[blocks[:, first : self.end], slots[:, first : self.end]]
+        return found.view(part.dtype).view(*found.shape[:2], *part.shape)
+
+    def positions(self, device: torch.device) -> torch.Tensor:
+        return self.indices[:, : self.past]
+
+    def _part(self, layer: int, name: str) -> tuple[TokenPart, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The part, its columns of all rows, and where the sequences' rows are."""
+        number = self.numbers[layer]
+        start = 0
+        for part in self.storage.layers[number].parts:
+            end = start + part.numbers(self.storage.dtype)
+            if part.name == name:
+                rows = self.storage.rows_of_tokens(number)[..., start:end]
+                return part, rows, *self.places[self.storage.layer(number).group]
+            start = end
+        raise RuntimeError(f"layer {layer} keeps a {name} of a token, which it did not at load")
+
+
+@dataclass(frozen=True, slots=True)
+class OwnBatch:
+    """A step's sequences, as the host knows them."""
+
+    query_start: Sequence[int]
+    """(sequences + 1,): where each one's tokens start in the batch."""
+    seq_lens: Sequence[int]
+    """(sequences,), the step's tokens included."""
+    rows: Sequence[int]
+    """Of the batch, whose logits are wanted; ascending."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnLayer:
+    """What one layer of transformers' cache keeps of a token."""
+
+    number: int
+    """As transformers counts: what the model's code calls it."""
+    parts: tuple[TokenPart, ...]
+    window: int
+    """Tokens that are read back, 0 for all."""
+    module: str
+    """The attention's name in the model."""
+
+    latent_dim: int = 0
+    """Numbers of a latent, where the keys are latents (MLA)."""
+
+    def shape(self, dtype: torch.dtype) -> LayerShape:
+        """In a storage of `dtype`."""
+        numbers = sum(part.numbers(dtype) for part in self.parts)
+        return LayerShape(1, numbers, latent_dim=self.latent_dim, parts=self.parts)
+
+
+class OwnForward:
+    """A model and how it is called. Made once for a model, which it changes: its attention is transformers' eager one.
+
+    Raises BadInput, or whatever the model raises, where it keeps something that is not known here.
+    """
+
+    def __init__(self, module: nn.Module, why: str) -> None:
+        self.why = why
+        """What stands against our attention."""
+        self.watch: list[Any] = []
+        """Called with the rows of the batch that run next."""
+        model: Any = module
+        self._module = model
+        self._set_eager()
+        self._keeps_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
+        self._takes_positions = _takes(module, "position_ids")
+        self.takes_batches = False
+        """Whether decodes of several sequences can be run together; found out when the model is proven."""
+        text = model.config.get_text_config(decoder=True)
+        self._num_heads = num_query_heads(text)
+        self._position_dims: dict[int, int] = {}
+        self._cache: Any = None
+        self.called: frozenset[nn.Module] = frozenset()
+        """Modules that run through their own `forward`."""
+        self.layers, self.states, self._state_layers = self.seen()
+        self._numbers = {layer.number: number for number, layer in enumerate(self.layers)}
+        expanded = sum(largest(text, name) for name in _EXPANDED)
+        widest = max((sum(map(math.prod, (part.shape for part in layer.parts))) for layer in self.layers), default=1)
+        self._numbers_a_token = max(widest, self._num_heads * (1 + expanded))
+        """That a call reads, or makes of a latent, in its widest layer."""
+
+    def run(self, ids: torch.Tensor, context: Any, rows: torch.Tensor | None) -> torch.Tensor:
+        """(R, vocabulary) of the given rows of the batch; None gives all T.
+
+        Of a `PagedContext` that has a batch, which says the rows to the host; others are of no sequences: then it is
+        run as in a step of one, without blocks.
+        """
+        batch: OwnBatch | None = getattr(context, "own", None)
+        if batch is None:
+            longest = getattr(context, "longest", 0) or len(ids)
+            return self._largest(ids, len(ids) if rows is None else len(rows), longest)
+        wanted = () if rows is not None and not len(rows) else batch.rows
+        found: dict[int, torch.Tensor] = {}
+        together = self._together(batch) if self.takes_batches else []
+        try:
+            for numbers in together:
+                self._decode(ids, context, numbers, wanted, found)
+            alone = set(range(len(batch.seq_lens))).difference(*together)
+            for number in sorted(alone):
+                self._run_alone(ids, context, number, wanted, found)
+        finally:
+            self._let_go()
+        return torch.cat([found[row] for row in sorted(found)]) if found else ids.new_zeros(0)
+
+    def _run_alone(
+        self, ids: torch.Tensor, context: Any, number: int, wanted: Sequence[int], found: dict[int, torch.Tensor]
+    ) -> None:
+        """A sequence of the step; logits of its rows go to `found`, by the first of them."""
+        batch: OwnBatch = context.own
+        start, end = batch.query_start[number : number + 2]
+        past = batch.seq_lens[number] - (end - start)
+        tokens = self.tokens(context, [number], past + end - start)
+        states = StatesOfCall(context.states, [number]) if self.states else None
+        goes_on = past > 0
+        for first, last in self._pieces(start, end, past, () if states is None else states.cuts):
+            tokens.past, tokens.end = past + first - start, past + last - start
+            kept = [row - first for row in wanted if first <= row < last]
+            self._tell([list(range(first, last))])
+            cache = self._begin(tokens, ids.device)
+            if states is not None and goes_on:
+                states.put_in(cache, self._state_layers, self.states)
+            logits = self._call(ids[None, first:last], cache, kept)
+            if logits is not None:
+                found[first + kept[0]] = logits[0]
+            if states is not None:
+                states.take_from(cache, self._state_layers, self.states, last)
+            goes_on = True
+
+    def _decode(
+        self,
+        ids: torch.Tensor,
+        context: Any,
+        numbers: Sequence[int],
+        wanted: Sequence[int],
+        found: dict[int, torch.Tensor],
+    ) -> None:
+        """One token each of several sequences of the step, the shorter ones padded on the left."""
+        batch: OwnBatch = context.own
+        lengths = [batch.seq_lens[number] for number in numbers]
+        longest = max(lengths)
+        tokens = self.tokens(context, numbers, longest)
+        tokens.past, tokens.end = longest - 1, longest
+        rows = [batch.query_start[number] for number in numbers]
+        self._tell([[row] for row in rows])
+        states = StatesOfCall(context.states, numbers) if self.states else None
+        cache = self._begin(tokens, ids.device)
+        if states is not None:
+            states.put_in(cache, self._state_layers, self.states)
+        padding: dict[str, torch.Tensor] = {}
+        if min(lengths) < longest:
+            pads = longest - torch.tensor(lengths, device=ids.device)[:, None]
+            padding["attention_mask"] = (torch.arange(longest, device=ids.device) >= pads).long()
+            if self._takes_positions:
+                padding["position_ids"] = longest - 1 - pads
+        given = ids[torch.tensor(rows, device=ids.device)][:, None]
+        logits = self._call(given, cache, [0] if wanted else (), padding)
+        if logits is not None:
+            found |= {row: logits[place] for place, row in enumerate(rows) if row in set(wanted)}
+        if states is not None:
+            states.take_from(cache, self._state_layers, self.states, rows[0] + 1)
+
+    def _together(self, batch: OwnBatch) -> list[list[int]]:
+        """Decodes that run in one call, of about one length."""
+        starts, lengths = batch.query_start, batch.seq_lens
+        singles = [n for n in range(len(lengths)) if starts[n + 1] - starts[n] == 1 and lengths[n] > 1]
+        groups: list[list[int]] = []
+        for number in sorted(singles, key=lambda n: -lengths[n]):
+            if not groups or len(groups[-1]) >= self.most_together(lengths[groups[-1][0]]):
+                groups.append([])
+            groups[-1].append(number)
+        return [group for group in groups if len(group) > 1]
+
+    def most_together(self, length: int) -> int:
+        """Sequences of up to `length` tokens in one call."""
+        return max(1, MAX_SCORES // (self._numbers_a_token * length))
+
+    def tokens(self, context: Any, numbers: Sequence[int], longest: int) -> TokensInBlocks:
+        """Where the tokens of sequences of the step lie, the shorter ones padded with their own last token."""
+        count, size, device = context.num_single_token, context.storage.block_size, context.storage.device
+        lengths = torch.tensor([context.own.seq_lens[number] for number in numbers], device=device)[:, None]
+        indices = torch.arange(longest, device=device)[None] - (longest - lengths)
+        kept = torch.where(indices < 0, lengths - 1, indices)
+        blocks, slots, places = kept // size, kept % size, []
+        for group in range(context.storage.num_groups):
+            tables = [
+                context.decode.block_tables[group][number]
+                if number < count
+                else context.prefill.block_tables[group][number - count]
+                for number in numbers
+            ]
+            places.append((torch.stack(tables).long().gather(1, blocks), slots))
+        return TokensInBlocks(context.storage, self._numbers, places, indices.clamp_min(0))
+
+    def _tell(self, rows: list[list[int]]) -> None:
+        for tell in self.watch:
+            tell(rows)
+
+    def _let_go(self) -> None:
+        """Of what was read for the last call."""
+        for layer in self._cache.layers if self._cache is not None else ():
+            if isinstance(layer, _LayerInBlocks):
+                layer.let_go()
+            if isinstance(layer, LinearAttentionCacheLayerMixin):
+                _forget(layer)
+
+    def _largest(self, ids: torch.Tensor, num_rows: int, longest: int) -> torch.Tensor:
+        """As many tokens as one call has at the end of a text of `longest`, then as it has of `ids` alone: what a step
+        takes at most, but for its blocks."""
+        most = self.piece(longest)
+        logits = []
+        for count, past in {(min(len(ids), most), max(0, longest - most)), (min(len(ids), self.piece(len(ids))), 0)}:
+            kept = range(max(0, count - num_rows), count)
+            found = self._call(ids[None, :count], self._begin(_Zeros(past), ids.device), kept)
+            logits += [found[0]] if found is not None else []
+        if self.takes_batches and (together := min(len(ids), self.most_together(longest))) > 1:
+            self._call(ids[:together, None], self._begin(_Zeros(longest - 1), ids.device), ())
+        self._cache = None
+        return torch.cat([logits[0]] * -(-num_rows // len(logits[0])))[:num_rows] if logits else ids.new_zeros(0)
+
+    @property
+    def how(self) -> str:
+        """What is run together, in words."""
+        return "prompts one after the other, decodes together" if self.takes_batches else "one request after the other"
+
+    @property
+    def has_indexer(self) -> bool:
+        """Whether layers choose among the tokens before."""
+        return any(part.name == INDEX for layer in self.layers for part in layer.parts)
+
+    def piece(self, length: int) -> int:
+        """Tokens that run in one call with up to `length` in all."""
+        return max(LEAST_TOKENS, MAX_SCORES // (self._num_heads * max(1, length)))
+
+    @contextmanager
+    def new_cache(self) -> Iterator[None]:
+        """The config was changed inside, and so was what a cache is like."""
+        self._cache = None
+        yield
+        self._cache = None
+
+    def _pieces(self, start: int, end: int, past: int, cuts: Sequence[int]) -> list[tuple[int, int]]:
+        most, pieces = self.piece(past + end - start), list[tuple[int, int]]()
+        ends = sorted({end, *(row for row in cuts if start < row < end)})
+        for last in ends:
+            first = pieces[-1][1] if pieces else start
+            pieces += [(row, min(row + most, last)) for row in range(first, last, most)]
+        return pieces
+
+    def _call(
+        self, ids: torch.Tensor, cache: Any, rows: Sequence[int], padding: dict[str, torch.Tensor] | None = None
+    ) -> torch.Tensor | None:
+        """(sequences, rows, vocabulary) of (sequences, T) ids; None: no rows are wanted."""
+        given = {"input_ids": ids, "past_key_values": cache, "use_cache": True, **(padding or {})}
+        if not rows:
+            self._module.base_model(**given)
+            return None
+        count = ids.shape[1]
+        is_all = len(rows) == count
+        if self._keeps_rows and not is_all:
+            kept = len(rows) if rows[0] == count - len(rows) else torch.tensor(rows, device=ids.device)
+            return self._module(**given, logits_to_keep=kept).logits  # type: ignore[no-any-return]
+        logits: torch.Tensor = self._module(**given).logits
+        return logits if is_all else logits[:, torch.tensor(rows, device=ids.device)]
+
+    def _begin(self, tokens: Tokens, device: torch.device) -> Any:
+        """The cache of a sequence's call."""
+        if self._cache is None:
+            self._cache = DynamicCache(config=self._module.config)
+            self._cache.layers = [
+                _keeping_nothing(number, layer, self._position_dims.get(number, 0))
+                for number, layer in enumerate(self._cache.layers)
+            ]
+            opened: list[Any] = []
+            for layer in self._cache.layers:
+                layer.opened = opened
+        for number, layer in enumerate(self._cache.layers):
+            if isinstance(layer, _LayerInBlocks):
+                layer.begin(number, tokens, device)
+            if isinstance(layer, LinearAttentionCacheLayerMixin):
+                _forget(layer)
+        return self._cache
+
+    @torch.inference_mode()
+    def seen(self) -> tuple[tuple[OwnLayer, ...], list[LayerState], list[int]]:
+        """Run a few tokens, and look at what is kept of them."""
+        seen = _Seen()
+        device = next(self._module.parameters()).device
+        ids = torch.arange(1, NUM_TOKENS + 1, device=device)
+        cache = self._begin(seen, device)
+        with _running(self._module, seen):
+            self._call(ids[None], cache, range(NUM_TOKENS))
+        states, state_layers = [], []
+        for number, layer in enumerate(cache.layers):
+            positions = getattr(layer, "indexer_position_ids", None)
+            self._position_dims[number] = 0 if positions is None else len(positions)
+            if isinstance(layer, LinearAttentionCacheLayerMixin) and (state := tuple(_state(layer))):
+                states.append(state)
+                state_layers.append(number)
+        self._cache, self.called = None, frozenset(seen.called)
+        if not seen.parts and not states:
+            raise BadInput("it keeps nothing of a token in transformers' cache")
+        latents = {(1, rank) for rank in latent_ranks(self._module.config.get_text_config(decoder=True))}
+        layers = tuple(
+            OwnLayer(
+                number,
+                parts := tuple(sorted(seen.parts[number], key=lambda part: _ORDER.index(part.name))),
+                _window(cache.layers[number]),
+                seen.places[number],
+                parts[0].shape[-1] if parts[0].shape in latents else 0,
+            )
+            for number in sorted(seen.parts)
+        )
+        return layers, states, state_layers
+
+    def _set_eager(self) -> None:
+        if self._module.config._attn_implementation != "eager":
+            self._module.set_attn_implementation("eager")
+
+
+NUM_TOKENS: Final = 5
+
+
+def own_forward(module: nn.Module) -> OwnForward | None:
+    """How `module` is run by its own code; None where our attention runs in it."""
+    found: OwnForward | None = getattr(module, _ATTRIBUTE, None)
+    return found
+
+
+def run_by_own_code(module: nn.Module, why: str) -> OwnForward:
+    """From now on; `why` ours cannot. Raises as `OwnForward`."""
+    made = OwnForward(module, why)
+    setattr(module, _ATTRIBUTE, made)
+    return made
+
+
+def undo(module: nn.Module) -> None:
+    """It turned out not to be right."""
+    if own_forward(module) is not None:
+        delattr(module, _ATTRIBUTE)
+
+
+def states_of(module: nn.Module) -> list[LayerState]:
+    """What each recurrent layer of `module` keeps for a request."""
+    own = own_forward(module)
+    return recurrent_layers(module).states if own is None else own.states
+
+
+def takes_cache(module: Any) -> bool:
+    """Whether `module` can be given a cache of transformers."""
+    return _takes(module, "past_key_values")
+
+
+def _takes(module: Any, name: str) -> bool:
+    """Whether it, or the model in it, has a keyword of that name."""
+    parts = {id(part): part for part in (module, module.base_model)}.values()
+    return any(name in inspect.signature(part.forward).parameters for part in parts)
+
+
+def _keeping_nothing(number: int, layer: Any, position_dims: int) -> Any:
+    """A cache layer as it is, but that what it would keep is in blocks."""
+    if type(layer) not in _KNOWN:
+        raise BadInput(f"its layer {number} keeps what is not known here ({type(layer).__name__})")
+    if not isinstance(layer, CacheLayerMixin):
+        return layer
+    before: type = _IndexedLayerInBlocks if isinstance(layer, DynamicIndexedLayer) else _LayerInBlocks
+    made: Any = object.__new__(type(type(layer).__name__, (before, type(layer)), {"position_dims": position_dims}))
+    made.__dict__.update(layer.__dict__)
+    return made
+
+
+def _window(layer: Any) -> int:
+    return int(layer.sliding_window) if getattr(layer, "is_sliding", False) else 0
+
+
+def _forget(layer: Any) -> None:
+    """A recurrent layer as it was made."""
+    opened = layer.opened
+    LinearAttentionCacheLayerMixin.__init__(layer, layer.number_of_states)
+    layer.opened = opened
+
+
+def _state(layer: Any) -> Iterator[StatePart]:
+    for kind, states in (("conv", layer.conv_states), ("recurrent", layer.recurrent_states)):
+        for index, tensor in states.items():
+            if tensor is not None:
+                yield StatePart(kind, index, tuple(tensor.shape[1:]), tensor.dtype)
+
+
+class StatesOfCall:
+    """States of recurrent layers of a call's sequences, from their slots into a cache and back."""
+
+    def __init__(self, batch: StateBatch, numbers: Sequence[int]) -> None:
+        self._storage = batch.storage
+        slots = [batch.slots[number] for number in numbers]
+        self._slots = torch.tensor(slots, device=batch.storage.device)
+        self._saves = [(place, save) for place, number in enumerate(numbers) for save in batch.saves.get(number, ())]
+        self._is_alone = len(numbers) == 1
+
+    @property
+    def cuts(self) -> list[int]:
+        """Rows of the batch before which the states are kept."""
+        return [row for _, (row, _) in self._saves]
+
+    def put_in(self, cache: Any, layers: Sequence[int], states: Sequence[LayerState]) -> None:
+        for number, (layer, state) in enumerate(zip(layers, states, strict=True)):
+            held = cache.layers[layer]
+            for part, tensor in zip(state, self._storage.layer(number), strict=True):
+                value, index = tensor.index_select(0, self._slots), part.index
+                held.has_previous_state[index] = True
+                if part.kind == "conv":
+                    held.conv_states[index], held.is_conv_states_initialized[index] = value, True
+                    held.conv_kernel_size[index] = value.shape[-1]
+                    held.device, held.dtype = value.device, value.dtype
+                else:
+                    held.recurrent_states[index], held.is_recurrent_states_initialized[index] = value, True
+
+    def take_from(self, cache: Any, layers: Sequence[int], states: Sequence[LayerState], row: int) -> None:
+        """After the tokens before `row`, or after the one token of each of several."""
+        saves = [(place, slot) for place, (at, slot) in self._saves if at == row or not self._is_alone]
+        for number, (layer, state) in enumerate(zip(layers, states, strict=True)):
+            held = cache.layers[layer]
+            for part, tensor in zip(state, self._storage.layer(number), strict=True):
+                found = (held.conv_states if part.kind == "conv" else held.recurrent_states)[part.index]
+                tensor.index_copy_(0, self._slots, found)
+                for place, slot in saves:
+                    tensor[slot].copy_(found[place])
+
+
+@contextmanager
+def _running(model: nn.Module, seen: _Seen) -> Iterator[None]:
+    """Inside, it is seen which modules run, and which of them last began."""
+    handles = []
+    for name, part in model.named_modules():
+
+        def enter(part: nn.Module, _: Any, name: str = name) -> None:
+            seen.running.append((name, part))
+            seen.called.add(part)
+
+        def leave(*_: Any) -> None:
+            seen.running.pop()
+
+        handles += [part.register_forward_pre_hook(enter), part.register_forward_hook(leave, always_call=True)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

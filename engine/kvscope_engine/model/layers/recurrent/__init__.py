@@ -1,0 +1,1 @@
+"""Recurrent layers (Mamba, linear attention) that keep their states in the KV cache."""

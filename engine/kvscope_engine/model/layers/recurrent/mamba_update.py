@@ -1,0 +1,98 @@
+"""One token of Mamba 2 layers, in place: what transformers' own update gives, in half as many passes.
+
+transformers spreads the decay of a head over its whole state before it takes the exponential, and writes the new state
+beside the old one: nine passes over each state, of which four are left here. Owns the update and how a layer's own
+`forward` is made to call it; each layer is compared with transformers when the model is loaded, as ever.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.nn.functional import silu, softplus
+
+NO_LIMITS: Final = (0.0, float("inf"))
+UPDATE: Final = "mamba2_selective_state_update"
+"""What transformers calls it."""
+
+
+def calling(module: nn.Module, name: str, other: Callable[..., Any]) -> Callable[..., Any] | None:
+    """The `forward` of `module` as it is, but that it calls `other` where it names `name`; None: it does not."""
+    forward: Any = inspect.unwrap(type(module).forward)
+    names = getattr(forward, "__globals__", {})
+    if name not in names or name not in forward.__code__.co_names:
+        return None
+    made = FunctionType(
+        forward.__code__, names | {name: other}, forward.__name__, forward.__defaults__, forward.__closure__
+    )
+    made.__kwdefaults__ = forward.__kwdefaults__
+    bound: Callable[..., Any] = made.__get__(module)
+    return bound
+
+
+def limits_steps(module: nn.Module) -> bool:
+    """Whether a Mamba 2 layer keeps its time steps within limits, which transformers does in its chunked form alone."""
+    return tuple(getattr(module, "time_step_limit", NO_LIMITS)) != NO_LIMITS
+
+
+def with_update_in_place(module: nn.Module, is_in_prompt: Callable[[], bool]) -> Callable[..., Any] | None:
+    """Return the `forward` of a Mamba 2 layer with `update_in_place`; None for other layers.
+
+    While `is_in_prompt`, one token gives what it gives in a whole prompt: transformers' update of one token lacks the
+    limits of the time step (`time_step_limit`) that its chunked form has.
+    """
+    original: Any = getattr(inspect.unwrap(type(module).forward), "__globals__", {}).get(UPDATE)
+
+    def update(
+        state: torch.Tensor, hidden: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, *rest: Any, **options: Any
+    ) -> Any:
+        if limits_steps(module) and is_in_prompt():
+            bias, is_soft = options.pop("dt_bias", None), options.pop("dt_softplus", False)
+            dt = dt if bias is None else dt + bias.to(dt.dtype)
+            dt = (softplus(dt) if is_soft else dt).clamp(*module.time_step_limit)  # type: ignore[misc]
+        on_cpu = state.device.type == "cpu" and state.dtype == torch.float32  # elsewhere there may be kernels
+        is_known = on_cpu and _is_of_heads(dt, A, options.get("dt_bias"))
+        return (update_in_place if is_known else original)(state, hidden, dt, A, *rest, **options)
+
+    return calling(module, UPDATE, update)
+
+
+def update_in_place(
+    state: torch.Tensor,
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None = None,
+    *,
+    dt_bias: torch.Tensor | None = None,
+    dt_softplus: bool = False,
+    z: torch.Tensor | None = None,
+    **_: Any,
+) -> torch.Tensor:
+    """state (b, heads, dim, N) float32, hidden_states and dt (b, heads, dim), A (heads, dim, N), B and C (b, groups, N)
+    -> (b, heads, dim). dt, its bias and A are the same all over a head."""
+    batch, heads, dim = hidden_states.shape
+    step = dt[..., :1] if dt_bias is None else dt[..., :1] + dt_bias[:, :1].to(dt.dtype)
+    step = (softplus(step) if dt_softplus else step)[..., None]
+    decay = torch.exp(step.float() * A[:, :1, :1].float())
+    B, C = (each.repeat_interleave(heads // each.shape[1], 1) for each in (B, C))
+    state.mul_(decay).add_((step * B[:, :, None]) * hidden_states[..., None])
+    read = state.to(C.dtype).reshape(batch * heads, dim, -1)
+    out = torch.bmm(read, C.reshape(batch * heads, -1, 1)).view(batch, heads, dim)
+    if D is not None:
+        out = (out + hidden_states * D).to(out.dtype)
+    if z is not None:
+        out = out * silu(z)
+    return out.to(hidden_states.dtype)
+
+
+def _is_of_heads(dt: torch.Tensor, A: torch.Tensor, dt_bias: torch.Tensor | None) -> bool:
+    """Whether each is one number a head, spread without a copy."""
+    return dt.stride(-1) == 0 and A.stride()[-2:] == (0, 0) and (dt_bias is None or dt_bias.stride(-1) == 0)

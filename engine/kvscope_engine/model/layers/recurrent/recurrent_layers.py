@@ -1,0 +1,578 @@
+"""Recurrent layers of a model, run on a flattened batch of several sequences, each with a state of its own.
+
+transformers runs such a layer on whole sequences, with the state in a cache object. Here the layer's own `forward` is
+called for each sequence's tokens, with that sequence's rows of the `StateStorage` as the cache; decodes are called
+together where the layer can do that. What each layer can do is tried when the model is loaded (`recurrent_check`).
+
+Owns how transformers' layers are given their states; knows neither requests nor which slot is whose.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final, Protocol
+
+import torch
+from torch import nn
+from torch.nn.functional import silu, softplus
+from transformers.cache_utils import LinearAttentionLayer
+
+from kvscope_engine.model.kv_cache.state_storage import LayerState, Slots, StateStorage
+from kvscope_engine.model.layers.attention_interface import uses_interface
+from kvscope_engine.model.layers.recurrent.mamba_update import calling, limits_steps, with_update_in_place
+
+MAX_STATES: Final = 8
+"""Of one kind in a layer, as transformers numbers them."""
+LOWEST: Final = -1e30
+"""What transformers begins RWKV's running maximum with."""
+SCAN: Final = "mamba_selective_scan"
+"""What transformers calls the scan of Mamba 1."""
+_MASKS: Final = ("attention_mask", "mask")
+
+
+class StateStep(Protocol):
+    """What a recurrent layer is run by in a step: states of several sequences, or a stand-in for them."""
+
+    def run(self, layer: RecurrentLayer, given: dict[str, Any]) -> Any:
+        """The layer on the arguments that the model gave it."""
+
+
+@dataclass(slots=True)
+class CallRows:
+    """Rows of the flattened batch that a recurrent layer is being called with, in the order of the call.
+
+    Modules inside the layer whose results depend on the row (LoRA) look here. None: all rows, in batch order.
+    """
+
+    rows: slice | torch.Tensor | None = None
+    is_in_prompt: bool = False
+    """Whether the tokens are a prompt's, whose results must not depend on how the prompt is cut."""
+
+
+@dataclass(slots=True)
+class RecurrentLayer:
+    """One module that keeps a state, called through its own `forward`."""
+
+    number: int
+    """Of the model's recurrent layers, in the order of its modules."""
+    name: str
+    """As the model names it."""
+    module: nn.Module
+    forward: Callable[..., Any]
+    caller: StateCaller
+    names: tuple[str, ...]
+    """Of its arguments."""
+    call_rows: CallRows
+    """Shared by the layers of a model."""
+    state: LayerState = ()
+    """Found by a run."""
+    scan: ContinuedScan | None = None
+    """How it takes several tokens that go on, where transformers' own `forward` cannot."""
+    takes_pieces: bool = False
+    """Whether several tokens at once go on from a state; otherwise they are run one by one."""
+    takes_batches: bool = False
+    """Whether single tokens of several sequences can be run together."""
+
+    def call_for_rows(
+        self,
+        rows: slice | torch.Tensor,
+        given: dict[str, Any],
+        states: Sequence[torch.Tensor],
+        *,
+        goes_on: bool,
+        is_in_prompt: bool = False,
+    ) -> Any:
+        """Return the output of `call` for `rows` of the flattened batch, which the modules inside can see."""
+        self.call_rows.rows, self.call_rows.is_in_prompt = rows, is_in_prompt
+        try:
+            return self.call(given, states, goes_on=goes_on)[0]
+        finally:
+            self.call_rows.rows, self.call_rows.is_in_prompt = None, False
+
+    def call(
+        self, given: dict[str, Any], states: Sequence[torch.Tensor] | None, *, goes_on: bool
+    ) -> tuple[Any, dict[tuple[str, int], torch.Tensor]]:
+        """(output, states by kind and index). `states`, one row a sequence, are overwritten where they are given."""
+        known = {} if states is None else dict(zip(_keys(self.state), states, strict=True))
+        output, after = self.caller.call(self, given, known, goes_on=goes_on)
+        for key, tensor in known.items():
+            if after[key] is not tensor:
+                tensor.copy_(after[key])
+        return output, after
+
+
+class StateCaller(Protocol):
+    """How one kind of module is given its state, and gives it back."""
+
+    def call(
+        self, layer: RecurrentLayer, given: dict[str, Any], known: dict[tuple[str, int], torch.Tensor], *, goes_on: bool
+    ) -> tuple[Any, dict[tuple[str, int], torch.Tensor]]:
+        """`known` is empty in a first run; it holds what is to be overwritten unless `goes_on`."""
+
+
+class RecurrentLayers:
+    """A model's recurrent layers. Made once for a model, which it changes: their `forward` becomes ours.
+
+    While the model runs they find the step's states here; without one each runs as transformers has it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.layers: list[RecurrentLayer] = []
+        self.call_rows = CallRows()
+        self._step: StateStep | None = None
+        for name, part in list(model.named_modules()):
+            caller = _caller_of(type(part))
+            if caller is not None:
+                self._take_over(name, part, caller)
+        self.has_attention = not self.layers or any(uses_interface(type(part)) for part in model.modules())
+        """Otherwise no layer has keys and values."""
+        if self.layers:
+            for part in {id(part): part for part in (model, model.base_model)}.values():
+                self._watch(part)  # type: ignore[arg-type]
+
+    @property
+    def decode_together(self) -> bool:
+        """Whether decodes of several sequences are one call of each layer, as a CUDA graph needs it."""
+        return all(layer.takes_batches for layer in self.layers)
+
+    @property
+    def states(self) -> list[LayerState]:
+        """Of one request, by layer."""
+        return [layer.state for layer in self.layers]
+
+    def _take_over(self, name: str, part: nn.Module, caller: StateCaller) -> None:
+        names = tuple(inspect.signature(part.forward).parameters)
+        own = with_update_in_place(part, lambda: self.call_rows.is_in_prompt) or part.forward
+        layer = RecurrentLayer(
+            len(self.layers), name, part, own, caller, names, self.call_rows, scan=ContinuedScan.of(part)
+        )
+        self.layers.append(layer)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            given = dict(zip(names, args, strict=False)) | kwargs
+            given.pop("paged", None)
+            return layer.forward(**given) if self._step is None else self._step.run(layer, given)
+
+        part.forward = forward
+
+    def _watch(self, part: nn.Module) -> None:
+        """While `part` runs, the states are those that came with `paged`. Nobody else asks for that keyword where no
+        layer attends, and some models do not take it."""
+        before: list[StateStep | None] = []
+
+        def begin(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+            before.append(self._step)
+            if "paged" in kwargs:
+                self._step = getattr(kwargs["paged"], "states", None)
+            if self.has_attention or part is not part.base_model:
+                return None
+            return args, {name: value for name, value in kwargs.items() if name != "paged"}
+
+        def end(*_: Any) -> None:
+            self._step = before.pop()
+
+        part.register_forward_pre_hook(begin, with_kwargs=True)
+        part.register_forward_hook(end, always_call=True)
+
+
+def recurrent_layers(model: nn.Module) -> RecurrentLayers:
+    """Those of `model`, taken over when they are first asked for."""
+    found: RecurrentLayers | None = getattr(model, "kvscope_recurrent", None)
+    if found is None:
+        found = RecurrentLayers(model)
+        model.kvscope_recurrent = found  # type: ignore[assignment]
+    return found
+
+
+def keeps_state(kind: Any) -> bool:
+    """Whether modules of the class `kind` are recurrent layers that can be given a state, by their source."""
+    return _caller_of(kind) is not None
+
+
+@dataclass(slots=True)
+class StateBatch(StateStep):
+    """The states of a step's sequences."""
+
+    storage: StateStorage
+    slots: Sequence[int]
+    """Of each sequence of the flattened batch."""
+    goes_on: Sequence[bool]
+    """Whether a sequence's slot holds the state of its tokens before these; otherwise they are its first."""
+    query_start: Sequence[int]
+    """(sequences + 1,): where each one's tokens start in the batch."""
+    saves: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
+    """Of a sequence: (row of the batch, slot), where the state is before that row goes to a slot of its own."""
+    in_prompt: Sequence[bool] = ()
+    """Whether a sequence's tokens are a part of its prompt; none are if it is empty."""
+    decodes: list[int] = field(default_factory=list)
+    """Sequences that can be run together, where there are several, in the order of their slots."""
+    decode_slots: Slots | None = None
+    """Where their states are."""
+    decode_rows: slice | torch.Tensor | None = None
+    """Rows of `decodes` in the batch, in the order of `decodes`; int64 on the device unless they are consecutive."""
+
+    def __post_init__(self) -> None:
+        singles = [
+            number
+            for number, (start, end) in enumerate(pairwise(self.query_start))
+            if end - start == 1 and self.goes_on[number]
+        ]
+        if len(singles) > 1:
+            self.decodes = sorted(singles, key=self.slots.__getitem__)
+            slots = [self.slots[number] for number in self.decodes]
+            self.decode_slots = Slots(slots, self.storage.device)
+            rows = [self.query_start[number] for number in self.decodes]
+            is_run = rows == list(range(rows[0], rows[0] + len(rows)))
+            self.decode_rows = (
+                slice(rows[0], rows[-1] + 1) if is_run else torch.tensor(rows, device=self.storage.device)
+            )
+
+    def run(self, layer: RecurrentLayer, given: dict[str, Any]) -> Any:
+        """Each sequence's tokens on its own state."""
+        num_tokens, tensors = self.query_start[-1], self.storage.layer(layer.number)
+        outputs: dict[int, Any] = {}
+        together = self.decodes if layer.takes_batches else []
+        # One token of a prompt is not computed as a decode is where the layer limits its time steps.
+        in_prompt = self.in_prompt if self.in_prompt and limits_steps(layer.module) else [False] * len(self.slots)
+        if any(in_prompt[number] for number in together):
+            together = []
+        if together:
+            assert self.decode_slots is not None, "decodes that run together have slots"
+            assert self.decode_rows is not None, "decodes that run together have rows"
+            rows = [self.query_start[number] for number in together]
+            states = [self.decode_slots.read(tensor) for tensor in tensors]
+            tokens = _sequences_first(given, num_tokens, self.decode_rows)
+            output = layer.call_for_rows(self.decode_rows, tokens, states, goes_on=True)
+            for tensor, state in zip(tensors, states, strict=True):
+                self.decode_slots.write(tensor, state)
+            outputs |= {row: _picked(output, index) for index, row in enumerate(rows)}
+            for number in together:
+                self._save(number, self.query_start[number + 1], tensors)
+        for number, (start, end) in enumerate(pairwise(self.query_start)):
+            if start in outputs:
+                continue
+            slot = self.slots[number]
+            states = [tensor[slot : slot + 1] for tensor in tensors]
+            goes_on = self.goes_on[number]
+            for first, last in self._pieces(layer, number, start, end):
+                tokens = cut(given, num_tokens, first, last)
+                outputs[first] = layer.call_for_rows(
+                    slice(first, last), tokens, states, goes_on=goes_on, is_in_prompt=in_prompt[number]
+                )
+                self._save(number, last, tensors)
+                goes_on = True
+        assert outputs, "a step has tokens"
+        missing = num_tokens - sum(_length(output) for output in outputs.values())
+        assert missing == 0, f"{layer.name} left out {missing} tokens"
+        return joined([outputs[start] for start in sorted(outputs)])
+
+    def _pieces(self, layer: RecurrentLayer, number: int, start: int, end: int) -> list[tuple[int, int]]:
+        """Tokens that the layer runs in one call: up to where a state is kept; from nothing it takes any number."""
+        ends = sorted({end, *(row for row, _ in self.saves.get(number, ()))})
+        pieces: list[tuple[int, int]] = []
+        for last in ends:
+            first = pieces[-1][1] if pieces else start
+            if layer.takes_pieces or not (pieces or self.goes_on[number]):
+                pieces.append((first, last))
+            else:
+                pieces += [(token, token + 1) for token in range(first, last)]
+        return pieces
+
+    def _save(self, number: int, row: int, tensors: Sequence[torch.Tensor]) -> None:
+        for at, slot in self.saves.get(number, ()):
+            if at == row:
+                for tensor in tensors:
+                    tensor[slot].copy_(tensor[self.slots[number]])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateDecodes(StateStep):
+    """Decodes alone, as a CUDA graph has them: each goes on from its state, wherever that is in a replay."""
+
+    storage: StateStorage
+    slots: torch.Tensor
+    """(sequences,) int64, on the device."""
+
+    def run(self, layer: RecurrentLayer, given: dict[str, Any]) -> Any:
+        """One token of each sequence on its own state."""
+        tensors, count = self.storage.layer(layer.number), len(self.slots)
+        states = [tensor.index_select(0, self.slots) for tensor in tensors]
+        output, _ = layer.call(_sequences_first(given, count, slice(0, count)), states, goes_on=True)
+        for tensor, state in zip(tensors, states, strict=True):
+            tensor.index_copy_(0, self.slots, state)
+        if isinstance(output, torch.Tensor):
+            return output.flatten(0, 1)[None]
+        return tuple(
+            value.flatten(0, 1)[None]
+            if isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[:2] == (count, 1)
+            else None
+            for value in output
+        )
+
+
+def cut(given: dict[str, Any], num_tokens: int, start: int, end: int) -> dict[str, Any]:
+    """A layer's arguments for tokens `start` to `end` alone, and without a mask: nothing is padded."""
+    return _mapped(given, num_tokens, lambda values: values[:, start:end])
+
+
+def joined(outputs: Sequence[Any]) -> Any:
+    """What a layer returned for tokens in a row, as it would return it for all at once.
+
+    What is no tensor of one row a token, such as the state that some return beside it, is left out.
+    """
+    first = outputs[0]
+    if isinstance(first, torch.Tensor):
+        return first if len(outputs) == 1 else torch.cat(list(outputs), 1)
+    if not isinstance(first, tuple):
+        return None
+    lengths = [_length(output) for output in outputs]
+    columns = [[output[index] for output in outputs] for index in range(len(first))]
+    return tuple(
+        torch.cat(column, 1)
+        if all(isinstance(value, torch.Tensor) for value in column)
+        and [value.shape[1] if value.dim() > 1 else 0 for value in column] == lengths
+        else None
+        for column in columns
+    )
+
+
+def _sequences_first(given: dict[str, Any], num_tokens: int, rows: slice | torch.Tensor) -> dict[str, Any]:
+    """Return `rows` of the batch, (1, T, ...), as sequences of one token, (rows, 1, ...).
+
+    The strides are those of a tensor made with that shape: for a transposed one, torch's products copy their weights
+    for each sequence.
+    """
+    return _mapped(given, num_tokens, lambda values: values[0, rows].unsqueeze(1))
+
+
+def _picked(output: Any, index: int) -> Any:
+    if isinstance(output, torch.Tensor):
+        return output[index : index + 1]
+    return tuple(value[index : index + 1] if isinstance(value, torch.Tensor) else value for value in output)
+
+
+def _mapped(given: dict[str, Any], num_tokens: int, change: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
+    """Each argument of one row a token changed."""
+
+    def mapped(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(mapped(each) for each in value)
+        is_of_tokens = isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[:2] == (1, num_tokens)
+        return change(value) if is_of_tokens else value
+
+    return {name: None if name in _MASKS else mapped(value) for name, value in given.items()}
+
+
+def _length(output: Any) -> int:
+    first = output if isinstance(output, torch.Tensor) else output[0]
+    return int(first.shape[1])
+
+
+def _keys(state: LayerState) -> list[tuple[str, int]]:
+    return [(part.kind, part.index) for part in state]
+
+
+# How transformers' modules keep their states.
+
+
+@dataclass(frozen=True, slots=True)
+class _InCache(StateCaller):
+    """In a `Cache`, as conv states and recurrent states: most families (`LinearAttentionLayer`)."""
+
+    argument: str
+
+    def call(
+        self, layer: RecurrentLayer, given: dict[str, Any], known: dict[tuple[str, int], torch.Tensor], *, goes_on: bool
+    ) -> tuple[Any, dict[tuple[str, int], torch.Tensor]]:
+        held = LinearAttentionLayer(MAX_STATES)
+        for (kind, index), tensor in known.items():
+            if kind == "conv":
+                held.conv_states[index], held.is_conv_states_initialized[index] = tensor, True
+                held.conv_kernel_size[index] = tensor.shape[-1]
+            else:
+                held.recurrent_states[index], held.is_recurrent_states_initialized[index] = tensor, True
+            held.has_previous_state[index] = goes_on
+        if layer.scan is not None and goes_on and given["hidden_states"].shape[1] > 1:
+            output = layer.scan.forward(known["recurrent", 0], given | {self.argument: _LayerCache(held)})
+        else:
+            output = layer.forward(**given | {self.argument: _LayerCache(held)})
+        found = {("conv", index): state for index, state in held.conv_states.items() if state is not None}
+        found |= {("recurrent", index): state for index, state in held.recurrent_states.items() if state is not None}
+        return output, found
+
+
+class _LayerCache:
+    """What recurrent layers ask of a transformers `Cache`, of one layer, whatever number that has."""
+
+    def __init__(self, held: LinearAttentionLayer) -> None:
+        self._held = held
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        return self._held.conv_states[state_idx] if self._held.has_previous_state[state_idx] else None
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        return self._held.recurrent_states[state_idx] if self._held.has_previous_state[state_idx] else None
+
+    def update_conv_state(
+        self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> torch.Tensor:
+        updated: torch.Tensor = self._held.update_conv_state(conv_states, state_idx, **kwargs)
+        return updated
+
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> torch.Tensor:
+        updated: torch.Tensor = self._held.update_recurrent_state(recurrent_states, state_idx, **kwargs)
+        return updated
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        return bool(self._held.has_previous_state[state_idx or 0])
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        return False
+
+
+class ContinuedScan:
+    """A Mamba 1 layer on several tokens that go on from a state: transformers' scan begins from nothing.
+
+    A scan is linear in the state that it begins with. So what that one alone would come to is added: to each output by
+    what is left of it there, exp of A times the time since, and to the last state. The layer's `forward` is run as it
+    is, but for the name of the scan that it calls.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._scan: Any = getattr(inspect.unwrap(type(module).forward), "__globals__", {}).get(SCAN)
+        self._states: list[torch.Tensor] = []
+        self._forward: Any = calling(module, SCAN, self._continued)
+
+    @classmethod
+    def of(cls, module: nn.Module) -> ContinuedScan | None:
+        """None where the layer calls no such scan."""
+        made = cls(module)
+        return None if made._forward is None else made
+
+    def forward(self, state: torch.Tensor, given: dict[str, Any]) -> Any:
+        """(1, T, hidden) from `state`, (1, inner, N), or (1, heads, inner of a head, N) for a scan a head."""
+        self._states = [state.clone()] if state.dim() == 3 else list(state.clone().unbind(1))
+        return self._forward(**given)
+
+    def _continued(
+        self,
+        hidden_states: torch.Tensor,
+        dt: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        C: torch.Tensor,
+        *,
+        z: torch.Tensor | None = None,
+        delta_bias: torch.Tensor | None = None,
+        **options: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """hidden_states, dt and z (1, inner, T), A (inner, N), B and C (1, N, T)."""
+        output, last = self._scan(hidden_states, dt, A, B, C, z=z, delta_bias=delta_bias, **options)
+        time = dt if delta_bias is None else dt + delta_bias.to(dt.dtype)[..., None]
+        passed = (softplus(time) if options.get("delta_softplus") else time).float().cumsum(-1)
+        left = torch.exp(A[None, :, None] * passed[..., None]) * self._states.pop(0)[:, :, None]
+        added = torch.einsum("bitn,bnt->bit", left, C.float())
+        added = added if z is None else added * silu(z)
+        return output + added.to(output.dtype), last + left[:, :, -1].to(last.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _InMiniMaxCache(StateCaller):
+    """One tensor a layer, in a cache of the model's own."""
+
+    argument: str = "past_key_values"
+
+    def call(
+        self, layer: RecurrentLayer, given: dict[str, Any], known: dict[tuple[str, int], torch.Tensor], *, goes_on: bool
+    ) -> tuple[Any, dict[tuple[str, int], torch.Tensor]]:
+        held = _LinearCache(known[("recurrent", 0)] if goes_on else None)
+        output = layer.forward(**given | {self.argument: held})
+        assert held.state is not None, f"{layer.name} kept no state"
+        return output, {("recurrent", 0): held.state}
+
+
+class _LinearCache:
+    """What MiniMax's lightning attention asks of its cache, of one layer."""
+
+    def __init__(self, state: torch.Tensor | None) -> None:
+        self.state = state
+
+    def get_linear_cache(self, layer_idx: int) -> torch.Tensor | None:
+        return self.state
+
+    def set_linear_cache(self, layer_idx: int, linear_cache: torch.Tensor) -> None:
+        self.state = linear_cache
+
+
+class _OnModule(StateCaller):
+    """RecurrentGemma's blocks, which keep them on themselves."""
+
+    def call(
+        self, layer: RecurrentLayer, given: dict[str, Any], known: dict[tuple[str, int], torch.Tensor], *, goes_on: bool
+    ) -> tuple[Any, dict[tuple[str, int], torch.Tensor]]:
+        block: Any = layer.module
+        block.conv1d_state = known[("conv", 0)] if goes_on else None
+        block.rg_lru.recurrent_states = known[("recurrent", 0)] if goes_on else None
+        try:
+            output = layer.forward(**given | {"use_cache": True})
+            return output, {("conv", 0): block.conv1d_state, ("recurrent", 0): block.rg_lru.recurrent_states}
+        finally:
+            block.conv1d_state = block.rg_lru.recurrent_states = None
+
+
+@dataclass(frozen=True, slots=True)
+class _InList(StateCaller):
+    """RWKV's, in a list of five tensors over all layers: inputs of both halves, and sums of the first."""
+
+    places: tuple[int, ...]
+    options: dict[str, Any]
+
+    def call(
+        self, layer: RecurrentLayer, given: dict[str, Any], known: dict[tuple[str, int], torch.Tensor], *, goes_on: bool
+    ) -> tuple[Any, dict[tuple[str, int], torch.Tensor]]:
+        part: Any = layer.module
+        hidden = given["hidden"]
+        state: list[Any] = [None] * 5
+        after = {}
+        for index, place in enumerate(self.places):
+            before = known.get(("recurrent", index))
+            if not goes_on or before is None:
+                before = self._fresh(place, part, hidden)
+            after["recurrent", index] = before
+            state[place] = before[:, :, None].expand(-1, -1, part.layer_id + 1)
+        output = layer.forward(**given | self.options | {"state": state})
+        return (output[0], None), after
+
+    @staticmethod
+    def _fresh(place: int, part: Any, hidden: torch.Tensor) -> torch.Tensor:
+        size = hidden.shape[-1] if place < 2 else part.attention_hidden_size
+        dtype = hidden.dtype if place < 2 else torch.float32
+        fill = LOWEST if place == 4 else 0.0
+        return torch.full((len(hidden), size), fill, dtype=dtype, device=hidden.device)
+
+
+_OTHERS: Final[dict[str, StateCaller]] = {
+    "MiniMaxLightningAttention": _InMiniMaxCache(),
+    "RecurrentGemmaRecurrentBlock": _OnModule(),
+    "RwkvSelfAttention": _InList((1, 2, 3, 4), {"use_cache": True}),
+    "RwkvFeedForward": _InList((0,), {}),
+}
+
+
+def _caller_of(kind: Any) -> StateCaller | None:
+    """How modules of a class are given their state; None: they keep none, as far as can be seen."""
+    if kind.__name__ in _OTHERS:
+        return _OTHERS[kind.__name__]
+    try:
+        source = inspect.getsource(kind.forward)
+        names = inspect.signature(kind.forward).parameters
+    except (OSError, TypeError, AttributeError, ValueError):
+        return None
+    if not any(f"{verb}_{kind}_state(" in source for verb in ("get", "update") for kind in ("conv", "recurrent")):
+        return None
+    return next((_InCache(name) for name in ("cache_params", "past_key_values") if name in names), None)

@@ -1,0 +1,81 @@
+"""Biases that requests ask for on the logits of some tokens, over a batch.
+
+Owns each request's biases as arrays, kept across steps: they follow from its options, so preemption cannot hurt them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kvscope_engine.model.device_memory.step_buffer import StepBuffer
+from kvscope_engine.policy.request import Request
+
+MAX_IDLE: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class BiasInputs:
+    """The biased tokens of a batch, as places in its logits."""
+
+    places: torch.Tensor
+    """(n,) int64, row * vocabulary + token; each once."""
+    biases: torch.Tensor
+    """(n,) float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Biased:
+    request: Request
+    token_ids: NDArray[np.int64]
+    biases: NDArray[np.float32]
+
+
+class LogitBiases:
+    """What each request wants added to which logits."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, _Biased] = {}
+
+    def inputs(self, requests: Sequence[Request], vocab_size: int, buffer: StepBuffer) -> BiasInputs | None:
+        """Put into `buffer`; None when no request asks for a bias."""
+        rows = [row for row, request in enumerate(requests) if request.sampling.logit_bias]
+        if not rows:
+            return None
+        found = [self._biased(requests[row]) for row in rows]
+        sizes = [len(biased.token_ids) for biased in found]
+        places, places_tensor = buffer.reserve((sum(sizes),), np.int64)
+        biases, biases_tensor = buffer.reserve((sum(sizes),), np.float32)
+        np.concatenate([biased.token_ids for biased in found], out=places)
+        np.concatenate([biased.biases for biased in found], out=biases)
+        places += np.repeat(np.array(rows, np.int64) * vocab_size, sizes)
+        self._forget_finished()
+        return BiasInputs(places_tensor, biases_tensor)
+
+    def forget(self, request: Request) -> None:
+        """Whatever was kept of it."""
+        self._of.pop(request.number, None)
+
+    def _biased(self, request: Request) -> _Biased:
+        found = self._of.get(request.number)
+        if found is None:
+            bias = request.sampling.logit_bias
+            token_ids = np.fromiter(bias.keys(), np.int64, len(bias))
+            biases = np.fromiter(bias.values(), np.float32, len(bias))
+            found = self._of[request.number] = _Biased(request, token_ids, biases)
+        return found
+
+    def _forget_finished(self) -> None:
+        if len(self._of) > MAX_IDLE:
+            for number in [number for number, biased in self._of.items() if biased.request.is_finished]:
+                del self._of[number]
+
+
+def apply_biases(logits: torch.Tensor, inputs: BiasInputs) -> None:
+    """`logits` (num_requests, vocabulary), float32, changed in place."""
+    logits.view(-1).index_add_(0, inputs.places, inputs.biases)

@@ -1,0 +1,151 @@
+"""The inputs that sampling needs of the requests: numbers and rows, chosen on the host and sent with the step.
+
+Owns which rows need which operation. All branches of sampling are decided by these, never by what the device has
+computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+
+from kvscope_engine.model.device_memory.step_buffer import StepBuffer
+from kvscope_engine.model.layers.sampling.logit_bias import BiasInputs, LogitBiases
+from kvscope_engine.model.layers.sampling.penalties import Penalties, PenaltyInputs
+from kvscope_engine.policy.request import Request
+from kvscope_kernels.logits.allow_tokens import WORD_BITS
+from kvscope_kernels.logits.random_numbers import keys
+
+MIN_TEMPERATURE: Final = 1e-5
+"""Below it the most likely token is taken, as vLLM does: dividing by less overflows."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobInputs:
+    """Rows whose log-probabilities are asked for, and how many of the largest each."""
+
+    rows: list[int]
+    counts: list[int]
+    where: torch.Tensor
+    """The same rows, (len(rows),) int64."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawInputs:
+    """Rows that are drawn at random."""
+
+    rows: torch.Tensor
+    """(n,) int64, ascending."""
+    options: torch.Tensor
+    """(n, 4) float64: temperature, top-k, top-p and min-p."""
+    keys: torch.Tensor
+    """(n,) int64: what each one's random numbers begin with."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormInputs:
+    """Rows that are kept to a form, and the tokens that each may have."""
+
+    rows: torch.Tensor
+    """(n,) int64."""
+    allowed: torch.Tensor
+    """(n, words) int32, a bit a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingInputs:
+    """A batch's options as tensors; None where nobody asks."""
+
+    num_rows: int
+    vocab_size: int
+    """Columns of the logits."""
+    biases: BiasInputs | None
+    penalties: PenaltyInputs | None
+    forbidden: torch.Tensor | None
+    """Places, row * vocabulary + token, of tokens that would end a completion too early."""
+    forms: FormInputs | None
+    draw: DrawInputs | None
+    logprobs: LogprobInputs | None
+
+
+def sampling_inputs(
+    requests: Sequence[Request],
+    num_output_tokens: Sequence[int],
+    eos_token_ids: Sequence[int],
+    vocab_size: int,
+    penalties: Penalties,
+    biases: LogitBiases,
+    buffer: StepBuffer,
+) -> SamplingInputs:
+    """Everything put into `buffer`, which the caller sends. `num_output_tokens`: output tokens of each by then.
+
+    A request whose next token depends on what its last one was (`Request.follows_its_tokens`) must know that one, or
+    have ended; one that awaits its form is not kept to it.
+    """
+    early = _early_ends(requests, num_output_tokens, eos_token_ids, vocab_size)
+    drawn = [row for row, request in enumerate(requests) if request.sampling.temperature >= MIN_TEMPERATURE]
+    return SamplingInputs(
+        num_rows=len(requests),
+        vocab_size=vocab_size,
+        biases=biases.inputs(requests, vocab_size, buffer),
+        penalties=penalties.inputs(requests, vocab_size, buffer),
+        forbidden=buffer.put(np.array(early, np.int64)) if early else None,
+        forms=_form_inputs(requests, num_output_tokens, vocab_size, buffer),
+        draw=_draw_inputs(requests, num_output_tokens, drawn, buffer) if drawn else None,
+        logprobs=_logprob_inputs(requests, buffer),
+    )
+
+
+def _draw_inputs(
+    requests: Sequence[Request], num_output_tokens: Sequence[int], rows: list[int], buffer: StepBuffer
+) -> DrawInputs:
+    drawn = [requests[row] for row in rows]
+    options = [(s.temperature, max(s.top_k, 0), s.top_p, s.min_p) for s in (request.sampling for request in drawn)]
+    seeds = [request.number if request.sampling.seed is None else request.sampling.seed for request in drawn]
+    return DrawInputs(
+        rows=buffer.put(np.array(rows, np.int64)),
+        options=buffer.put(np.array(options, np.float64)),
+        keys=buffer.put(keys(seeds, [num_output_tokens[row] for row in rows])),
+    )
+
+
+def _logprob_inputs(requests: Sequence[Request], buffer: StepBuffer) -> LogprobInputs | None:
+    asked = {row: r.sampling.logprobs for row, r in enumerate(requests) if r.sampling.logprobs is not None}
+    if not asked:
+        return None
+    rows = list(asked)
+    return LogprobInputs(rows, list(asked.values()), buffer.put(np.array(rows, np.int64)))
+
+
+def _form_inputs(
+    requests: Sequence[Request], num_output_tokens: Sequence[int], vocab_size: int, buffer: StepBuffer
+) -> FormInputs | None:
+    rows = [row for row, r in enumerate(requests) if r.matcher is not None and r.matcher.is_ready]
+    if not rows:
+        return None
+    words, allowed = buffer.reserve((len(rows), -(-vocab_size // WORD_BITS)), np.int32)
+    for index, row in enumerate(rows):
+        matcher = requests[row].matcher
+        assert matcher is not None
+        matcher.fill(words, index, may_end=not _is_early(requests[row], num_output_tokens[row]))
+    return FormInputs(buffer.put(np.array(rows, np.int64)), allowed)
+
+
+def _early_ends(
+    requests: Sequence[Request], num_output_tokens: Sequence[int], eos_token_ids: Sequence[int], vocab_size: int
+) -> list[int]:
+    """Places of what may not be sampled below `min_tokens`, where no form says it already."""
+    places: list[int] = []
+    for row, request in enumerate(requests):
+        if request.matcher is None and _is_early(request, num_output_tokens[row]):
+            ends = {*eos_token_ids, *request.sampling.stop_token_ids}
+            places += [row * vocab_size + token for token in sorted(ends)]
+    return places
+
+
+def _is_early(request: Request, num_output_tokens: int) -> bool:
+    return num_output_tokens < request.sampling.min_tokens

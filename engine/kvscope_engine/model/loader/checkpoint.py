@@ -1,0 +1,148 @@
+"""A folder with a model in Hugging Face's layout: its configuration and its weights, checked before use.
+
+Weights are safetensors alone: nothing is ever unpickled, and no code that comes with a model is run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+from unittest.mock import patch
+
+import torch
+
+from kvscope_engine.json_file import read_json
+from kvscope_engine.model.device_memory.out_of_memory import is_no_memory
+from kvscope_engine.model.loader.download.progress import ProgressCallback
+from kvscope_engine.model.loader.download.quiet import quiet_transformers
+from kvscope_engine.model.loader.text_part import loading_class, reading_config, take_text_part
+from kvscope_engine.model.stored_tensor import MadeTensor
+from kvscope_telemetry.errors import BadInput, KvscopeError
+
+CONFIG_FILE: Final = "config.json"
+WEIGHTS_FILE: Final = "model.safetensors"
+INDEX_FILE: Final = "model.safetensors.index.json"
+
+
+def check_weights(folder: Path) -> list[Path]:
+    """The safetensors files that the folder needs. Raises BadInput unless each is there and whole."""
+    index = folder / INDEX_FILE
+    names = _shards(index) if index.is_file() else [WEIGHTS_FILE]
+    if names == [WEIGHTS_FILE] and not (folder / WEIGHTS_FILE).is_file():
+        other = next(folder.glob("*.bin"), None)
+        hint = f" ({other.name} is not read: only safetensors are)" if other else ""
+        raise BadInput(f"{str(folder)!r} has no weights: {WEIGHTS_FILE} or {INDEX_FILE} is needed{hint}")
+    for name in names:
+        _check_safetensors(folder / name)
+    return [folder / name for name in names]
+
+
+def load_weights(
+    folder: Path,
+    hf_config: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    detail: str,
+    progress: ProgressCallback,
+    tensors: Mapping[str, Any] | None = None,
+) -> torch.nn.Module:
+    """The causal language model in `folder`. On a CPU, weights in the dtype of the files are mapped, not read.
+
+    `tensors` are its weights, where they are not as the files hold them: tensors, or what gives one for `[...]`;
+    `detail` is what progress calls it.
+
+    Raises BadInput when weights are missing or of another shape than the configuration says.
+    """
+    is_made = any(isinstance(tensor, MadeTensor) for tensor in (tensors or {}).values())
+    try:
+        with quiet_transformers(progress, "load", detail), segment_a_weight(), _one_by_one(is_made):
+            model, report = loading_class(hf_config).from_pretrained(
+                folder if tensors is None else None,
+                config=reading_config(hf_config),
+                state_dict=tensors,
+                dtype=dtype,
+                attn_implementation="eager",
+                device_map={"": device} if device.type == "cuda" else None,
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
+    except Exception as error:  # a external file: transformers raises nearly anything
+        if is_no_memory(error):
+            raise MemoryError(str(error)) from error
+        line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadInput(f"the model in {str(folder)!r} cannot be loaded: {line:.200}") from error
+    check_report(folder, report)
+    return take_text_part(model, hf_config)
+
+
+@contextmanager
+def segment_a_weight() -> Iterator[None]:
+    """Inside, a GPU's weights take memory as they need it, each in a segment of its own.
+
+    transformers first takes one piece of memory as large as the model and lets torch cut it up. When fusing later gives
+    up weights here and there, the holes could be used by nothing larger, and nothing could go back to the driver.
+    """
+    from transformers import modeling_utils
+
+    with patch.object(modeling_utils, "caching_allocator_warmup", _take_nothing, create=True):
+        yield
+
+
+@contextmanager
+def _one_by_one(is_asked: bool) -> Iterator[None]:
+    """Inside, transformers asks for a tensor when it puts it into its module, not for many ahead.
+
+    While it is made, a tensor takes several times what it becomes.
+    """
+    with patch.dict(os.environ, {"HF_DEACTIVATE_ASYNC_LOAD": "1"} if is_asked else {}):
+        yield
+
+
+def _take_nothing(*_: Any, **__: Any) -> None:
+    """Loading works without."""
+
+
+def check_report(source: Path, report: dict[str, Any]) -> None:
+    """Raise BadInput when transformers did not find every weight, in its shape, in `source`."""
+    missing, mismatched = sorted(report["missing_keys"]), sorted(report["mismatched_keys"])
+    if missing:
+        raise BadInput(f"{str(source)!r} lacks {len(missing)} weights of its model, {missing[0]} for one")
+    if mismatched:
+        name, found, expected = mismatched[0]
+        raise BadInput(
+            f"{str(source)!r} has {len(mismatched)} weights of a wrong shape: {name} is {list(found)},"
+            f" its configuration says {list(expected)}"
+        )
+
+
+def _shards(index: Path) -> list[str]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise BadInput(f"{index} is not accepted: it has no weight_map")
+    names = sorted({str(name) for name in weight_map.values()})
+    for name in names:
+        if Path(name).name != name:
+            raise BadInput(f"{index} is not accepted: {name!r} is not the name of a file beside it")
+    return names
+
+
+def _check_safetensors(path: Path) -> None:
+    from safetensors import safe_open
+
+    if not path.is_file():
+        raise BadInput(f"{path} is missing: {INDEX_FILE} asks for it")
+    try:
+        with safe_open(path, framework="pt"):
+            return
+    except Exception as error:  # SafetensorError, or whatever a broken header makes of it
+        if is_no_memory(error):
+            raise KvscopeError(f"no memory to read {path}: close other programs, or use a smaller model") from error
+        if isinstance(error, OSError):
+            raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
+        raise BadInput(f"{path} is damaged or cut short: {error!s:.120}") from error

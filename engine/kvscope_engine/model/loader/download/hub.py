@@ -1,0 +1,152 @@
+"""Models of the Hugging Face hub, by id: their files on this machine, downloaded when they are not."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from kvscope_engine.model.loader.download.progress import Meter, ProgressCallback
+from kvscope_telemetry.errors import BadInput, KvscopeError
+
+PATTERNS: Final = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+"""Weights in safetensors, configuration, tokenizer; nothing that would have to be unpickled or run."""
+
+POLL_S: Final = 0.1
+
+
+def hub_folder(repository: str, progress: ProgressCallback) -> Path:
+    """Folder with the files of `repository`.
+
+    Raises BadInput when there is no such model or it is not open to this user, KvscopeError when the hub cannot
+    be reached and the files are not here already, or there is no room for them.
+    """
+    from huggingface_hub import snapshot_download
+
+    bars: list[Any] = []
+    fetch = partial(snapshot_download, repository, allow_patterns=list(PATTERNS), tqdm_class=_counting_bar(bars))
+    with _named_errors(repository), Meter(progress, "download", repository, unit="bytes") as meter:
+        download = _beside(fetch)
+        try:
+            # The bars count in the hub's own threads; what is told is told from this one.
+            while not wait((download,), POLL_S).done:
+                meter.reach(*_furthest(bars))
+        except BaseException:  # a stop
+            _forget_unfinished()
+            raise
+        folder = download.result()
+        meter.reach(*_furthest(bars))
+    return Path(folder)
+
+
+def hub_file(repository: str, name: str) -> Path:
+    """The file `name` of `repository` alone. Raises as `hub_folder`, and BadInput where there is no such file."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    with _named_errors(repository):
+        try:
+            return Path(hf_hub_download(repository, name))
+        except EntryNotFoundError as error:
+            if isinstance(error, FileNotFoundError):  # not here, and nobody could be asked
+                raise
+            raise BadInput(f"model {repository!r} is not accepted: it has no {name}") from error
+
+
+def _beside(fetch: Callable[[], str]) -> Future[str]:
+    """On a thread that nobody waits for: a process that is stopped meanwhile ends."""
+    done: Future[str] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(fetch())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="kvscope-download", daemon=True).start()
+    return done
+
+
+def _forget_unfinished() -> None:
+    """Take away the files that this process has begun: the hub keeps whole ones, and goes on with no other."""
+    from huggingface_hub import constants
+
+    cache = Path(constants.HF_HUB_CACHE).resolve()
+    with suppress(FileNotFoundError):  # without /proc an unfinished file stays until the next download
+        for descriptor in Path("/proc/self/fd").iterdir():
+            with suppress(OSError):
+                file = descriptor.readlink()
+                if file.suffix == ".incomplete" and file.is_relative_to(cache):
+                    file.unlink()
+
+
+@contextmanager
+def _named_errors(repository: str) -> Iterator[None]:
+    """What the hub raises becomes one line that names the model."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    model, log_in = f"model {repository!r}", "log in with `hf auth login`, or set HF_TOKEN"
+    try:
+        yield
+    except KvscopeError:
+        raise
+    except GatedRepoError as error:
+        at = f"{constants.ENDPOINT}/{repository}"
+        raise BadInput(f"{model} is gated: accept its licence at {at}, and {log_in}") from error
+    except RepositoryNotFoundError as error:
+        raise BadInput(
+            f"{model} not found: no such folder, and no such id on the Hugging Face hub; if it is private, {log_in}"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise BadInput(f"{model} is not accepted: it is empty on the Hugging Face hub") from error
+    except LocalEntryNotFoundError as error:
+        why = f"the Hugging Face hub cannot be reached ({_line(error.__cause__ or error)})"
+        if isinstance(error.__cause__, OfflineModeIsEnabled):
+            why = "HF_HUB_OFFLINE forbids to ask the Hugging Face hub"
+        raise KvscopeError(f"{model} is not on this machine, and {why}") from error
+    except Exception as error:  # the file system's, or of one of several families of its HTTP client
+        if isinstance(error, OSError) and error.strerror:
+            raise KvscopeError(
+                f"{model} cannot be kept in {constants.HF_HUB_CACHE!r}: {error.strerror}; free space or fix permissions"
+                " there, or set HF_HOME to another folder"
+            ) from error
+        raise KvscopeError(f"{model} cannot be downloaded: {_line(error)}") from error
+
+
+def _line(error: BaseException) -> str:
+    return f"{(str(error).splitlines() or [type(error).__name__])[0]:.200}"
+
+
+def _counting_bar(bars: list[Any]) -> type[Any]:
+    """A kind of bar that draws nothing; those made for bytes come into `bars`."""
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    class Bar(tqdm):  # type: ignore[misc]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            options.pop("name", None)
+            super().__init__(*args, **options | {"disable": False, "file": io.StringIO()})
+            if options.get("unit") == "B":
+                bars.append(self)
+
+        def display(self, *_: Any, **__: Any) -> bool:
+            return True
+
+    return Bar
+
+
+def _furthest(bars: list[Any]) -> tuple[int, int]:
+    """Bytes done and in all: the hub counts those received and those written apart."""
+    done = max((int(bar.n) for bar in bars), default=0)
+    return done, max((int(bar.total or 0) for bar in bars), default=0)

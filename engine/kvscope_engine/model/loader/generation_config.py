@@ -1,0 +1,113 @@
+"""A model's recommended sampling options, from its `generation_config.json` or the keys of a GGUF file.
+
+Owns which fields of those are done here. vLLM's `--generation-config auto` takes the same ones; where it drops the
+others without a word, one that would change what is generated is refused here by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from kvscope_engine.json_file import read_json
+from kvscope_engine.model.loader.gguf.gguf_file import GgufFile
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.sampling_params import ModelSampling
+
+FILE: Final = "generation_config.json"
+DONE: Final = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+"""Fields of the file, and what they are called here."""
+NOT_DONE: Final[dict[str, tuple[object, ...]]] = {
+    "num_beams": (1,),
+    "num_beam_groups": (1,),
+    "penalty_alpha": (0,),
+    "dola_layers": (),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "bad_words_ids": ([],),
+    "force_words_ids": ([],),
+    "constraints": ([],),
+    "sequence_bias": ([], {}),
+    "no_repeat_ngram_size": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1,),
+    "exponential_decay_length_penalty": (),
+    "guidance_scale": (1,),
+    "typical_p": (1,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "top_h": (),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "max_time": (),
+    "stop_strings": ([], ""),
+    "token_healing": (False,),
+    "watermarking_config": (),
+}
+"""Fields that change what is generated and are not done, and beside null the values with which they do nothing."""
+GGUF_DONE: Final = {
+    "temp": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+"""Keys behind `general.sampling.`, as llama.cpp writes them."""
+GGUF_NOT_DONE: Final[dict[str, tuple[object, ...]]] = {"sequence": ("",), "xtc_probability": (0,), "mirostat": (0,)}
+_GGUF: Final = "general.sampling."
+
+
+def model_sampling(wanted: str, folder: Path, file: GgufFile | None) -> ModelSampling:
+    """Of the model in `folder`, which came from `file`; nothing where `wanted` is not `auto`.
+
+    Raises BadInput, naming the file and the field, for a value that is not accepted or not done.
+    """
+    if wanted != "auto":
+        return ModelSampling()
+    path = folder / FILE
+    sampling = _sampling(read_json(path), DONE, NOT_DONE, str(path)) if path.is_file() else ModelSampling()
+    if file is None:
+        return sampling
+    fields = {key.removeprefix(_GGUF): value for key, value in file.header.fields.items() if key.startswith(_GGUF)}
+    _check_window(fields, str(file.path))
+    return _sampling(fields, GGUF_DONE, GGUF_NOT_DONE, str(file.path)) if fields else sampling
+
+
+def _sampling(
+    fields: Mapping[str, Any], done: Mapping[str, str], refused: Mapping[str, tuple[object, ...]], where: str
+) -> ModelSampling:
+    for name, harmless in refused.items():
+        value = fields.get(name)
+        if value is not None and value not in harmless:
+            raise _refusal(where, name, value, "that is not supported here")
+    values = {ours: fields[name] for name, ours in done.items() if fields.get(name) is not None}
+    try:
+        return msgspec.convert(values, ModelSampling)
+    except (BadInput, msgspec.ValidationError) as error:
+        raise BadInput(f"{where} is not accepted: {error}; --generation-config none leaves it out") from None
+
+
+def _check_window(fields: dict[str, Any], where: str) -> None:
+    """Of llama.cpp's penalty of repetitions: ours, as vLLM's, is of all tokens; 64 are its default."""
+    window = fields.get("penalty_last_n", 64)
+    if window == 0:
+        fields.pop("penalty_repeat", None)
+    elif window != -1 and fields.get("penalty_repeat", 1.0) != 1.0:
+        why = "repetition is penalized among all tokens here (-1)"
+        raise _refusal(where, "penalty_repeat", fields["penalty_repeat"], f"with penalty_last_n={window} {why}")
+
+
+def _refusal(where: str, name: str, value: object, why: str) -> BadInput:
+    return BadInput(f"{where}: {name}={value!r:.60}: {why}; --generation-config none leaves it out")

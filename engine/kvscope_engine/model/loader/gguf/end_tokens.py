@@ -1,0 +1,32 @@
+"""Tokens that end an answer of a GGUF model: those that the file's head names, and control tokens known by their text.
+
+As in llama.cpp: a file names the end of a text (`eos`), of a turn (`eot`) and of a message (`eom`), but older ones name
+the first alone, and chat models never write it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kvscope_engine.model.loader.gguf.gguf_header import GgufHeader
+
+_KEYS: Final = ("eos", "eot", "eom")
+_TEXTS: Final = frozenset(
+    ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>")
+)
+_HARMONY: Final = frozenset(("<|return|>", "<|call|>"))
+"""Where these end an answer, `<|end|>` ends one message of several."""
+
+
+def end_token_ids(header: GgufHeader, tokenizer: Any) -> list[int]:
+    """Return the ids, ascending; `tokenizer` is transformers' of the file."""
+    named = {header.fields.get(f"tokenizer.ggml.{key}_token_id") for key in _KEYS}
+    special = set(tokenizer.all_special_tokens)
+    special |= {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    texts = _TEXTS & special
+    if texts >= _HARMONY:
+        texts -= {"<|end|>"}
+        named.discard(tokenizer.convert_tokens_to_ids("<|end|>"))
+    ids = {token for token in named if isinstance(token, int)} | set(tokenizer.convert_tokens_to_ids(sorted(texts)))
+    # transformers adds tokens that the file does not have, such as GPT-2's own.
+    return sorted(token for token in ids if 0 <= token < header.shapes["token_embd.weight"][-1])

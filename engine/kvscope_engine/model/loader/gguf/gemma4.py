@@ -1,0 +1,149 @@
+"""Gemma 4's configuration of the head of a GGUF file, whose layers differ: keys that are lists say how.
+
+transformers' loader takes the numbers of its largest layers for all of them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from kvscope_engine.model.loader.gguf.gguf_header import GgufHeader, Scalar
+from kvscope_engine.model.loader.gguf.rope import FACTORS, tensor_values
+from kvscope_telemetry.errors import BadInput
+
+GEMMA4: Final = "gemma4"
+FULL: Final = "full_attention"
+SLIDING: Final = "sliding_attention"
+_ENDS: Final = (1, 50, 106)
+"""Of an answer, of a turn, and of a call of a tool; a file names one."""
+_UNROTATED: Final = 1e29
+"""Frequencies that are divided by more do not turn."""
+_PLACES: Final = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.key_length": "global_head_dim",
+    "attention.key_length_swa": "head_dim",
+    "attention.sliding_window": "sliding_window",
+}
+"""Keys that each file has."""
+_MAYBE: Final = {
+    "attention.shared_kv_layers": "num_kv_shared_layers",
+    "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "expert_count": "num_experts",
+    "expert_used_count": "top_k_experts",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+_SAME: Final = {
+    "attention.value_length": "attention.key_length",
+    "attention.value_length_swa": "attention.key_length_swa",
+    "rope.dimension_count": "attention.key_length",
+    "rope.dimension_count_swa": "attention.key_length_swa",
+}
+"""Keys that say what another says."""
+
+
+def gemma4_config(
+    gguf: Path, header: GgufHeader, metadata: dict[str, Scalar], lists: dict[str, tuple[Scalar, ...]]
+) -> Any:
+    """transformers' configuration. What is read of `metadata` is taken out of it; what is left is for the caller.
+
+    Raises BadInput, naming it, for a key that is missing or asks for what this architecture does not do.
+    """
+    from transformers import AutoConfig
+
+    for key, other in _SAME.items():
+        if metadata.pop(key, None) not in (None, metadata.get(other)):
+            raise _refusal(key)
+    count = int(_taken(metadata, "block_count"))
+    kinds = _kinds(metadata, lists, count)
+    told = {name: _taken(metadata, key) for key, name in _PLACES.items()}
+    told |= {name: metadata.pop(key) for key, name in _MAYBE.items() if key in metadata}
+    told |= _heads(header, metadata, lists, kinds, count - int(told.get("num_kv_shared_layers", 0)))
+    told |= _widths(metadata, lists, count, count - int(told.get("num_kv_shared_layers", 0)))
+    metadata.pop("vocab_size", None)
+    if lists:
+        raise _refusal(next(iter(lists)))
+    per_layer = header.shapes.get("per_layer_token_embd.weight")
+    ends = {*_ENDS, int(header.fields.get("tokenizer.ggml.eos_token_id", _ENDS[0]))}
+    return AutoConfig.for_model(
+        "gemma4_text",
+        **told,
+        num_hidden_layers=count,
+        layer_types=kinds,
+        rope_parameters=_rotation(gguf, header, metadata),
+        vocab_size=header.shapes["token_embd.weight"][1],
+        vocab_size_per_layer_input=per_layer[1] if per_layer else header.shapes["token_embd.weight"][1],
+        enable_moe_block=bool(told.get("num_experts")),
+        tie_word_embeddings="output.weight" not in header.shapes,
+        eos_token_id=sorted(ends),
+        bos_token_id=header.fields.get("tokenizer.ggml.bos_token_id"),
+        pad_token_id=header.fields.get("tokenizer.ggml.padding_token_id"),
+    )
+
+
+def _kinds(metadata: dict[str, Scalar], lists: dict[str, tuple[Scalar, ...]], count: int) -> list[str]:
+    pattern = lists.pop("attention.sliding_window_pattern", ())
+    if len(pattern) != count or pattern[-1]:
+        raise _refusal("attention.sliding_window_pattern")
+    return [SLIDING if slides else FULL for slides in pattern]
+
+
+def _heads(
+    header: GgufHeader,
+    metadata: dict[str, Scalar],
+    lists: dict[str, tuple[Scalar, ...]],
+    kinds: list[str],
+    num_own: int,
+) -> dict[str, Any]:
+    """Of keys and values. In some models full layers' keys are their values, and have fewer heads."""
+    key = "attention.head_count_kv"
+    heads = lists.pop(key, None) or (_taken(metadata, key),) * len(kinds)
+    by_kind = {kind: {number for number, other in zip(heads, kinds, strict=True) if other == kind} for kind in kinds}
+    own_full = [layer for layer in range(num_own) if kinds[layer] == FULL]
+    with_values = sum(f"blk.{layer}.attn_v.weight" in header.shapes for layer in own_full)
+    is_one = with_values == 0
+    if any(len(numbers) != 1 for numbers in by_kind.values()) or with_values not in (0, len(own_full)):
+        raise _refusal(key)
+    (sliding,), (full,) = by_kind.get(SLIDING, by_kind[FULL]), by_kind[FULL]
+    if sliding != full and not is_one:
+        raise _refusal(key)
+    return {"num_key_value_heads": sliding, "num_global_key_value_heads": full, "attention_k_eq_v": is_one}
+
+
+def _widths(
+    metadata: dict[str, Scalar], lists: dict[str, tuple[Scalar, ...]], count: int, num_own: int
+) -> dict[str, Any]:
+    """Of the feed-forward blocks: those of layers that share keys and values may be twice as wide."""
+    key = "feed_forward_length"
+    widths = lists.pop(key, None)
+    if widths is None:
+        return {"intermediate_size": _taken(metadata, key)}
+    usual = int(widths[0])
+    if list(widths) != [usual if layer < num_own else 2 * usual for layer in range(count)]:
+        raise _refusal(key)
+    return {"intermediate_size": usual, "use_double_wide_mlp": True}
+
+
+def _rotation(gguf: Path, header: GgufHeader, metadata: dict[str, Scalar]) -> dict[str, Any]:
+    """Full layers turn a part of each head, which a tensor of divisors says."""
+    full = {"rope_type": "proportional", "rope_theta": float(_taken(metadata, "rope.freq_base"))}
+    sliding = {"rope_type": "default", "rope_theta": float(metadata.pop("rope.freq_base_swa", 10000.0))}
+    divisors = tensor_values(gguf, FACTORS) if FACTORS in header.shapes else [1.0]
+    turned = divisors.count(1.0)
+    if any(value != 1.0 for value in divisors[:turned]) or any(value < _UNROTATED for value in divisors[turned:]):
+        raise BadInput(f"it is not accepted: its {FACTORS} divides frequencies by other numbers than 1 and infinity")
+    return {FULL: full | {"partial_rotary_factor": turned / len(divisors)}, SLIDING: sliding}
+
+
+def _taken(metadata: dict[str, Scalar], key: str) -> Any:
+    if key not in metadata:
+        raise BadInput(f"it is not accepted: it lacks the key {GEMMA4}.{key}")
+    return metadata.pop(key)
+
+
+def _refusal(key: str) -> BadInput:
+    return BadInput(f"it is not accepted: its key {GEMMA4}.{key} asks for what {GEMMA4} here does not do")

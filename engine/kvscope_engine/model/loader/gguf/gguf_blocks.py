@@ -1,0 +1,149 @@
+"""Blocks of GGUF files that hold 4 or 8 bits a weight, as grouped weights with just the file's values.
+
+Owns the form of the blocks read here (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h), and the proof
+that a tensor is a layer's weight: what it widens to, in the rows' order the layer has, is what the layer holds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import nn
+
+from kvscope_engine.model.loader.gguf.gguf_file import GgufFile
+from kvscope_engine.model.loader.gguf.gguf_header import GgufHeader, TensorPlace
+from kvscope_engine.model.quantization.filed_weight import FiledWeight, keep_filed, name_format
+from kvscope_kernels.quantized_linear.grouped_weight import CHUNK, GroupedWeight, grouped
+
+Q4_0: Final = 2
+Q4_1: Final = 3
+Q8_0: Final = 8
+BITS: Final = {Q4_0: 4, Q4_1: 4, Q8_0: 8}
+"""By ggml's number of the type. A block is CHUNK weights of a row."""
+_BLOCK_BYTES: Final = {Q4_0: 18, Q4_1: 20, Q8_0: 34}
+_WHOLE: Final = ("F32", "F16", "BF16", "F64")
+_NUM_SAMPLES: Final = 16
+"""Rows that are compared: a tensor goes into its layer as a whole or not at all."""
+
+
+def attach_gguf(module: nn.Module, file: GgufFile) -> int:
+    """Keep at hand, for each linear layer of `module`, the blocks that its weight is in the file; for how many.
+
+    Layers that the file holds in other types, in pieces or in an order that is not known here are left out.
+    """
+    header = file.header
+    name_format(module, main_format(header))
+    names = _tensor_names(header, module)
+    count = 0
+    for layer, name in names:
+        part = _proven(layer, header, name) if name in header.places else None
+        if part is not None:
+            keep_filed(layer, [part])
+            count += 1
+    return count
+
+
+def name_gguf(module: nn.Module, file: GgufFile) -> None:
+    """For people alone: the weights of `module` are widened, and stay so."""
+    kind = main_format(file.header)
+    name_format(module, "" if kind in _WHOLE else kind)
+
+
+def main_bits(header: GgufHeader) -> int:
+    """4 or 8: of the blocks read here that most of the file's bytes are in; 0 where less than half are in any."""
+    sizes: Counter[int] = Counter()
+    for place in header.places.values():
+        sizes[BITS.get(place.kind, 0)] += place.num_bytes
+    is_read = 2 * sizes[0] < sizes.total()
+    return max((4, 8), key=lambda bits: sizes[bits]) if is_read else 0
+
+
+def main_format(header: GgufHeader) -> str:
+    """The type, as ggml calls it, that most bytes of the file are in."""
+    import gguf
+
+    sizes: Counter[int] = Counter()
+    for place in header.places.values():
+        sizes[place.kind] += place.num_bytes
+    return str(gguf.GGMLQuantizationType(sizes.most_common(1)[0][0]).name)
+
+
+def packed_bytes(header: GgufHeader) -> int:
+    """What a step reads of the file's weights, as a CPU keeps them: blocks with their scales and lows, else 8 bits."""
+    is_tied = "output.weight" not in header.places
+    read = [name for name in header.places if is_tied or name != "token_embd.weight"]
+    return sum(_packed_bytes(header.shapes[name], header.places[name].kind) for name in read)
+
+
+def _packed_bytes(shape: tuple[int, ...], kind: int) -> int:
+    count = prod(shape)
+    if len(shape) == 1:
+        return 4 * count
+    half_bits = 2 * BITS[kind] + 2 if kind in BITS else 17  # of a weight, with its part of a group's numbers
+    return count * half_bits // 16
+
+
+def read_blocks(place: TensorPlace, rows: torch.Tensor, outputs: int) -> GroupedWeight:
+    """Some rows, by their numbers, of the tensor at `place`, which has `outputs` of them."""
+    raw = np.memmap(place.file, np.uint8, "r", place.start, (outputs, place.num_bytes // outputs))
+    blocks = torch.from_numpy(raw[rows.numpy()]).view(len(rows), -1, _BLOCK_BYTES[place.kind])
+    scale = _halves(blocks[..., :2])
+    if place.kind == Q8_0:
+        codes = blocks[..., 2:] ^ 0x80  # the same bits, counted from -128
+        return grouped(codes.flatten(1), scale, -128.0 * scale, 8, CHUNK)
+    nibbles = blocks[..., -CHUNK // 2 :]
+    codes = torch.cat((nibbles & 15, nibbles >> 4), -1).flatten(1)
+    low = _halves(blocks[..., 2:4]) if place.kind == Q4_1 else -8.0 * scale
+    return grouped(codes, scale, low, 4, CHUNK)
+
+
+def _halves(two_bytes: torch.Tensor) -> torch.Tensor:
+    return two_bytes.contiguous().view(torch.float16)[..., 0].float()
+
+
+def _tensor_names(header: GgufHeader, module: nn.Module) -> list[tuple[Any, str]]:
+    """Linear layers and the tensors that should be theirs."""
+    import gguf
+
+    architectures = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    if header.architecture not in architectures:
+        return []
+    model: Any = module
+    num_layers = int(model.config.num_hidden_layers)
+    name_map = gguf.get_tensor_name_map(architectures[header.architecture], num_layers)
+    found = []
+    for name, layer in module.named_modules():
+        if type(layer) is nn.Linear:
+            known = f"{name_map.get_name(name)}.weight"
+            is_tied = known not in header.places and layer is model.get_output_embeddings()
+            found.append((layer, "token_embd.weight" if is_tied else known))
+    return found
+
+
+def _proven(layer: nn.Linear, header: GgufHeader, name: str) -> FiledWeight | None:
+    place, shape = header.places[name], header.shapes[name]
+    outputs, inputs = layer.weight.shape
+    if place.kind not in BITS or shape != (inputs, outputs):
+        return None
+    samples = torch.linspace(0, outputs - 1, min(outputs, _NUM_SAMPLES)).long()
+    expected = layer.weight[samples]
+    for order in _orders(header, outputs):
+        found = read_blocks(place, order[samples], outputs).widened()
+        if torch.equal(found.to(expected.dtype), expected.cpu()):
+            return lambda: read_blocks(place, order, outputs)
+    return None
+
+
+def _orders(header: GgufHeader, outputs: int) -> list[torch.Tensor]:
+    """Rows as they come, and as Llama's queries and keys are turned: in a file, halves of a head lie interleaved."""
+    rows = torch.arange(outputs)
+    orders = [rows]
+    for key in ("attention.head_count", "attention.head_count_kv"):
+        heads = header.fields.get(f"{header.architecture}.{key}")
+        if isinstance(heads, int) and heads > 0 and outputs % (2 * heads) == 0:
+            orders.append(rows.view(heads, -1, 2).transpose(1, 2).flatten())
+    return orders

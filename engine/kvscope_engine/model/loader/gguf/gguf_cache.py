@@ -1,0 +1,208 @@
+"""Converted GGUF files in the cache folder: one entry for each content and dtype, checked before use."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+from unittest.mock import patch
+
+import torch
+from safetensors import SafetensorError
+
+from kvscope_engine.cache_folder import exclusive, replace_folder, scratch_folder
+from kvscope_engine.model.device_memory.out_of_memory import is_no_memory
+from kvscope_engine.model.hf_config import read_config
+from kvscope_engine.model.loader.checkpoint import check_report, load_weights
+from kvscope_engine.model.loader.download.progress import ProgressCallback
+from kvscope_engine.model.loader.download.quiet import quiet_gguf, quiet_transformers
+from kvscope_engine.model.loader.gguf.end_tokens import end_token_ids
+from kvscope_engine.model.loader.gguf.gguf_config import config_of
+from kvscope_engine.model.loader.gguf.gguf_entries import MANIFEST, content_sha256, entry_of, fingerprint, is_intact
+from kvscope_engine.model.loader.gguf.gguf_header import GgufHeader, check_gguf
+from kvscope_engine.model.loader.gguf.pre_tokenizer import apply_pre_tokenizer, check_pre_tokenizer
+from kvscope_engine.model.loader.gguf.rope import ROPE_TENSORS
+from kvscope_engine.model.loader.gguf.split_files import whole_files
+from kvscope_engine.model.loader.gguf.tensor_processors import is_unused, processors
+from kvscope_engine.model.loader.supported_models import blueprint
+from kvscope_engine.model.platforms.device import dtype_name
+from kvscope_engine.tokenization.tokenizer_files import save_tokenizer
+from kvscope_telemetry.errors import BadInput, KvscopeError
+
+_HARMLESS: Final = re.compile(r"blk\.\d+\.attn_rot_embd\.weight")
+"""Rotations computed ahead, which old writers left in; no program reads them."""
+
+
+def converted_gguf(gguf: Path, dtype: torch.dtype, progress: ProgressCallback) -> Path:
+    """Folder with the weights of `gguf` in `dtype`, converted when there is none or it is damaged.
+
+    Raises BadInput when the file cannot be converted. Several processes may ask at once: one converts.
+    """
+    entry = entry_folder(content_sha256(gguf), dtype)
+    if is_intact(entry):
+        return entry
+    with exclusive(entry):
+        if not is_intact(entry):
+            _build(gguf, dtype, entry, progress)
+    return entry
+
+
+def entry_folder(sha256: str, dtype: torch.dtype) -> Path:
+    """Where the entry of a file with this checksum belongs."""
+    return entry_of(sha256, dtype_name(dtype))
+
+
+def _build(gguf: Path, dtype: torch.dtype, entry: Path, progress: ProgressCallback) -> None:
+    try:
+        with scratch_folder(entry.parent) as scratch:
+            new = scratch / entry.name
+            new.mkdir()
+            _fill(gguf, dtype, entry, new, progress)
+            manifest = {path.name: fingerprint(path) for path in sorted(new.iterdir()) if path.name != MANIFEST}
+            (new / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+            replace_folder(new, entry)
+    except OSError as error:
+        reason = error.strerror or error
+        raise KvscopeError(
+            f"cannot write the converted model to {str(entry)!r}: {reason}; free space or fix permissions "
+            "there, or set KVSCOPE_CACHE to another folder"
+        ) from error
+
+
+def _fill(gguf: Path, dtype: torch.dtype, entry: Path, new: Path, progress: ProgressCallback) -> None:
+    exact = entry.with_name(entry.name.replace(dtype_name(dtype), "float32"))
+    if exact != entry and is_intact(exact):
+        recast(exact, dtype, new, gguf.name, progress)
+    else:
+        convert_gguf(gguf, dtype, new, progress)
+
+
+# One GGUF file to a folder with safetensors, through transformers' own GGUF loader. Slow, so done once.
+def convert_gguf(gguf: Path, dtype: torch.dtype, folder: Path, progress: ProgressCallback) -> None:
+    """Write config, weights in `dtype` and tokenizer of `gguf` into `folder`.
+
+    Raises BadInput when the file is damaged, or holds a model that cannot be served.
+    """
+    header = check_gguf(gguf)
+    try:
+        check_pre_tokenizer(header)
+    except BadInput as error:
+        raise BadInput(f"{gguf} cannot be converted: {error}") from error
+    source: dict[str, Any] = {"gguf_file": gguf.name, "local_files_only": True, "trust_remote_code": False}
+    try:
+        model, tokenizer = _read(gguf, header, dtype, source, progress)
+    except BadInput as error:
+        raise BadInput(f"{gguf} cannot be converted: {error}") from error
+    except Exception as error:  # a external file: transformers raises nearly anything
+        if is_no_memory(error):
+            raise KvscopeError(
+                f"not enough memory to convert {gguf} to {dtype_name(dtype)}: close other programs"
+            ) from error
+        line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadInput(f"{gguf} cannot be converted: {line:.200}") from error
+    # Dequantized, it is an ordinary model; transformers refuses to write it while it says where it is from.
+    model.hf_quantizer = None
+    model.config.__dict__.pop("quantization_config", None)
+    blueprint(model.config, gguf.name)
+    _save(model, dtype, folder, gguf.name, progress)
+    save_tokenizer(tokenizer, folder)
+
+
+def _read(
+    gguf: Path, header: GgufHeader, dtype: torch.dtype, source: dict[str, Any], progress: ProgressCallback
+) -> tuple[Any, Any]:
+    """The model and its tokenizer, with all that the file says in them."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    auto: Any = AutoModelForCausalLM
+    with quiet_gguf(progress, gguf.name), whole_files(), watched_tensors() as used:
+        config = config_of(gguf, header)
+        model, report = auto.from_pretrained(
+            gguf.parent, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **source
+        )
+        check_report(gguf, report)
+        check_used(header, used)
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **source)
+    apply_pre_tokenizer(tokenizer, header)
+    ends = set(end_token_ids(header, tokenizer))
+    known = model.config.eos_token_id
+    ends |= set(known if isinstance(known, list) else [] if known is None else [known])
+    model.config.eos_token_id = model.generation_config.eos_token_id = sorted(ends) or None
+    return model, tokenizer
+
+
+def recast(entry: Path, dtype: torch.dtype, folder: Path, detail: str, progress: ProgressCallback) -> None:
+    """Write the converted float32 model in the folder `entry` into `folder` in `dtype`: the same, but sooner."""
+    model = load_weights(entry, read_config(entry / "config.json"), dtype, torch.device("cpu"), detail, progress)
+    for path in entry.iterdir():
+        if path.suffix != ".safetensors":
+            shutil.copyfile(path, folder / path.name)
+    _save(model, dtype, folder, detail, progress)
+
+
+def _save(model: Any, dtype: torch.dtype, folder: Path, detail: str, progress: ProgressCallback) -> None:
+    with quiet_transformers(progress, "convert", f"{detail}, writing {dtype_name(dtype)}", "files"):
+        try:
+            model.save_pretrained(folder, max_shard_size="1TB")
+        except SafetensorError as error:  # what the file system said, in other words
+            raise OSError(_file_system_reason(str(error))) from error
+
+
+def _file_system_reason(text: str) -> str:
+    """`No space left on device` out of `Error while serializing: I/O error: No space left on device (os error 28)`."""
+    number = re.search(r"os error (\d+)", text)
+    return os.strerror(int(number[1])) if number else text
+
+
+# Which tensors of a GGUF file became weights: transformers' loader drops those it has no place for.
+#
+# Owns the watching of that loader, which is given the processors that it lacks. Knows tensors by name alone.
+@contextmanager
+def watched_tensors() -> Iterator[set[str]]:
+    """The names that the loader found a place for inside, as far as it came."""
+    from transformers import modeling_gguf_pytorch_utils as gguf_loader
+
+    used: set[str] = set()
+    known = gguf_loader.TENSOR_PROCESSORS | processors()
+    with patch.object(gguf_loader, "TENSOR_PROCESSORS", _Watched(known, used)):
+        yield used
+
+
+def check_used(header: GgufHeader, used: set[str]) -> None:
+    """Raise BadInput, naming one, when a tensor of the file is in no weight of the model."""
+    left = sorted(header.shapes.keys() - used - set(ROPE_TENSORS))
+    left = [name for name in left if not _HARMLESS.fullmatch(name) and not is_unused(header, name)]
+    if left:
+        raise BadInput(
+            f"it is not accepted: {len(left)} of its tensors, {left[0]} for one, have no place in"
+            f" architecture {header.architecture!r} here; without them its answers would be others"
+        )
+
+
+class _Watched:
+    """transformers' processors by architecture, each told to say what it takes."""
+
+    def __init__(self, processors: dict[str, Any], used: set[str]) -> None:
+        self._processors, self._used = processors, used
+
+    def get(self, architecture: str, default: Any) -> Callable[..., Any]:
+        kind = self._processors.get(architecture, default)
+        return lambda config: _watch(kind(config=config), self._used)
+
+
+def _watch(processor: Any, used: set[str]) -> Any:
+    process = processor.process
+
+    def watched(weights: Any, name: str, **options: Any) -> Any:
+        result = process(weights=weights, name=name, **options)
+        if result.name is None or result.name in options["tensor_key_mapping"]:  # None: it has put it away itself
+            used.add(name)
+        return result
+
+    processor.process = watched
+    return processor

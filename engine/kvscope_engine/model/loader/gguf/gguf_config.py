@@ -1,0 +1,211 @@
+"""What the head of a GGUF file says about the model, put into transformers' configuration before it is built.
+
+Owns the meaning of the file's keys. transformers' loader reads some of them and drops the rest without a word; here
+each key of the architecture is put where it belongs, or the file is refused by that key's name. Reads no tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+from kvscope_engine.model.loader.gguf.gemma4 import GEMMA4, gemma4_config
+from kvscope_engine.model.loader.gguf.gguf_header import GgufHeader, Scalar
+from kvscope_engine.model.loader.gguf.rope import ROPE_KEYS, apply_rope
+from kvscope_engine.model.loader.gguf.split_files import whole_files
+from kvscope_telemetry.errors import BadInput
+
+PLACES: Final = {
+    "context_length": ("max_position_embeddings",),
+    "vocab_size": ("vocab_size",),
+    "block_count": ("num_hidden_layers",),
+    "embedding_length": ("hidden_size",),
+    "feed_forward_length": ("intermediate_size", "n_inner", "ffn_hidden_size"),
+    "expert_feed_forward_length": ("moe_intermediate_size", "intermediate_size"),
+    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
+    "expert_count": ("num_experts", "num_local_experts"),
+    "expert_used_count": ("num_experts_per_tok",),
+    "use_parallel_residual": ("use_parallel_residual",),
+    "attention.head_count": ("num_attention_heads",),
+    "attention.head_count_kv": ("num_kv_heads", "num_key_value_heads"),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps"),
+    "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"),
+    "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "final_logit_softcapping": ("final_logit_softcapping",),
+}
+"""Where a configuration keeps a key of the architecture: the first of these names that it has."""
+EXPECTED: Final[dict[str, tuple[Scalar, ...]]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "expert_weights_scale": (0.0, 1.0),
+    "logit_scale": (0.0, 1.0),
+    "nextn_predict_layers": (0,),
+    "pooling_type": (0,),
+}
+"""What must be so, as nothing else is done."""
+HARMLESS: Final = frozenset({"tensor_data_layout", "attention.group_norm_groups"})
+_HEAD_KEYS: Final = ("attention.key_length", "attention.value_length")
+_WINDOW: Final = "attention.sliding_window"
+_PATTERN: Final = "attention.sliding_window_pattern"
+_WITH_WINDOW: Final = frozenset({"mistral", "gemma2", "gemma3_text", "gpt_oss", "phi3", "starcoder2"})
+_GATING_KEY: Final = "expert_gating_func"
+_GATING: Final = {"qwen2_moe": 1, "qwen3_moe": 1, "minimax_m2": 2}
+"""Softmax is 1, sigmoid 2."""
+_LARGEST_GEMMA: Final = {"gemma2": 46, "gemma3_text": 62}
+"""Layers of the one size that scales attention by the hidden size of a head; the format leaves that to the reader."""
+_BIASES: Final = (
+    (re.compile(r"blk\.\d+\.attn_(q|k|v|qkv|output)\.bias"), ("attention_bias", "use_qkv_bias")),
+    (re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.bias"), ("mlp_bias",)),
+)
+
+
+def config_of(gguf: Path, header: GgufHeader) -> Any:
+    """transformers' configuration with all in it that the head of `gguf` says.
+
+    Raises BadInput for a key or tensor that would change the model in a way that is not done.
+    """
+    from transformers import AutoConfig
+
+    _check_file(header)
+    metadata = _metadata_of(header)
+    lists = _lists_of(header, metadata)
+    config: Any
+    if header.architecture == GEMMA4:
+        config = gemma4_config(gguf, header, metadata, lists)
+        _check_rest(header, config, metadata)
+        return config
+    pattern = lists.pop(_PATTERN, None)
+    _refuse_lists(header, lists)
+    with whole_files():
+        config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name, local_files_only=True)
+    _apply_pattern(header, config, metadata.pop(_PATTERN, None) if pattern is None else pattern)
+    rope = _apply(header, metadata, config)
+    if isinstance(config.pad_token_id, int) and config.pad_token_id >= config.vocab_size:
+        config.pad_token_id = None  # the architecture's own default, not the file's
+    apply_rope(header, rope, gguf, config)
+    return config
+
+
+def _apply(header: GgufHeader, metadata: dict[str, Scalar], config: Any) -> dict[str, Scalar]:
+    """All but what is said of rotation, which is returned."""
+    for key in [key for key in metadata if key in PLACES]:
+        _place(header, config, key, metadata.pop(key))
+    _apply_head_dim(header, config, metadata)
+    _apply_window(header, config, metadata)
+    _apply_biases(header, config)
+    if config.model_type in _LARGEST_GEMMA:
+        config.query_pre_attn_scalar = _gemma_scalar(config)
+    rope = {key: metadata.pop(key) for key in list(metadata) if key in ROPE_KEYS}
+    _check_rest(header, config, metadata)
+    return rope
+
+
+def _check_file(header: GgufHeader) -> None:
+    kind = header.fields.get("general.type", "model")
+    if kind != "model" or any(key.startswith("adapter.") for key in header.fields):
+        raise BadInput(f"it is not accepted: it holds a part of a model, {kind!r:.40}, not a whole one")
+
+
+def _metadata_of(header: GgufHeader) -> dict[str, Scalar]:
+    """The keys of the architecture without its name. A list of one number a layer, the same for all, is that number."""
+    prefix = f"{header.architecture}."
+    told = {key.removeprefix(prefix): value for key, value in header.fields.items() if key.startswith(prefix)}
+    count = header.fields.get(f"{prefix}block_count")
+    same = {
+        key.removeprefix(prefix): values[0]
+        for key, values in header.lists.items()
+        if key.startswith(prefix) and len(values) == count and len(set(values)) == 1
+    }
+    return told | same
+
+
+def _lists_of(header: GgufHeader, metadata: dict[str, Scalar]) -> dict[str, tuple[Scalar, ...]]:
+    """The keys of the architecture that are lists, but for those of one number for all layers."""
+    prefix = f"{header.architecture}."
+    told = {key.removeprefix(prefix): values for key, values in header.lists.items() if key.startswith(prefix)}
+    others = {key.removeprefix(prefix): () for key in header.arrays if key.startswith(prefix)}
+    return {key: values for key, values in (told | others).items() if key not in metadata}
+
+
+def _refuse_lists(header: GgufHeader, lists: dict[str, tuple[Scalar, ...]]) -> None:
+    key = next(iter(lists), None)
+    if key is not None:
+        name = f"{header.architecture}.{key}"
+        raise BadInput(f"it is not accepted: its key {name} is a list, one a layer or a part; that is not done")
+
+
+def _place(header: GgufHeader, config: Any, key: str, value: Scalar) -> None:
+    name = next((name for name in PLACES[key] if hasattr(config, name)), None)
+    if name is None:
+        raise _refusal(header, config, key, value)
+    if getattr(config, name) != value:
+        setattr(config, name, value)
+
+
+def _apply_head_dim(header: GgufHeader, config: Any, metadata: dict[str, Scalar]) -> None:
+    """Not said, it is the hidden size over the heads."""
+    usual = config.hidden_size // config.num_attention_heads
+    sizes = {key: metadata.pop(key) for key in _HEAD_KEYS if key in metadata}
+    wanted = sizes.get(_HEAD_KEYS[0], usual)
+    for key, value in sizes.items():
+        if value != wanted or (value != usual and not hasattr(config, "head_dim")):
+            raise _refusal(header, config, key, value)
+    if hasattr(config, "head_dim"):
+        config.head_dim = wanted
+
+
+def _apply_window(header: GgufHeader, config: Any, metadata: dict[str, Scalar]) -> None:
+    """Not said, there is none, whatever the architecture's default is."""
+    window = metadata.pop(_WINDOW, 0)
+    if config.model_type in _WITH_WINDOW:
+        config.sliding_window = window or None
+    elif window:
+        raise _refusal(header, config, _WINDOW, window)
+
+
+def _apply_pattern(header: GgufHeader, config: Any, pattern: Scalar | tuple[Scalar, ...] | None) -> None:
+    """Which layers have the window: those of a list, all or none, or all but each of some number."""
+    if pattern is None:
+        return
+    count = int(config.num_hidden_layers)
+    if isinstance(pattern, bool):
+        pattern = (pattern,) * count
+    if isinstance(pattern, int) and pattern > 0:
+        pattern = tuple((layer + 1) % pattern != 0 for layer in range(count))
+    if not isinstance(pattern, tuple) or len(pattern) != count or not hasattr(config, "layer_types"):
+        raise _refusal(header, config, _PATTERN, pattern if isinstance(pattern, int) else str(pattern))
+    config.layer_types = ["sliding_attention" if slides else "full_attention" for slides in pattern]
+
+
+def _apply_biases(header: GgufHeader, config: Any) -> None:
+    """Some architectures have them or not; only the tensors tell. What has no place is found when none takes it."""
+    for pattern, names in _BIASES:
+        name = next((name for name in names if hasattr(config, name)), None)
+        if name is not None and any(pattern.fullmatch(tensor) for tensor in header.shapes):
+            setattr(config, name, True)
+
+
+def _gemma_scalar(config: Any) -> int:
+    is_largest = config.num_hidden_layers == _LARGEST_GEMMA[config.model_type]
+    return int(config.hidden_size // config.num_attention_heads if is_largest else config.head_dim)
+
+
+def _check_rest(header: GgufHeader, config: Any, metadata: dict[str, Scalar]) -> None:
+    for key, value in metadata.items():
+        if key in HARMLESS or value in EXPECTED.get(key, ()):
+            continue
+        if key == _GATING_KEY and _GATING.get(config.model_type) == value:
+            continue
+        if key == "expert_weights_norm" and getattr(config, "norm_topk_prob", None) is not None:
+            config.norm_topk_prob = bool(value)
+            continue
+        raise _refusal(header, config, key, value)
+
+
+def _refusal(header: GgufHeader, config: Any, key: str, value: Scalar) -> BadInput:
+    return BadInput(
+        f"it is not accepted: its key {header.architecture}.{key}={value!r:.40} asks for what"
+        f" {config.model_type} here does not do"
+    )

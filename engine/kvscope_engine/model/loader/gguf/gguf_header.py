@@ -1,0 +1,279 @@
+"""The head of a GGUF file, read with every size bounded by the file before it is believed.
+
+Owns the bounds: what passes here can be handed to a loader that trusts the file. Format:
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from kvscope_engine.model.loader.gguf.split_files import parts_of
+from kvscope_telemetry.errors import BadInput
+
+MAGIC: Final = b"GGUF"
+VERSIONS: Final = (2, 3)
+MAX_DIMENSIONS: Final = 4
+MAX_LIST: Final = 1024
+"""Numbers of a list that is read: one a layer."""
+_SCALARS: Final = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
+_STRING: Final = 8
+_ARRAY: Final = 9
+_MIN_STRING_BYTES: Final = 8
+_MIN_TENSOR_BYTES: Final = 32
+_MIN_FIELD_BYTES: Final = 13
+_SIZE_FIELDS: Final = (
+    "embedding_length",
+    "feed_forward_length",
+    "vocab_size",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "rope.dimension_count",
+)
+
+Scalar = int | float | bool | str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """Where in which file a tensor lies, and its type by ggml's number."""
+
+    kind: int
+    start: int
+    num_bytes: int
+    file: Path = Path()
+
+
+@dataclass(slots=True)
+class GgufHeader:
+    """Scalar fields by key, and the dimensions and place of each tensor by name.
+
+    Of arrays, those of few numbers, and the keys of all others.
+    """
+
+    fields: dict[str, Scalar] = field(default_factory=dict)
+    lists: dict[str, tuple[Scalar, ...]] = field(default_factory=dict)
+    arrays: list[str] = field(default_factory=list)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    places: dict[str, TensorPlace] = field(default_factory=dict)
+
+    @property
+    def architecture(self) -> str:
+        """What the file says it is."""
+        return str(self.fields.get("general.architecture", ""))
+
+
+def check_gguf(path: Path) -> GgufHeader:
+    """The head of the file, and of all parts where it is the first of several.
+
+    Raises BadInput when it is no GGUF, cut short, or claims what cannot be in it.
+    """
+    header, *others = (_header_of(part) for part in parts_of(path))
+    try:
+        _join(header, others)
+        _check_sizes(header)
+    except BadInput as error:
+        raise BadInput(f"{path} is not accepted: {error}") from error
+    return header
+
+
+def _header_of(path: Path) -> GgufHeader:
+    try:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _read(_Reader(data), path)
+    except BadInput as error:
+        raise BadInput(f"{path} is not accepted: {error}") from error
+    except ValueError as error:  # an empty file cannot be mapped
+        raise BadInput(f"{path} is not accepted: it is empty") from error
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror}") from error
+
+
+def _join(header: GgufHeader, others: list[GgufHeader]) -> None:
+    count = header.fields.get("split.count", 0)
+    if count not in (0, 1, 1 + len(others)):
+        raise BadInput(f"it is one of {count!r:.40} parts, which must be beside it, named as llama-gguf-split does")
+    for other in others:
+        twice = next(iter(header.shapes.keys() & other.shapes.keys()), None)
+        if twice is not None:
+            raise BadInput(f"tensor {twice!r:.60} occurs twice")
+        header.shapes |= other.shapes
+        header.places |= other.places
+
+
+class _Reader:
+    """Reads little-endian values one after the other, never beyond the end."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self.data = data
+        self.offset = 0
+
+    @property
+    def left(self) -> int:
+        return len(self.data) - self.offset
+
+    def take(self, count: int) -> int:
+        """Step over `count` bytes; where they began."""
+        start = self.offset
+        if count > self.left:
+            raise BadInput(f"it is truncated: {count} bytes are needed at byte {start}, {self.left} are left")
+        self.offset = start + count
+        return start
+
+    def scalar(self, code: str) -> int | float | bool:
+        start = self.take(struct.calcsize(f"<{code}"))
+        value: int | float | bool = struct.unpack_from(f"<{code}", self.data, start)[0]
+        return value
+
+    def whole(self, code: str) -> int:
+        return int(self.scalar(code))
+
+    def count(self, min_bytes: int, what: str) -> int:
+        """A number of things of at least `min_bytes` each."""
+        number = self.whole("Q")
+        if number * min_bytes > self.left:
+            raise BadInput(f"it claims {number} {what}, more than its {len(self.data)} bytes can hold")
+        return number
+
+    def skip_strings(self, number: int) -> None:
+        """Step over that many. Vocabularies have hundreds of thousands: no calls for each."""
+        end, offset, length_at = len(self.data), self.offset, struct.Struct("<Q").unpack_from
+        for _ in range(number):
+            behind = offset + _MIN_STRING_BYTES
+            behind += length_at(self.data, offset)[0] if behind <= end else 0
+            if behind > end:
+                self.offset = offset
+                self.take(self.whole("Q"))  # says what is missing
+            offset = behind
+        self.offset = offset
+
+    def string(self) -> str:
+        length = self.whole("Q")
+        start = self.take(length)
+        return self.data[start : start + length].decode("utf-8", "replace")
+
+
+def _read(reader: _Reader, path: Path) -> GgufHeader:
+    if reader.data[:4] != MAGIC:
+        raise BadInput("it is not a GGUF file")
+    reader.take(4)
+    version = reader.whole("I")
+    if version not in VERSIONS:
+        raise BadInput(f"GGUF version {version} is unknown: {VERSIONS[0]} and {VERSIONS[1]}, little-endian, are read")
+    num_tensors = reader.count(_MIN_TENSOR_BYTES, "tensors")
+    num_fields = reader.count(_MIN_FIELD_BYTES, "fields")
+    header = GgufHeader()
+    for _ in range(num_fields):
+        key = reader.string()
+        value = _value(reader, reader.whole("I"), key)
+        if isinstance(value, tuple):
+            header.lists[key] = value
+        elif value is not None:
+            header.fields[key] = value
+        else:
+            header.arrays.append(key)
+    _read_tensors(reader, num_tensors, header, path)
+    return header
+
+
+def _value(reader: _Reader, kind: int, key: str) -> Scalar | tuple[Scalar, ...] | None:
+    if kind == _STRING:
+        return reader.string()
+    if kind == _ARRAY:
+        return _array(reader, key)
+    if kind not in _SCALARS:
+        raise BadInput(f"field {key!r:.60} has unknown type {kind}")
+    return reader.scalar(_SCALARS[kind])
+
+
+def _array(reader: _Reader, key: str) -> tuple[Scalar, ...] | None:
+    """Its numbers, where they are few; else what is behind it is read next."""
+    kind = reader.whole("I")
+    if kind == _STRING:
+        reader.skip_strings(reader.count(_MIN_STRING_BYTES, f"strings in {key!r:.60}"))
+        return None
+    if kind not in _SCALARS:
+        raise BadInput(f"array {key!r:.60} has items of unknown type {kind}")
+    code = _SCALARS[kind]
+    size = struct.calcsize(f"<{code}")
+    count = reader.count(size, f"numbers in {key!r:.60}")
+    if count <= MAX_LIST:
+        return tuple(reader.scalar(code) for _ in range(count))
+    reader.take(count * size)
+    return None
+
+
+def _read_tensors(reader: _Reader, num_tensors: int, header: GgufHeader, path: Path) -> None:
+    places: list[tuple[str, int, int]] = []
+    kinds: list[int] = []
+    for _ in range(num_tensors):
+        name = reader.string()
+        if name in header.shapes:
+            raise BadInput(f"tensor {name!r:.60} occurs twice")
+        shape = _shape(reader, name)
+        kind = reader.whole("I")
+        places.append((name, reader.whole("Q"), _num_bytes(name, shape, kind)))
+        header.shapes[name] = shape
+        kinds.append(kind)
+    begin = _check_places(places, header.fields.get("general.alignment", 32), reader)
+    for kind, (name, start, num_bytes) in zip(kinds, places, strict=True):
+        header.places[name] = TensorPlace(kind, begin + start, num_bytes, path)
+
+
+def _shape(reader: _Reader, name: str) -> tuple[int, ...]:
+    num_dimensions = reader.whole("I")
+    if not 1 <= num_dimensions <= MAX_DIMENSIONS:
+        raise BadInput(f"tensor {name!r:.60} has {num_dimensions} dimensions: 1 to {MAX_DIMENSIONS} are accepted")
+    shape = tuple(reader.whole("Q") for _ in range(num_dimensions))
+    if min(shape) < 1:
+        raise BadInput(f"tensor {name!r:.60} has dimensions {shape}")
+    return shape
+
+
+def _num_bytes(name: str, shape: tuple[int, ...], kind: int) -> int:
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    try:
+        per_block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+    except (ValueError, KeyError) as error:
+        raise BadInput(f"tensor {name!r:.60} has unknown type {kind}") from error
+    if shape[0] % per_block:
+        raise BadInput(f"tensor {name!r:.60} has rows of {shape[0]}, no multiple of its blocks of {per_block}")
+    return math.prod(shape) // per_block * block_bytes
+
+
+def _check_places(places: list[tuple[str, int, int]], alignment: Scalar, reader: _Reader) -> int:
+    """Where in the file the first one may begin."""
+    if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 16 or alignment & (alignment - 1):
+        raise BadInput(f"its alignment is {alignment!r:.40}: a power of two is needed")
+    begin = -(-reader.offset // alignment) * alignment
+    room = len(reader.data) - begin
+    for name, start, num_bytes in places:
+        if start % alignment or start + num_bytes > room:
+            raise BadInput(
+                f"it is cut short or damaged: tensor {name!r:.60} is {num_bytes} bytes at {start} of {max(0, room)}"
+            )
+    total = sum(num_bytes for _, _, num_bytes in places)
+    if total > room:
+        raise BadInput(f"its tensors take {total} bytes, more than the {room} it has for them")
+    return begin
+
+
+def _check_sizes(header: GgufHeader) -> None:
+    """What a loader makes tensors of is no larger than the tensors that are there."""
+    if not header.architecture or not header.shapes:
+        raise BadInput("it contains no model")
+    largest = max(max(shape) for shape in header.shapes.values())
+    limits = dict.fromkeys(_SIZE_FIELDS, largest) | {"block_count": len(header.shapes)}
+    for name, limit in limits.items():
+        key = f"{header.architecture}.{name}"
+        for value in header.lists.get(key, (header.fields.get(key, 1),)):
+            if not isinstance(value, int) or not 0 < value <= limit:
+                raise BadInput(f"{key} is {value!r:.40}, its tensors allow 1 to {limit}")

@@ -1,0 +1,373 @@
+"""From the name of a model to the model on its device, with our attention in it. Owns the order of that.
+
+Knows nothing of blocks: how attention is computed is for `attention`, who runs is for the scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from kvscope_engine.model.cpu_offload.resident_layer import ResidentLayers
+from kvscope_engine.model.cpu_offload.split import GIB, check_streaming, layers_for_host, place_others
+from kvscope_engine.model.device_memory.device_memory import CudaMemory, DeviceMemory
+from kvscope_engine.model.device_memory.host_headroom import free_host_bytes
+from kvscope_engine.model.device_memory.memory_plan import allowed_bytes, check_weights_fit
+from kvscope_engine.model.device_memory.shortage_report import start_remedy
+from kvscope_engine.model.distributed.rank import ALONE, Rank
+from kvscope_engine.model.distributed.shard import check_divides, shard_model
+from kvscope_engine.model.hf_config import (
+    eos_token_ids,
+    head_dim,
+    num_kv_heads,
+    num_query_heads,
+    position_limit,
+    read_config,
+)
+from kvscope_engine.model.layers.attention_interface import uses_interface
+from kvscope_engine.model.loaded_model import LoadedModel
+from kvscope_engine.model.loader.checkpoint import check_weights, load_weights
+from kvscope_engine.model.loader.download.default_model import DEFAULT_GGUF_SHA256, default_gguf
+from kvscope_engine.model.loader.download.hub import hub_folder
+from kvscope_engine.model.loader.download.model_names import ModelName, parse_model_name
+from kvscope_engine.model.loader.download.progress import Meter, ProgressCallback
+from kvscope_engine.model.loader.download.quiet import quiet_kernel_advice
+from kvscope_engine.model.loader.generation_config import model_sampling
+from kvscope_engine.model.loader.gguf.gguf_blocks import attach_gguf, name_gguf
+from kvscope_engine.model.loader.gguf.gguf_cache import converted_gguf, entry_folder
+from kvscope_engine.model.loader.gguf.gguf_entries import is_intact
+from kvscope_engine.model.loader.gguf.gguf_file import gguf_file
+from kvscope_engine.model.loader.image_layers import image_layers
+from kvscope_engine.model.loader.model_fingerprint import model_fingerprint
+from kvscope_engine.model.loader.quantization_choice import choose_quantization, filed_bits, option_of, shown
+from kvscope_engine.model.loader.supported_models import Blueprint, blueprint, check_options_with_states
+from kvscope_engine.model.loader.text_part import make_model, reads_more, text_config
+from kvscope_engine.model.platforms.device import choose_device, choose_dtype, device_notes, dtype_name, free_bytes
+from kvscope_engine.model.platforms.host_allocator import bound_compiled_products
+from kvscope_engine.model.quantization.filed_weight import name_format
+from kvscope_engine.model.quantization.quantization_recipe import UNNAMED, Recipe, take_recipe
+from kvscope_engine.model.quantization.quantized_checkpoint import load_quantized
+from kvscope_engine.model.quantization.scaled_weights import is_scaled
+from kvscope_engine.model.stored_tensor import StoredTensor, stored_tensors
+from kvscope_engine.tokenization.tokenizer_files import load_tokenizer
+from kvscope_kernels.cpu.compiler import must_build
+from kvscope_kernels.cpu.library import library
+from kvscope_telemetry.engine_config import EngineConfig
+from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.messages.sampling_params import ModelSampling
+from kvscope_telemetry.messages.telemetry import ModelInfo, Progress
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+BATCH_DEPENDENT: Final = ("dynamic", "longrope")
+
+
+def load_model(
+    config: EngineConfig,
+    progress: ProgressCallback,
+    rank: Rank = ALONE,
+    await_turn: Callable[[torch.device], object] = lambda device: None,
+) -> LoadedModel:
+    """Find, download, convert and load `config.model`, or the share of it that is of `rank`, as far as each is needed.
+
+    `await_turn` is called once its files are there, before memory is looked at. Raises BadInput for a model that cannot
+    be accepted and KvscopeError for what stands in the way (no network, no memory), each in one line that names it;
+    then nothing of the model is left in memory.
+    """
+    name = parse_model_name(config.model)
+    device = choose_device(config.device)
+    if config.cpu_offload_gb:
+        check_streaming(config.cpu_offload_gb, device, free_host_bytes())
+    if device.type == "cpu":
+        quiet_kernel_advice()
+        bound_compiled_products()
+        _compile_operations(progress)
+    dtype = choose_dtype(config.dtype, device)
+    try:
+        return _load(config, name, device, dtype, progress, rank, await_turn)
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        holders = CudaMemory(device).holders.words() if device.type == "cuda" else ""
+        raise KvscopeError(
+            f"no memory on {device} for model {name.text!r} in {dtype_name(dtype)}:"
+            f" {start_remedy(holders, on_gpu=device.type == 'cuda')}"
+        ) from error
+
+
+def _compile_operations(progress: ProgressCallback) -> None:
+    """Now, where a person is told what takes so long: otherwise the first weight that is rounded would do it."""
+    if must_build():
+        progress(Progress(stage="compile"))
+        library()
+
+
+def _load(
+    config: EngineConfig,
+    name: ModelName,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: ProgressCallback,
+    rank: Rank,
+    await_turn: Callable[[torch.device], object],
+) -> LoadedModel:
+    folder, config_file = _files(name, dtype, progress)
+    whole = read_config(config_file)
+    recipe = take_recipe(whole, name.text)
+    plan = blueprint(whole, name.text)
+    check_options_with_states(config, plan, name.text)
+    hf_config = text_config(whole)
+    max_model_len = resolve_max_model_len(hf_config, config.max_model_len, name.text)
+    _check_shares(hf_config, rank, name)
+    await_turn(device)
+    _check_memory(plan, name, dtype, device, config)
+    file = gguf_file(name)
+    sampling = model_sampling(config.generation_config, folder, file)
+    quantization = choose_quantization(config, device, dtype, recipe, file)
+    notes: list[str] = []
+    is_whole = rank.is_alone and not config.cpu_offload_gb
+    source = device if is_whole else torch.device("cpu")  # where a file is mapped, and only what is kept is read
+    if name.kind == "dummy":
+        module = random_model(whole, dtype, source, config.seed, progress)
+    else:
+        given = folder, whole, dtype, source, name.text, progress
+        module, notes = _module(check_weights(folder), recipe, quantization, given)
+    cuts = shard_model(module, rank, name.text)
+    if not rank.is_alone:
+        module.to(device)
+    if config.cpu_offload_gb:
+        _keep_on_host(module, config.cpu_offload_gb, device)
+    if recipe is None and file is not None:
+        (name_gguf if quantization == "none" else attach_gguf)(module, file)
+    _make_ready(module)
+    return LoadedModel(
+        module=module,
+        hf_config=module.config,  # type: ignore[arg-type]
+        tokenizer=load_tokenizer(folder),
+        info=_info(
+            name,
+            plan,
+            text_config(module.config),
+            dtype,
+            max_model_len,
+            (shown(quantization, device, filed_bits(recipe, file)), option_of(quantization), sampling),
+        ),
+        eos_token_ids=eos_token_ids(folder, whole) or eos_token_ids(folder, hf_config),
+        device=device,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        quantization=quantization,
+        notes=(*(device_notes(config.device, device) if rank.index == 0 else ()), *notes),
+        fingerprint=model_fingerprint(module) if config.keep_disk_kv else "",
+        rank=rank,
+        cuts=cuts,
+    )
+
+
+def _module(
+    files: list[Path],
+    recipe: Recipe | None,
+    quantization: str,
+    given: tuple[Path, Any, torch.dtype, torch.device, str, ProgressCallback],
+) -> tuple[torch.nn.Module, list[str]]:
+    """Of a checkpoint in `files`, with `given` for `load_weights`; and lines about it."""
+    folder, whole, dtype = given[:3]
+    stored = stored_tensors(files)
+    recipe = recipe or (UNNAMED if is_scaled(stored) else None)
+    notes: list[str] = []
+    if recipe is not None:
+        build = partial(load_weights, *given)
+        module, note = load_quantized(folder, stored, recipe, dtype, build, keeps=quantization != "none")
+        name_format(module, recipe.format)
+        widened = f"weights come as {recipe} and are widened to {dtype_name(dtype)}"
+        notes = [line for line in (note, widened if quantization == "none" else "") if line]
+    else:
+        module = load_weights(*given, stored if reads_more(whole) else None)
+    return module, [*notes, *([_left_out(whole, stored)] if reads_more(whole) else [])]
+
+
+def _left_out(config: Any, stored: dict[str, StoredTensor]) -> str:
+    """About what was not read of a model that reads more than text."""
+    left = sum(tensor.num_bytes for tensor in stored.values() if not tensor.was_read)
+    total = sum(tensor.num_bytes for tensor in stored.values())
+    text, passed_over = text_config(config), len(image_layers(text_config(config)))
+    layers = f"; {passed_over} of its {text.num_hidden_layers} layers read images and are not run" * bool(passed_over)
+    return (
+        f"{config.model_type} reads more than text: its text part is served, and {left / 1e9:.2f} of its"
+        f" {total / 1e9:.2f} GB of weights, which see or hear, are not read{layers}"
+    )
+
+
+def _keep_on_host(module: torch.nn.Module, cpu_offload_gb: float, device: torch.device) -> None:
+    layers = layers_for_host(module, cpu_offload_gb)
+    place_others(module, layers, device)
+    module.kvscope_resident = ResidentLayers(layers, device)  # type: ignore[assignment]
+
+
+def _check_shares(hf_config: PretrainedConfig, rank: Rank, name: ModelName) -> None:
+    """Before weights are read. A layer whose sizes are not told here is looked at when it is there."""
+    rows = getattr(hf_config, "intermediate_size", None)
+    heads = num_query_heads(hf_config), num_kv_heads(hf_config)
+    check_divides(rank.count, *heads, rows if isinstance(rows, int) else rank.count, name.text)
+
+
+def _files(name: ModelName, dtype: torch.dtype, progress: ProgressCallback) -> tuple[Path, Path]:
+    """The model's folder, and its configuration in it."""
+    if name.kind == "dummy":
+        return name.path.parent, name.path
+    if name.kind == "folder":
+        folder = name.path
+    elif name.kind == "hub":
+        folder = hub_folder(name.text, progress)
+    elif name.kind == "gguf":
+        folder = converted_gguf(name.path, dtype, progress)
+    else:
+        folder = _default_folder(dtype, progress)
+    return folder, folder / "config.json"
+
+
+def _default_folder(dtype: torch.dtype, progress: ProgressCallback) -> Path:
+    """Once converted, the file it came from is not needed."""
+    entry = entry_folder(DEFAULT_GGUF_SHA256, dtype)
+    return entry if is_intact(entry) else converted_gguf(default_gguf(progress), dtype, progress)
+
+
+def _check_memory(
+    plan: Blueprint, name: ModelName, dtype: torch.dtype, device: torch.device, config: EngineConfig
+) -> None:
+    if device.type == "cuda":
+        _check_gpu_memory(plan, name, dtype, CudaMemory(device), config)
+        return
+    needed, free = plan.num_parameters * dtype.itemsize, free_bytes(device)
+    if needed > free:
+        raise KvscopeError(
+            f"no memory for model {name.text!r}: its weights in {dtype_name(dtype)} take {needed / 1e9:.1f} GB,"
+            f" {free / 1e9:.1f} GB are free on {device}"
+        )
+
+
+def _check_gpu_memory(
+    plan: Blueprint, name: ModelName, dtype: torch.dtype, memory: DeviceMemory, config: EngineConfig
+) -> None:
+    """Of what others leave of our share; where the KV cache's size is given, of all that is free."""
+    total, free = memory.total_bytes, memory.free_bytes()
+    is_sized = config.kv_memory_bytes is not None or config.num_gpu_blocks_override is not None
+    allowed = allowed_bytes(total, config.gpu_memory_utilization, draws_display=memory.draws_display())
+    headroom = free if is_sized else min(free, allowed - (total - free) - memory.promised_bytes())
+    share = plan.num_parameters // config.tensor_parallel_size
+    on_host = round(config.cpu_offload_gb * GIB) if config.tensor_parallel_size == 1 else None
+    spare, holders = max(headroom, 0), memory.holders.words
+    check_weights_fit(name.text, share, dtype.itemsize, spare, total, "the GPU", on_host, holders)
+
+
+def _make_ready(module: torch.nn.Module) -> None:
+    """Evaluation only, with our attention: transformers only warns when it cannot set it, so look."""
+    from kvscope_engine.model.layers.attention.paged_attention import ATTENTION_NAME, register_attention
+
+    freeze_rope(module)
+    module.requires_grad_(False).eval()
+    register_attention()
+    if not any(uses_interface(type(part)) for part in module.modules()):
+        return
+    module.set_attn_implementation(ATTENTION_NAME)  # type: ignore[operator]
+    used = module.config._attn_implementation  # type: ignore[union-attr]
+    if used != ATTENTION_NAME:
+        raise KvscopeError(f"{type(module).__name__} kept its own attention, {used!r}")
+
+
+def _info(
+    name: ModelName,
+    plan: Blueprint,
+    hf_config: PretrainedConfig,
+    dtype: torch.dtype,
+    max_model_len: int,
+    chosen: tuple[str, str, ModelSampling],
+) -> ModelInfo:
+    """`chosen`: how weights are shown, the option that gives them, and how requests are sampled that do not say."""
+    return ModelInfo(
+        name=name.text,
+        architecture=plan.architecture,
+        dtype=dtype_name(dtype),
+        num_layers=int(hf_config.num_hidden_layers),
+        num_query_heads=num_query_heads(hf_config),
+        num_kv_heads=num_kv_heads(hf_config),
+        head_dim=head_dim(hf_config),
+        vocab_size=int(hf_config.vocab_size),
+        num_parameters=plan.num_parameters,
+        max_model_len=max_model_len,
+        quantization=chosen[0],
+        quantization_option=chosen[1],
+        sampling=chosen[2],
+    )
+
+
+def random_model(
+    hf_config: Any, dtype: torch.dtype, device: torch.device, seed: int, progress: ProgressCallback
+) -> torch.nn.Module:
+    """A model of random weights for a configuration: for benchmarks and tests, where what it says matters not.
+
+    The causal language model of `hf_config`, initialised on `device` in `dtype`; a seed gives it again.
+    """
+    with Meter(progress, "load", "random weights"), torch.random.fork_rng(_devices(device)), device:
+        torch.manual_seed(seed)
+        return make_model(hf_config, dtype)
+
+
+def _devices(device: torch.device) -> list[int]:
+    return [torch.cuda.current_device()] if device.type == "cuda" else []
+
+
+# How long a context the model's rotary embedding allows, and keeping it the same for all requests of a batch.
+#
+# Rotary embeddings of type `dynamic` and `longrope` look at the longest sequence of the batch: a request's tokens
+# would depend on who runs beside it, and each step would wait for the device. Below their first limit they are
+# constant, so the context is limited to that, and the looking switched off.
+def resolve_max_model_len(config: Any, asked: int | None, name: str) -> int:
+    """Tokens of prompt and output together. Raises BadInput when `asked` is more than the model can."""
+    limit, reason = _limit(config)
+    if limit is None and asked is None:
+        raise BadInput(f"model {name!r} does not state its context length: give max_model_len")
+    if limit is not None and asked is not None and asked > limit:
+        raise BadInput(f"max_model_len={asked} is not accepted: model {name!r} can do {limit}{reason}")
+    length = asked or limit
+    assert length is not None, "one of them is given"
+    return length
+
+
+def freeze_rope(model: torch.nn.Module) -> None:
+    """Switch off the looking at the batch; call when `max_model_len` is resolved."""
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        if isinstance(kinds, str) and _is_batch_dependent(kinds):
+            module.rope_type = "default"  # type: ignore[assignment]
+        elif isinstance(kinds, dict):
+            kinds |= {key: "default" for key, kind in kinds.items() if _is_batch_dependent(kind)}
+
+
+def _limit(config: Any) -> tuple[int | None, str]:
+    limit = position_limit(config)
+    for parameters in _rope_parameters(config):
+        kind = str(parameters.get("rope_type", "default"))
+        if not _is_batch_dependent(kind):
+            continue
+        original = parameters.get("original_max_position_embeddings")
+        if kind == "longrope" and original is None:
+            original = getattr(config, "original_max_position_embeddings", None)
+        bounds = [value for value in (limit, original) if isinstance(value, int)]
+        return min(bounds, default=None), f" with its rotary embedding of type {kind!r}"
+    return limit, ""
+
+
+def _rope_parameters(config: Any) -> list[dict[str, Any]]:
+    """The parameters of the one rotary embedding, or of each kind of layer."""
+    parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if "rope_type" in parameters:
+        return [parameters]
+    return [value for value in parameters.values() if isinstance(value, dict)]
+
+
+def _is_batch_dependent(kind: str) -> bool:
+    return any(name in kind for name in BATCH_DEPENDENT)

@@ -1,0 +1,112 @@
+"""Refuses unsupported models before any weight is read: by the configuration, and by the modules it would make.
+
+Whether attention is really ours is proven later by running it (`hook_check`); here is what can be said early and
+by name. Knows no weights.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kvscope_engine.model.hf_config import FIRST_POSITION
+from kvscope_engine.model.layers.attention_interface import uses_interface
+from kvscope_engine.model.loader.text_part import make_model, text_config, why_not_causal
+from kvscope_engine.model.quantization.quantization_recipe import METHODS
+from kvscope_telemetry.errors import BadInput
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+    from kvscope_telemetry.engine_config import EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """A model before it has weights."""
+
+    architecture: str
+    num_parameters: int
+    has_states: bool = False
+    """Whether it has recurrent layers, each with a state for a request."""
+
+
+def blueprint(config: PretrainedConfig, name: str) -> Blueprint:
+    """The text part of the model that `config` makes.
+
+    Raises BadInput, naming model and architecture, for what cannot be served.
+    """
+    from kvscope_engine.model.layers.attention.first_position import first_position
+    from kvscope_engine.model.layers.own_forward import takes_cache
+    from kvscope_engine.model.layers.recurrent.recurrent_layers import keeps_state
+
+    _check_config(config, name)
+    skeleton = _skeleton(config, name)
+    architecture = type(skeleton).__name__
+    num_layers = getattr(text_config(skeleton.config), "num_hidden_layers", None)  # those that read text
+    if not isinstance(num_layers, int):
+        raise BadInput(f"model {name!r} is not supported: {config.model_type} does not say how many layers it has")
+    if first := first_position(skeleton):  # rows of its table before that are no positions of a text
+        setattr(text_config(config), FIRST_POSITION, first)
+    kinds = Counter(type(module) for module in skeleton.modules())
+    num_attention = sum(count for kind, count in kinds.items() if uses_interface(kind))
+    has_states = any(keeps_state(kind) for kind in kinds)  # how each layer is run is found out when it runs
+    if num_attention < num_layers and not has_states and not takes_cache(skeleton):
+        raise BadInput(
+            f"model {name!r} is not supported: {num_attention} of the {num_layers} layers of {architecture}"
+            " attend through transformers' attention interface, it has no recurrent layers that are known, and takes no"
+            " cache of transformers"
+        )
+    return Blueprint(architecture, sum(parameter.numel() for parameter in skeleton.parameters()), has_states)
+
+
+def check_options_with_states(config: EngineConfig, plan: Blueprint, name: str) -> None:
+    """Raise BadInput, naming the option, for what is not done with states of recurrent layers."""
+    if not plan.has_states:
+        return
+    refused = (
+        ("allocator", config.allocator, "paged", "states lie beside a pool of blocks"),
+        ("tensor_parallel_size", config.tensor_parallel_size, 1, "recurrent layers are not shared out"),
+        ("cpu_offload_gb", config.cpu_offload_gb, 0, "weights of recurrent layers are not streamed"),
+        ("speculative_config", config.speculative_config, None, "a state cannot go back behind a wrong guess"),
+    )
+    refuse_options(refused, name, f"{plan.architecture} has recurrent layers")
+
+
+def refuse_options(refused: Sequence[tuple[str, Any, Any, str]], name: str, why: str) -> None:
+    """Raise BadInput for the first option whose value is not the one that is accepted; each has a reason of its own,
+    and all have `why`."""
+    for option, value, accepted, reason in refused:
+        if value != accepted:
+            raise BadInput(f"{option}={value!r} is not accepted with model {name!r}: {why}, and {reason}")
+
+
+def _check_config(config: PretrainedConfig, name: str) -> None:
+    kind = config.model_type
+    if getattr(config, "is_encoder_decoder", False):
+        raise BadInput(f"model {name!r} is not supported: {kind} is an encoder-decoder, only decoders are")
+    why = why_not_causal(config)
+    if why:
+        raise BadInput(f"model {name!r} is not supported: {kind} {why}")
+    told = (getattr(part, "quantization_config", None) for part in (config, text_config(config)))
+    quantization = next((settings for settings in told if settings is not None), None)
+    if quantization is not None:
+        method = quantization.get("quant_method", "?") if isinstance(quantization, dict) else quantization
+        raise BadInput(
+            f"model {name!r} is not supported: its weights are quantized with {method!s:.40};"
+            f" {METHODS}, a GGUF file or weights in 16 or 32 bits are"
+        )
+
+
+def _skeleton(config: PretrainedConfig, name: str) -> torch.nn.Module:
+    """The modules without memory for their weights."""
+    try:
+        with torch.device("meta"):
+            return make_model(config)
+    except Exception as error:  # sizes that do not fit each other: torch and transformers raise what they like
+        line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadInput(f"model {name!r} is not accepted: {config.model_type}: {line:.200}") from error

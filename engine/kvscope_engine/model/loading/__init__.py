@@ -1,1 +1,0 @@
-"""From files to a model on its device: configuration, weights, what is supported."""

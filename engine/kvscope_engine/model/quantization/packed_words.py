@@ -1,0 +1,111 @@
+"""Words of 32 bits in which GPTQ and AWQ hold 4 or 8 bits a weight, as grouped weights. Owns their order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from kvscope_engine.model.quantization.quantization_recipe import Recipe
+from kvscope_kernels.quantized_linear.grouped_weight import CHUNK, GroupedWeight, grouped
+from kvscope_telemetry.errors import BadInput
+
+_AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of 8 outputs each 4 bits of a word hold, from the lowest."""
+PARTS: Final = ("qweight", "qzeros", "scales", "g_idx")
+
+
+@dataclass(frozen=True)
+class Words:
+    """A layer's weight as a checkpoint holds it.
+
+    GPTQ packs inputs one after the other (https://github.com/AutoGPTQ/AutoGPTQ), AWQ outputs in an order of its own
+    (https://github.com/casper-hansen/AutoAWQ, version `gemm`). A weight is scale * (code - zero) in both.
+    """
+
+    recipe: Recipe
+    qweight: torch.Tensor
+    qzeros: torch.Tensor
+    scales: torch.Tensor
+    g_idx: torch.Tensor | None
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether inputs of a group are one after the other, as products here need it."""
+        if self.g_idx is None:
+            return True
+        return torch.equal(self.g_idx.long(), torch.arange(len(self.g_idx)) // self._group)
+
+    def grouped(self) -> GroupedWeight:
+        """Of inputs that are in order."""
+        codes, scale, low = self._facts()
+        return grouped(codes, scale, low, self.recipe.bits, self._group)
+
+    def widened(self) -> torch.Tensor:
+        """(outputs, inputs) float32, in whatever order the inputs are."""
+        if self.g_idx is None or self.is_in_order:
+            return self.grouped().widened()
+        codes, scale, low = self._facts()
+        place = self.g_idx.long()
+        return scale[:, place] * codes + low[:, place]
+
+    @property
+    def _inputs(self) -> int:
+        return len(self.qweight) * (32 // self.recipe.bits if self.recipe.method == "gptq" else 1)
+
+    @property
+    def _group(self) -> int:
+        return self.recipe.group or -(-self._inputs // CHUNK) * CHUNK
+
+    def _facts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Codes (outputs, inputs), scales and lows (outputs, groups)."""
+        bits, scale = self.recipe.bits, self.scales.float()
+        if self.recipe.method == "gptq":
+            codes = parts_of_words(self.qweight.T, bits)  # inputs are packed
+            zeros = parts_of_words(self.qzeros, bits)
+        else:
+            codes, zeros = _awq_parts(self.qweight).T, _awq_parts(self.qzeros)
+        zeros = zeros[:, : scale.shape[1]].float() + self.recipe.zero_offset
+        return codes.contiguous(), scale.T.contiguous(), (-scale * zeros).T.contiguous()
+
+
+def words_of(tensors: Mapping[str, torch.Tensor], prefix: str, recipe: Recipe) -> Words:
+    """Those of the layer `prefix`. Raises BadInput, naming it, when parts are missing or do not fit each other."""
+    found = {part: tensors.get(f"{prefix}.{part}") for part in PARTS}
+    qweight, qzeros, scales = (found[part] for part in PARTS[:3])
+    if qweight is None or qzeros is None or scales is None:
+        missing = next(part for part in PARTS if found[part] is None)
+        raise BadInput(f"it lacks {prefix}.{missing}")
+    words = Words(recipe, qweight, qzeros, scales, found["g_idx"])
+    _check(words, prefix)
+    return words
+
+
+def _check(words: Words, prefix: str) -> None:
+    packed, tensors = 32 // words.recipe.bits, (words.qweight, words.qzeros, words.scales)
+    if any(tensor.dim() != 2 for tensor in tensors) or any(tensor.dtype != torch.int32 for tensor in tensors[:2]):
+        raise BadInput(f"{prefix}.qweight is not in words of 32 bits")
+    groups = -(-words._inputs // words._group)
+    outputs = words.qweight.shape[1] * (1 if words.recipe.method == "gptq" else packed)
+    if words.scales.shape != (groups, outputs) or words.qzeros.shape != (groups, -(-outputs // packed)):
+        raise BadInput(f"{prefix}.scales is {list(words.scales.shape)}: {[groups, outputs]} is needed")
+    index = words.g_idx
+    if index is not None and (
+        index.shape != (words._inputs,) or not 0 <= int(index.min()) <= int(index.max()) < groups
+    ):
+        raise BadInput(f"{prefix}.g_idx does not name one of {groups} groups for each of {words._inputs} inputs")
+
+
+def parts_of_words(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """(rows, n) int32 to (rows, n * 32 / bits) uint8, the lowest bits first."""
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    found: torch.Tensor = (words[..., None] >> shifts) & (2**bits - 1)
+    return found.to(torch.uint8).flatten(1)
+
+
+def _awq_parts(words: torch.Tensor) -> torch.Tensor:
+    found = torch.empty((*words.shape, 8), dtype=torch.uint8)
+    found[..., list(_AWQ_ORDER)] = parts_of_words(words, 4).view(len(words), -1, 8)
+    return found.flatten(1)

@@ -1,0 +1,182 @@
+"""How a checkpoint says that its weights are quantized, and which forms of that are read here. Reads no weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvscope_kernels.quantized_linear.grouped_weight import CHUNK
+from kvscope_telemetry.errors import BadInput
+
+IN_WORDS: Final = ("gptq", "awq")
+_BITS: Final = {"gptq": (4, 8), "awq": (4,)}
+_VERSIONS: Final = {"gptq": ("gptq", "gptq_v2"), "awq": ("gemm",)}
+_VERSION_KEYS: Final = {"gptq": "checkpoint_format", "awq": "version"}
+_NAMES: Final = {
+    "bitsandbytes": "bitsandbytes",
+    "compressed-tensors": "compressed-tensors",
+    "fbgemm_fp8": "FP8",
+    "fp8": "FP8",
+    "modelopt": "ModelOpt",
+    "mxfp4": "MXFP4",
+}
+"""Methods whose tensors say themselves what they are (`scaled`), as people call them."""
+_COMPRESSED: Final = (
+    "float-quantized",
+    "int-quantized",
+    "mixed-precision",
+    "mxfp4-pack-quantized",
+    "mxfp8-quantized",
+    "naive-quantized",
+    "nvfp4-pack-quantized",
+    "pack-quantized",
+)
+_AUTO_ROUND: Final = {
+    "auto_round:auto_gptq": {"quant_method": "gptq", "checkpoint_format": "gptq"},
+    "auto_round:auto_awq": {"quant_method": "awq", "version": "gemm"},
+}
+"""AutoRound's packings that are those of others."""
+METHODS: Final = "GPTQ, AWQ, FP8, MXFP4, compressed-tensors, ModelOpt, bitsandbytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What the small weights of a checkpoint mean."""
+
+    method: str
+    bits: int
+    """4 or 8, of whole numbers that products here read; 0: of others, which are widened."""
+    group: int = 0
+    """Inputs that share a scale; 0: all of a row."""
+    zero_offset: int = 0
+    """What is added to a zero point as it is stored."""
+    tile: tuple[int, int] | None = None
+    """Outputs and inputs that share a scale, where they are told."""
+    form: str = ""
+    """For people."""
+
+    @property
+    def is_in_words(self) -> bool:
+        """Whether layers are in words of 32 bits, as GPTQ and AWQ pack them."""
+        return self.method in IN_WORDS
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether its layers are said to be FP8."""
+        return self.method in ("fp8", "fbgemm_fp8") or self.form in ("float-quantized", "FP8")
+
+    @property
+    def format(self) -> str:
+        """What it is called."""
+        if self.is_in_words:
+            return f"{self.method.upper()}, groups of {self.group or 'a row'}"
+        name = _NAMES.get(self.method, self.method)
+        return f"{name}, {self.form}" if self.form else name
+
+    def __str__(self) -> str:
+        if self.is_in_words:
+            return f"{self.method.upper()} of {self.bits} bits, groups of {self.group or 'a row'}"
+        return self.format
+
+
+UNNAMED: Final = Recipe("FP8", 0)
+"""Of files with small weights and a configuration that does not say so."""
+
+
+def take_recipe(hf_config: Any, name: str) -> Recipe | None:
+    """That of a model's configuration, which is then one of plain weights; None where it names no method read here.
+
+    Raises BadInput, naming the model, for a form of it that is not read.
+    """
+    raw = _settings(hf_config)
+    method = raw.get("quant_method") if raw is not None else None
+    if raw is None or method not in (*IN_WORDS, *_NAMES):
+        return None
+    recipe = _recipe(raw, name) if method in IN_WORDS else _of_scales(raw, name)
+    for part in _parts(hf_config):
+        for key in _KEYS:
+            if getattr(part, key, None) is not None:
+                delattr(part, key)
+    return recipe
+
+
+_KEYS: Final = ("quantization_config", "compression_config")
+
+
+def _settings(hf_config: Any) -> dict[str, Any] | None:
+    """Those of the whole, or of its text part."""
+    found = [getattr(part, key, None) for part in _parts(hf_config) for key in _KEYS]
+    raw = next((settings for settings in found if isinstance(settings, dict)), None)
+    if raw is None:
+        return None
+    old = "bitsandbytes" if raw.get("load_in_4bit") or raw.get("load_in_8bit") else None
+    return {"quant_method": old} | raw | _AUTO_ROUND.get(str(raw.get("packing_format")), {})
+
+
+def _parts(hf_config: Any) -> list[Any]:
+    text = hf_config.get_text_config(decoder=True)
+    return [hf_config, *([text] if text is not hf_config else [])]
+
+
+def _recipe(raw: dict[str, Any], name: str) -> Recipe:
+    method = str(raw["quant_method"])
+    version_key = _VERSION_KEYS[method]
+    bits = _one_of(raw, "bits", _BITS[method], name)
+    version = str(_one_of(raw, version_key, _VERSIONS[method], name))
+    group = raw.get("group_size", 128)
+    if not isinstance(group, int) or isinstance(group, bool) or (group != -1 and (group < 1 or group % CHUNK)):
+        raise _refusal(name, method, "group_size", group, f"a multiple of {CHUNK}, or -1")
+    return Recipe(method, int(bits), max(group, 0), int(version == "gptq"))
+
+
+def _of_scales(raw: dict[str, Any], name: str) -> Recipe:
+    method = str(raw["quant_method"])
+    if method == "compressed-tensors":
+        return _compressed(raw, name)
+    if method == "modelopt":
+        return Recipe(method, 0, form=str(raw.get("quant_algo", "")))
+    if method == "bitsandbytes":
+        is_int8 = bool(raw.get("load_in_8bit"))
+        return Recipe(
+            method, 8 if is_int8 else 0, form="int8" if is_int8 else str(raw.get("bnb_4bit_quant_type", "4 bits"))
+        )
+    return Recipe(method, 0, tile=_tile(raw.get("weight_block_size"), method, "weight_block_size", name))
+
+
+def _compressed(raw: dict[str, Any], name: str) -> Recipe:
+    method, form = "compressed-tensors", str(raw.get("format", "dense"))
+    if form not in _COMPRESSED:
+        raise _refusal(name, method, "format", form, ", ".join(_COMPRESSED))
+    sparsity = (raw.get("sparsity_config") or {}).get("format", "dense")
+    if sparsity != "dense":
+        raise _refusal(name, method, "sparsity_config", sparsity, "dense")
+    if (raw.get("transform_config") or {}).get("config_groups"):
+        raise _refusal(name, method, "transform_config", "...", "none")
+    groups = raw.get("config_groups") or {}
+    weights = [group.get("weights") or {} for group in groups.values() if isinstance(group, dict)]
+    whole = [
+        bits for bits in (4, 8) if any((some.get("type"), some.get("num_bits")) == ("int", bits) for some in weights)
+    ]
+    tiles = (some.get("block_structure") for some in weights)
+    tile = next((found for found in tiles if found), None)
+    return Recipe(method, whole[0] if whole else 0, tile=_tile(tile, method, "block_structure", name), form=form)
+
+
+def _tile(value: Any, method: str, key: str, name: str) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    if not (isinstance(value, list) and len(value) == 2 and all(isinstance(n, int) and n > 0 for n in value)):
+        raise _refusal(name, method, key, value, "two whole numbers")
+    return value[0], value[1]
+
+
+def _one_of(raw: dict[str, Any], key: str, accepted: tuple[Any, ...], name: str) -> Any:
+    value = raw.get(key) or accepted[0]
+    value = value.lower() if isinstance(value, str) else value
+    if isinstance(value, bool) or value not in accepted:
+        raise _refusal(name, str(raw["quant_method"]), key, value, " or ".join(map(str, accepted)))
+    return value
+
+
+def _refusal(name: str, method: str, key: str, value: Any, accepted: str) -> BadInput:
+    return BadInput(f"model {name!r} is not supported: its {method} {key} is {value!r:.40}, {accepted} is accepted")

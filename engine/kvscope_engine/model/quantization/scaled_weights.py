@@ -1,0 +1,337 @@
+"""Weights that a file holds in few bits with scales beside them, widened one by one as they are asked for.
+
+Owns the forms of them that are read here, each known by the types and names of its tensors, whatever the configuration
+calls it:
+
+- FP8: e4m3 or e5m2, a scale for all, a row, a group of inputs or a tile (DeepSeek's `weight_scale_inv`, FBGEMM,
+  ModelOpt, compressed-tensors, MXFP8);
+- FP4: two e2m1 a byte, the lower one first; MXFP4 (a power of two for 32: https://www.opencompute.org, gpt-oss) and
+  NVFP4 (e4m3 for 16, and one number for all: ModelOpt, compressed-tensors);
+- whole numbers: int8 with a scale a row or group, 4 or 8 bits in words (compressed-tensors' `pack-quantized`);
+- bitsandbytes: 4 bits that name one of 16 numbers (NF4, FP4), int8 by rows.
+
+What is beside such a weight and is not known here refuses the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+from kvscope_engine.model.quantization.packed_words import parts_of_words
+from kvscope_engine.model.quantization.quantization_recipe import Recipe
+from kvscope_engine.model.stored_tensor import MadeTensor, StoredTensor
+from kvscope_kernels.quantized_linear.fp8 import Fp8Weight
+from kvscope_kernels.quantized_linear.grouped_weight import CHUNK, GroupedWeight, grouped
+from kvscope_telemetry.errors import BadInput
+
+Stored = Mapping[str, StoredTensor]
+_FLOAT8: Final = ("F8_E4M3", "F8_E5M2")
+_SMALL: Final = (*_FLOAT8, "I8", "U8", "I32")
+_FP4: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+_OF_ACTIVATIONS: Final = frozenset(
+    {
+        "activation_scale",
+        "input_global_scale",
+        "input_scale",
+        "input_scale_ub",
+        "input_zero_point",
+        "k_scale",
+        "output_scale",
+        "q_scale",
+        "v_scale",
+        "weight_format",
+        "weight_shape",
+    }
+)
+"""What is said of a layer's inputs and results, which are not rounded here, or is known without."""
+_BITSANDBYTES: Final = ".quant_state.bitsandbytes__"
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledWeight:
+    """One that can be widened."""
+
+    target: str
+    """Its name, were it plain."""
+    parts: frozenset[str]
+    """Names of the tensors that it is made of."""
+    widened: Callable[[torch.dtype], torch.Tensor]
+    grouped: Callable[[], GroupedWeight | Fp8Weight] | None = None
+    """As products here read it, where they do."""
+    is_in_order: bool = True
+    """Whether the inputs of a group are one after the other."""
+
+
+def is_scaled(stored: Stored) -> bool:
+    """Whether any weight is of few bits, by its type alone."""
+    return any(tensor.dtype in _FLOAT8 for tensor in stored.values())
+
+
+def scaled_weights(stored: Stored, recipe: Recipe) -> list[ScaledWeight]:
+    """All that the files hold. Raises BadInput, naming it, for what has no form known here."""
+    found = [weight for name in stored if (weight := _weight(stored, name, recipe)) is not None]
+    if not found:
+        raise BadInput(f"it holds no layer in fewer bits, as {recipe.method} has them")
+    _check_rest(stored, found)
+    return found
+
+
+def plain_tensors(stored: Stored, weights: list[ScaledWeight], dtype: torch.dtype) -> dict[str, Any]:
+    """What a loader of plain weights reads: those of the files, and in place of small ones those they widen to."""
+    parts = frozenset[str]().union(*(weight.parts for weight in weights))
+    plain: dict[str, Any] = {name: tensor for name, tensor in stored.items() if name not in parts}
+    return plain | {weight.target: MadeTensor(partial(weight.widened, dtype)) for weight in weights}
+
+
+def _weight(stored: Stored, name: str, recipe: Recipe) -> ScaledWeight | None:
+    tensor = stored[name]
+    if tensor.dtype not in _SMALL or _is_beside(name):
+        return None
+    if name.endswith("_blocks"):
+        return _gpt_oss(stored, name)
+    if name.endswith(".weight_packed"):
+        return _words(stored, name) if tensor.dtype == "I32" else _packed_fp4(stored, name, "global_scale")
+    if tensor.dtype in _FLOAT8:
+        return _float8(stored, name, recipe)
+    if tensor.dtype == "I8":
+        return _int8(stored, name)
+    if tensor.dtype == "U8" and any(other.startswith(name + _BITSANDBYTES) for other in stored):
+        return _of_16_numbers(stored, name)
+    if tensor.dtype == "U8" and f"{name}_scale_2" in stored:
+        return _packed_fp4(stored, name, "scale_2")
+    return None
+
+
+def _is_beside(name: str) -> bool:
+    """Whether it is a scale or the like, of another tensor."""
+    part = name.rpartition(".")[2]
+    is_table = part in ("absmax", "nested_absmax", "quant_map", "nested_quant_map", "weight_format")
+    return is_table or any(word in part for word in ("_scale", "_zero_point", "_shape", "_g_idx"))
+
+
+def _float8(stored: Stored, name: str, recipe: Recipe) -> ScaledWeight:
+    scale = _first(stored, f"{name}_scale_inv", f"{name}_scale")
+    tiles = _tiles(stored[name], scale, recipe.tile)
+
+    def widened(dtype: torch.dtype) -> torch.Tensor:
+        return _by_expert(_scaled, stored[name].read(), _powers_or_numbers(scale.read()), tiles, dtype)
+
+    def in_fp8() -> Fp8Weight:
+        rows, columns = stored[name].shape
+        group = -(-min(tiles[1], columns) // CHUNK) * CHUNK
+        grid = _powers_or_numbers(scale.read()).reshape(-1, -(-columns // tiles[1]))
+        return Fp8Weight(stored[name].read(), grid.repeat_interleave(tiles[0], 0)[:rows].contiguous(), group)
+
+    size = stored[name].shape
+    is_read = stored[name].dtype == "F8_E4M3" and len(size) == 2 and (tiles[1] % CHUNK == 0 or tiles[1] == size[1])
+    return ScaledWeight(name, frozenset({name, scale.name}), widened, in_fp8 if is_read else None)
+
+
+def _int8(stored: Stored, name: str) -> ScaledWeight:
+    _check_matrix(name, stored[name].shape)
+    weight, rows = stored[name], stored.get(f"{name.removesuffix('weight')}SCB")
+    scale, zero = rows or _first(stored, f"{name}_scale"), stored.get(f"{name}_zero_point")
+    tiles = _tiles(weight, scale, None)
+    over = 1.0 if rows is None else 127.0  # bitsandbytes' is what a row's largest number stands for
+
+    def facts() -> tuple[torch.Tensor, torch.Tensor]:
+        scales = scale.read().float() / over
+        return scales, scales * (0.0 if zero is None else zero.read().float())
+
+    def widened(dtype: torch.dtype) -> torch.Tensor:
+        scales, low = facts()
+        size = torch.Size(weight.shape)
+        return (weight.read().float() * _spread(scales, size, tiles) - _spread(low, size, tiles)).to(dtype)
+
+    def in_groups() -> GroupedWeight:
+        scales, low = (each.reshape(weight.shape[0], -1) for each in facts())
+        codes = weight.read().view(torch.uint8) ^ 0x80  # counted from -128
+        return grouped(codes, scales, -128.0 * scales - low, 8, -(-tiles[1] // CHUNK) * CHUNK)
+
+    is_read = tiles[0] == 1 and (tiles[1] % CHUNK == 0 or tiles[1] == weight.shape[1])
+    parts = {name, scale.name} | ({zero.name} if zero is not None else set())
+    return ScaledWeight(name, frozenset(parts), widened, in_groups if is_read else None)
+
+
+def _gpt_oss(stored: Stored, name: str) -> ScaledWeight:
+    """Experts (experts, outputs, blocks, 16) as transformers has them: inputs before outputs."""
+    scales = _first(stored, f"{name.removesuffix('_blocks')}_scales")
+
+    def widened(dtype: torch.dtype) -> torch.Tensor:
+        blocks, exponents = stored[name].read(), scales.read()
+        made = torch.empty(len(blocks), 32 * blocks.shape[2], blocks.shape[1], dtype=dtype)
+        for expert, (some, power) in enumerate(zip(blocks, exponents, strict=True)):
+            numbers = _fp4(some) * _powers_of_two(power)[..., None]
+            made[expert] = numbers.flatten(1).T
+        return made
+
+    return ScaledWeight(name.removesuffix("_blocks"), frozenset({name, scales.name}), widened)
+
+
+def _packed_fp4(stored: Stored, name: str, whole_scale: str) -> ScaledWeight:
+    """Groups of 16 or 32 inputs. compressed-tensors divides by its number for all, ModelOpt multiplies."""
+    target = name.removesuffix("_packed")
+    scale, whole = _first(stored, f"{target}_scale"), stored.get(f"{target}_{whole_scale}")
+    size = *stored[name].shape[:-1], 2 * stored[name].shape[-1]
+    tiles = _tiles_of(size, scale, None)
+
+    def widened(dtype: torch.dtype) -> torch.Tensor:
+        scales = _powers_or_numbers(scale.read())
+        if whole is not None:
+            number = whole.read().float()
+            scales = scales / number if whole_scale == "global_scale" else scales * number
+        return _by_expert(lambda codes, *rest: _scaled(_fp4(codes), *rest), stored[name].read(), scales, tiles, dtype)
+
+    parts = {name, scale.name} | ({whole.name} if whole is not None else set())
+    return ScaledWeight(target, frozenset(parts), widened)
+
+
+def _words(stored: Stored, name: str) -> ScaledWeight:
+    """Whole numbers in words of 32 bits, counted from the middle; zero points are packed along the outputs."""
+    target = name.removesuffix("_packed")
+    scale, shape = _first(stored, f"{target}_scale"), _first(stored, f"{target}_shape")
+    zero, order = stored.get(f"{target}_zero_point"), stored.get(f"{target}_g_idx")
+    _check_matrix(name, stored[name].shape)
+    outputs, inputs = (int(number) for number in shape.read())
+    bits = next((b for b in (4, 8) if stored[name].shape == (outputs, -(-inputs * b // 32))), 0)
+    groups = scale.shape[-1] if len(scale.shape) == 2 else 1
+    group = -(-inputs // groups) if groups > 1 else -(-inputs // CHUNK) * CHUNK
+    if not bits or scale.shape not in ((outputs, groups), (1,)) or (groups > 1 and inputs % groups):
+        raise BadInput(
+            f"{name} is {list(stored[name].shape)} and its scale {list(scale.shape)}, for {[outputs, inputs]}"
+        )
+
+    def facts() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Codes, scales, and which code is nothing: itself counted from the middle, so that the two are one."""
+        codes = parts_of_words(stored[name].read(), bits)[:, :inputs]
+        middle = torch.tensor(float(2 ** (bits - 1)))
+        if zero is not None:
+            middle = parts_of_words(zero.read().T.contiguous(), bits)[:, :outputs].T.float()
+        return codes.contiguous(), scale.read().float().expand(outputs, groups), middle.expand(outputs, groups)
+
+    def in_groups() -> GroupedWeight:
+        codes, scales, middle = facts()
+        return grouped(codes, scales.contiguous(), -scales * middle, bits, group)
+
+    def widened(dtype: torch.dtype) -> torch.Tensor:
+        codes, scales, middle = facts()
+        place = torch.arange(inputs) // group if order is None else order.read().long()
+        return (scales[:, place] * (codes - middle[:, place])).to(dtype)
+
+    parts = {name, scale.name, shape.name} | {part.name for part in (zero, order) if part is not None}
+    reads = in_groups if group % CHUNK == 0 else None
+    return ScaledWeight(target, frozenset(parts), widened, reads, is_in_order=order is None)
+
+
+def _of_16_numbers(stored: Stored, name: str) -> ScaledWeight:
+    """Blocks of one row after the other, the higher 4 bits first; the largest number of each may be rounded again."""
+    state_name = next(other for other in stored if other.startswith(name + _BITSANDBYTES))
+    state: dict[str, Any] = json.loads(bytes(stored[state_name].read().tolist()))
+    parts = frozenset(other for other in stored if other == name or other.startswith(f"{name}."))
+
+    def widened(dtype: torch.dtype) -> torch.Tensor:
+        packed, numbers = stored[name].read().flatten(), stored[f"{name}.quant_map"].read().float()
+        found = torch.stack((numbers[(packed >> 4).long()], numbers[(packed & 15).long()]), -1).flatten()
+        largest = stored[f"{name}.absmax"].read()
+        if "nested_blocksize" in state:
+            inner = stored[f"{name}.nested_quant_map"].read().float()[largest.long()]
+            outer = stored[f"{name}.nested_absmax"].read().float()
+            largest = inner * outer.repeat_interleave(int(state["nested_blocksize"]))[: len(inner)]
+            largest = largest + float(state["nested_offset"])
+        count = math.prod(state["shape"])
+        scale = largest.float().repeat_interleave(int(state["blocksize"]))[:count]
+        return (found[:count] * scale).view(state["shape"]).to(dtype)
+
+    return ScaledWeight(name, parts, widened)
+
+
+def _check_matrix(name: str, size: tuple[int, ...]) -> None:
+    if len(size) != 2:
+        raise BadInput(f"{name} is {list(size)}: whole numbers are read in two dimensions")
+
+
+def _first(stored: Stored, *names: str) -> StoredTensor:
+    found = next((stored[name] for name in names if name in stored), None)
+    if found is None:
+        raise BadInput(f"it lacks {names[-1]}")
+    return found
+
+
+def _tiles(weight: StoredTensor, scale: StoredTensor, told: tuple[int, int] | None) -> tuple[int, int]:
+    return _tiles_of(weight.shape, scale, told)
+
+
+def _tiles_of(size: tuple[int, ...], scale: StoredTensor, told: tuple[int, int] | None) -> tuple[int, int]:
+    """Rows and columns that share a scale. Raises BadInput where the two do not fit each other."""
+    rows, columns = size[-2:]
+    if math.prod(scale.shape) == 1:
+        return rows, columns
+    grid = (*scale.shape, 1)[-2:] if len(scale.shape) == 1 else scale.shape[-2:]
+    if told is not None and grid == tuple(-(-n // tile) for n, tile in zip((rows, columns), told, strict=True)):
+        return told
+    leads = tuple(size[:-2]) == tuple(scale.shape[:-2]) or len(scale.shape) == 1
+    if not leads or rows % grid[0] or columns % grid[1]:
+        raise BadInput(f"{scale.name} is {list(scale.shape)}, which does not fit a weight of {list(size)}")
+    return rows // grid[0], columns // grid[1]
+
+
+def _by_expert(
+    widen: Callable[..., torch.Tensor],
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    tiles: tuple[int, int],
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Of weights of several experts one after the other, so that no more than one is wide in float32."""
+    if codes.dim() < 3:
+        return widen(codes, scales, tiles, dtype)
+    each = scales if scales.numel() > 1 else scales.expand(len(codes))
+    return torch.stack([widen(some, scale, tiles, dtype) for some, scale in zip(codes, each, strict=True)])
+
+
+def _scaled(codes: torch.Tensor, scales: torch.Tensor, tiles: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+    return (codes.float() * _spread(scales, codes.shape, tiles)).to(dtype)
+
+
+def _spread(scales: torch.Tensor, size: torch.Size, tiles: tuple[int, int]) -> torch.Tensor:
+    """A scale for each row and column, or for all."""
+    if scales.numel() == 1:
+        return scales.reshape(())
+    grid = scales[:, None] if scales.dim() == 1 else scales
+    rows = grid.repeat_interleave(tiles[0], 0)[: size[0]]
+    return rows.repeat_interleave(tiles[1], 1)[:, : size[1]]
+
+
+def _fp4(packed: torch.Tensor) -> torch.Tensor:
+    """(..., n) bytes to (..., 2 n) float32."""
+    table, both = torch.tensor(_FP4), packed.view(torch.uint8)
+    return torch.stack((table[(both & 15).long()], table[(both >> 4).long()]), -1).flatten(-2)
+
+
+def _powers_or_numbers(scales: torch.Tensor) -> torch.Tensor:
+    return _powers_of_two(scales) if scales.dtype == torch.uint8 else scales.float()
+
+
+def _powers_of_two(exponents: torch.Tensor) -> torch.Tensor:
+    """Of bytes that count from -127 (e8m0)."""
+    return torch.exp2(exponents.float() - 127.0)
+
+
+def _check_rest(stored: Stored, weights: list[ScaledWeight]) -> None:
+    """Raise BadInput for what stands beside a small weight and may change it, and for what has no known form."""
+    parts = frozenset[str]().union(*(weight.parts for weight in weights))
+    modules = {weight.target.rpartition(".")[0] for weight in weights if weight.target.endswith(".weight")}
+    for name, tensor in stored.items():
+        module, _, part = name.rpartition(".")
+        if name in parts or part in _OF_ACTIVATIONS:
+            continue
+        is_beside = module in modules and part != "weight" and any(word in part for word in ("weight", "scale", "zero"))
+        if is_beside or tensor.dtype in _SMALL:
+            raise BadInput(f"{name} ({tensor.dtype}) is of a form that is not read")

@@ -1,3 +1,0 @@
-"""Tensor parallelism: one model on several ranks (processes, each with a device); each rank has its heads of every
-block.
-"""

@@ -1,0 +1,62 @@
+"""Which attention runs a model's prompts on a GPU, as `--attention-backend` asks for it. Chosen before KV is sized,
+so that what a library keeps is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+from kvscope_engine.model.layers.own_forward import own_forward
+from kvscope_engine.model.loaded_model import LoadedModel
+from kvscope_engine.model.verification.hook_check import check_hook
+from kvscope_kernels import ops_for
+from kvscope_kernels.launch import compute_capability
+from kvscope_kernels.third_party_attention.library import AttentionShape
+from kvscope_kernels.third_party_attention.library_choice import AUTO, OURS, Choice, Clock, Unusable, by_events, choose
+from kvscope_kernels.third_party_attention.preferred import Options
+from kvscope_telemetry.engine_config import EngineConfig
+from kvscope_telemetry.errors import BadInput
+
+
+def attention_choice(
+    config: EngineConfig, loaded: LoadedModel, tell: Callable[[str], object], clock: Clock = by_events
+) -> Choice:
+    """`tell` is told what is tried. Raises BadInput where the library that is asked for cannot run this model here."""
+    ops, wanted = ops_for(loaded.device.type), config.attention_backend
+    if loaded.device.type != "cuda":
+        if wanted not in (AUTO, OURS):
+            raise BadInput(f"attention_backend={wanted!r} is not accepted on a CPU: auto or kvscope")
+        return Choice(ops, "")
+    if config.kv_cache_dtype != "auto":
+        if wanted not in (AUTO, OURS):
+            raise BadInput(f"attention_backend={wanted!r} is not accepted with a cache of 8 bits: auto or kvscope")
+        wanted = OURS
+    if config.deterministic:
+        wanted = OURS
+    if own_forward(loaded.module) is not None:
+        if wanted not in (AUTO, OURS):
+            raise BadInput(f"attention_backend={wanted!r} is not accepted: the model is run by transformers' own code")
+        return Choice(ops, "")
+    if any(call.shape.latent_dim for call in check_hook(loaded.module)):
+        if wanted not in (AUTO, OURS):
+            raise BadInput(f"attention_backend={wanted!r} is not accepted with latents in the cache: auto or kvscope")
+        wanted = OURS
+    shape = AttentionShape(
+        num_heads=loaded.num_query_heads,
+        num_kv_heads=loaded.num_kv_heads,
+        head_dim=loaded.head_dim,
+        block_size=config.block_size,
+        dtype=loaded.dtype,
+        capability=compute_capability(loaded.device),
+    )
+    try:
+        return choose(ops, shape, loaded.device, wanted, layer_options(loaded), clock, tell)
+    except Unusable as error:
+        raise BadInput(f"attention_backend={wanted!r} is not accepted here ({error}): auto or kvscope") from None
+
+
+def layer_options(loaded: LoadedModel) -> tuple[Options, ...]:
+    """The kinds of attention that the model's layers may ask for."""
+    text = loaded.hf_config.get_text_config()
+    windows = (False, True) if getattr(text, "sliding_window", None) else (False,)
+    return tuple(product(windows, (bool(getattr(text, "attn_logit_softcapping", None)),)))

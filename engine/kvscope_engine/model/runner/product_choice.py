@@ -1,0 +1,49 @@
+"""Which products of few rows of a model are our kernels' on this GPU, and which are cuBLAS's: on GPUs that the kernels
+were not measured on, each shape is timed at the start. Decided once, before graphs are captured."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from kvscope_engine.model.layers.fused.float32_head import Float32Head
+from kvscope_engine.model.layers.fused.packed_linear import FusedLinear
+from kvscope_kernels.launch import compute_capability
+from kvscope_kernels.linear.choice import Clock, beside_torch, by_graphs
+from kvscope_kernels.linear.skinny_linear import NEVER, can_take, untried
+
+
+@torch.inference_mode()
+def choose_products(module: nn.Module, tell: Callable[[str], object], clock: Clock = by_graphs) -> str:
+    """Tell each layer what its product is taken by. `tell` is told what is tried. What came of it, on a line for a
+    person; empty where there was nothing to choose."""
+    shapes: dict[tuple[int, int, torch.dtype], list[FusedLinear | Float32Head]] = defaultdict(list)
+    for part in module.modules():
+        if isinstance(part, FusedLinear | Float32Head) and _is_open(part.weight):
+            dtype = torch.float32 if isinstance(part, Float32Head) else part.weight.dtype
+            shapes[*part.weight.shape, dtype].append(part)
+    words = []
+    for (outputs, inputs, dtype), parts in shapes.items():
+        tell(f"timing products with {outputs:,} x {inputs:,} weights")
+        beside = beside_torch([part.weight for part in parts], dtype, clock)
+        for part in parts:
+            part.few = beside.few
+        words.append(f"{outputs} x {inputs} {_taken(beside.one)} and {_taken(beside.several)}")
+    if not words:
+        return ""
+    return f"products of one row and of 2 to 16, our kernels' time over cuBLAS's: {'; '.join(words)}"
+
+
+def _is_open(weight: torch.Tensor) -> bool:
+    """Whether a kernel can do it, and nobody has measured whether it should."""
+    on_gpu = weight.device.type == "cuda"
+    return on_gpu and can_take(weight) and untried(compute_capability(weight.device)) == NEVER
+
+
+def _taken(ratio: float) -> str:
+    if ratio == float("inf"):
+        return "not run"
+    return f"{ratio:.2f}"

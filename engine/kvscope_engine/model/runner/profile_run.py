@@ -1,0 +1,68 @@
+"""What the largest step needs beside weights and KV, found by running one on the GPU before blocks are allocated.
+
+Owns that run and what it measures, by name. Runs the model as it will be: its parts joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from kvscope_engine.model.batch_invariance.fixed_tiles import GPU_TILE_TOKENS
+from kvscope_engine.model.device_memory.device_memory import DeviceMemory
+from kvscope_engine.model.layers.attention.no_attention import NoAttention
+from kvscope_engine.model.layers.forward import Forward
+from kvscope_engine.model.runner.step_memory import max_batched_tokens
+from kvscope_telemetry.engine_config import EngineConfig
+from kvscope_telemetry.errors import KvscopeError
+
+if TYPE_CHECKING:
+    from kvscope_engine.model.loaded_model import LoadedModel
+
+
+@dataclass(frozen=True, slots=True)
+class StepProfile:
+    """Peak bytes of a full step over what is held before it."""
+
+    activations: int
+    logits: int
+    """Beyond the activations: of the head, and of what sampling makes of it."""
+
+
+def step_profile(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory) -> StepProfile:
+    """Run the largest step. Raises KvscopeError when not even that step fits."""
+    tokens = min(max_batched_tokens(config, loaded.device.type), loaded.max_model_len * config.max_num_seqs)
+    samples = min(max(config.max_num_seqs, GPU_TILE_TOKENS if config.deterministic else 0), tokens)
+    forward = Forward(loaded.module)
+    ids = torch.zeros(tokens, dtype=torch.int64, device=loaded.device)
+    positions = torch.arange(tokens, device=loaded.device) % loaded.max_model_len
+    longest = loaded.max_model_len
+    rows = torch.arange(samples, device=loaded.device)
+    try:
+        activations = _peak(memory, lambda: forward.fill(ids, positions, NoAttention(longest)))
+        whole = _peak(memory, lambda: _sample(forward.logits(ids, positions, NoAttention(longest), rows)))
+    except torch.OutOfMemoryError as error:
+        names = memory.holders.words()
+        raise KvscopeError(
+            f"no memory for a step of {tokens} tokens on {loaded.device}{f' beside {names}' if names else ''}: give a"
+            " smaller --max-num-batched-tokens"
+        ) from error
+    finally:
+        memory.release_unused()
+    return StepProfile(activations, max(0, whole - activations))
+
+
+@torch.inference_mode()
+def _peak(memory: DeviceMemory, run: Callable[[], object]) -> int:
+    before = memory.held_bytes()
+    memory.restart_peak()
+    run()
+    return memory.peak_bytes() - before
+
+
+def _sample(logits: torch.Tensor) -> None:
+    """What sampling makes of logits: float32 copies of them."""
+    logits.float().softmax(-1).cumsum(-1)

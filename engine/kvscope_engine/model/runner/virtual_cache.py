@@ -1,0 +1,44 @@
+"""The address space and the memory of an engine under the allocator `virtual`, from its configuration and model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvscope_engine.model.kv_cache.kv_storage import storage_dtype, tensor_block_bytes
+from kvscope_engine.model.kv_cache.virtual_memory.paged_memory import PagedMemory, page_bytes, reserve
+from kvscope_engine.model.runner.sparse_layers import layer_shapes
+from kvscope_engine.policy.allocation.address_space import AddressSpace, address_space
+from kvscope_telemetry.engine_config import EngineConfig
+
+if TYPE_CHECKING:
+    from kvscope_engine.model.loaded_model import LoadedModel
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualCache:
+    """Sizes, and the memory made for them."""
+
+    space: AddressSpace
+    memory: PagedMemory
+
+
+def virtual_cache(config: EngineConfig, loaded: LoadedModel, num_blocks: int) -> VirtualCache | None:
+    """For a pool with the memory of `num_blocks` blocks; None unless the allocator is `virtual`.
+
+    Raises BadInput when that is less than one request takes, KvscopeError when system or driver refuse.
+    """
+    if config.allocator != "virtual":
+        return None
+    layers = layer_shapes(loaded, config.sparse_decode)
+    block_bytes = tensor_block_bytes(layers, config.block_size, storage_dtype(config.kv_cache_dtype, loaded.dtype))
+    size = page_bytes(loaded.device)
+    space = address_space(
+        block_bytes=block_bytes,
+        page_bytes=size,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        max_model_len=loaded.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+    )
+    return VirtualCache(space, reserve(block_bytes, space, size, loaded.device))

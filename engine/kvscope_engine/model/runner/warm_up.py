@@ -1,0 +1,187 @@
+"""Before the first request on a GPU: every kernel that service can need is compiled, and graphs are captured.
+
+Owns which steps are tried. They write nowhere and attend to nothing, so that no block of the pool need be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kvscope_engine.model.cuda_graphs.decode_graphs import DecodeGraphs
+from kvscope_engine.model.cuda_graphs.piecewise.mixed_graphs import MixedGraphs
+from kvscope_engine.model.device_memory.step_buffer import StepBuffer
+from kvscope_engine.model.input_batch.step_tensors import StepTensors, table_width
+from kvscope_engine.model.layers.attention.paged_attention import DecodeBatch, PrefillBatch
+from kvscope_engine.model.layers.sampling.sampler import Sampler
+from kvscope_engine.model.runner.step_memory import StepLimits
+from kvscope_engine.policy.request import Request
+from kvscope_telemetry.messages.sampling_params import ResolvedSampling
+from kvscope_telemetry.messages.telemetry import Progress
+
+STAGE: Final = "warm up"
+LONGEST_RUN: Final = 128
+"""Queries from which on prefill's tiles do not grow, but for those of the longest runs that there may be."""
+EVERY_OPTION: Final = (
+    ResolvedSampling(temperature=0.0),
+    ResolvedSampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, seed=1, logprobs=3),
+    ResolvedSampling(temperature=0.7, top_p=0.9, seed=1, min_tokens=1),
+    ResolvedSampling(temperature=0.7, seed=1, logit_bias={0: 1.0}),
+    ResolvedSampling(temperature=0.7, seed=1, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1),
+)
+
+Run = Callable[[StepTensors], torch.Tensor]
+"""Logits of all rows of a step."""
+
+
+def warm_up(
+    limits: StepLimits,
+    run: Run,
+    sampler: Sampler,
+    buffer: StepBuffer,
+    graphs: DecodeGraphs | None,
+    mixed: MixedGraphs | None,
+    progress: Callable[[Progress], None],
+) -> str:
+    """Try all; returns why graphs cannot be captured, empty when they can or none are wanted."""
+    steps = list(idle_steps(limits))
+    total = len(steps) + (graphs is not None) + (mixed is not None)
+    logits = None
+    for done, step in enumerate(steps):
+        progress(Progress(stage=STAGE, detail="kernels", done=done, total=total))
+        buffer.begin()
+        tensors = step(buffer)
+        buffer.send()
+        logits = run(tensors)
+    if logits is not None:
+        _sample(logits, sampler, buffer)
+    failure = ""
+    if graphs is not None:
+        progress(Progress(stage=STAGE, detail="CUDA graphs of decodes", done=len(steps), total=total))
+        failure = graphs.capture_all()
+    if mixed is not None and not failure:
+        progress(Progress(stage=STAGE, detail="CUDA graphs of steps with prefills", done=total - 1, total=total))
+        mixed.capture_all()
+    if graphs is not None and graphs.drafted_sizes and not failure:
+        progress(Progress(stage=STAGE, detail="CUDA graphs of steps with drafts", done=total - 1, total=total))
+        graphs.capture_drafted()
+    return failure
+
+
+def idle_steps(limits: StepLimits) -> Iterator[Callable[[StepBuffer], StepTensors]]:
+    """Steps that between them launch every variant of every kernel: tiles of prefill grow with the longest run, and
+    short runs behind long contexts are cut."""
+    most = min(limits.max_num_batched_tokens, LONGEST_RUN)
+    for num_queries in (*(1 << power for power in range(most.bit_length()) if 1 << power < most), most):
+        for length in dict.fromkeys((num_queries, max(num_queries, limits.max_request_tokens))):
+            yield _prefill_step(num_queries, 0, length=length, num_groups=limits.num_groups)
+    longest, num_seqs = limits.max_num_batched_tokens, limits.max_num_seqs
+    yield _prefill_step(most, 0, longest=longest, num_seqs=num_seqs, num_groups=limits.num_groups)
+    if limits.has_experts:
+        for num_tokens in dict.fromkeys(
+            (*_doubled(most, limits.max_num_batched_tokens), limits.max_num_batched_tokens)
+        ):
+            yield _prefill_step(num_tokens, 0, num_groups=limits.num_groups)
+    yield _prefill_step(min(2, most), 1, num_groups=limits.num_groups)
+    for length in dict.fromkeys((1, limits.max_request_tokens)):  # in one part, and in several to be merged
+        for num_rows in dict.fromkeys((1, min(2, limits.max_num_seqs))):
+            yield _decode_step(num_rows, length, limits.block_size, limits.num_groups)
+
+
+def idle_decodes(limits: StepLimits, buffer: StepBuffer) -> StepTensors:
+    """The smallest of these steps in which no request is alone, as it is put."""
+    return _decode_step(min(2, limits.max_num_seqs), 1, limits.block_size, limits.num_groups)(buffer)
+
+
+def _doubled(number: int, most: int) -> Iterator[int]:
+    """`number` twice, four times and so on, below `most`."""
+    while (number := 2 * number) < most:
+        yield number
+
+
+def _decode_step(num_rows: int, length: int, block_size: int, num_groups: int) -> Callable[[StepBuffer], StepTensors]:
+    def put(buffer: StepBuffer) -> StepTensors:
+        flat = _idle_tokens(num_rows, buffer, num_groups)
+        return StepTensors(*flat, num_rows, _idle_decodes(num_rows, length, block_size, buffer, num_groups), None, None)
+
+    return put
+
+
+def _prefill_step(
+    num_queries: int,
+    num_single_token: int,
+    *,
+    length: int | None = None,
+    longest: int | None = None,
+    num_seqs: int = 1,
+    num_groups: int,
+) -> Callable[[StepBuffer], StepTensors]:
+    """Tokens that belong to no sequence, launched as if one of `length` had them all; or as if so many had `longest`
+    each."""
+
+    def put(buffer: StepBuffer) -> StepTensors:
+        flat = _idle_tokens(num_single_token + num_queries, buffer, num_groups)
+        prefill = PrefillBatch(
+            block_tables=(buffer.put(np.zeros((num_seqs, table_width(1, 1)), np.int32)),) * num_groups,
+            seq_lens=buffer.put(np.zeros(num_seqs, np.int32)),
+            max_seq_len=length or num_queries,
+            query_start=buffer.put(np.zeros(num_seqs + 1, np.int32)),
+            max_query_len=longest or num_queries,
+        )
+        decode = _idle_decodes(num_single_token, 1, 1, buffer, num_groups) if num_single_token else None
+        return StepTensors(*flat, num_single_token, decode, prefill, None)
+
+    return put
+
+
+def _idle_tokens(
+    num_tokens: int, buffer: StepBuffer, num_groups: int
+) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:
+    zeros = np.zeros(num_tokens, np.int64)
+    return buffer.put(zeros), buffer.put(zeros), (buffer.put(np.full(num_tokens, -1, np.int64)),) * num_groups
+
+
+def _idle_decodes(num_rows: int, length: int, block_size: int, buffer: StepBuffer, num_groups: int) -> DecodeBatch:
+    tables = buffer.put(np.zeros((num_rows, table_width(length, block_size)), np.int32))
+    return DecodeBatch((tables,) * num_groups, buffer.put(np.zeros(num_rows, np.int32)), length)
+
+
+def _sample(logits: torch.Tensor, sampler: Sampler, buffer: StepBuffer) -> None:
+    """With every option, so that no library is loaded in service either."""
+    requests = [
+        Request(
+            number=-1 - index,
+            request_id=STAGE,
+            prompt_token_ids=[0],
+            sampling=sampling,
+            max_tokens=1,
+            arrival_ns=0,
+        )
+        for index, sampling in enumerate(EVERY_OPTION)
+    ]
+    requests[0].matcher = _AnyToken()
+    zeros = logits.new_zeros(len(requests), logits.shape[1])
+    buffer.begin()
+    inputs = sampler.inputs(requests, buffer, logits.shape[1])
+    buffer.send()
+    sampler.draw(zeros, inputs)
+    for request in requests:
+        sampler.forget(request)
+
+
+class _AnyToken:
+    """A `TokenMatcher` of no form."""
+
+    is_ready = True
+    has_ended = False
+
+    def fill(self, words: NDArray[np.int32], row: int, *, may_end: bool) -> None:
+        """All may come."""
+        words[row] = -1
+
+    def accept(self, token_id: int) -> None:
+        """Nothing follows from it."""

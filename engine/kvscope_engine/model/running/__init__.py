@@ -1,1 +1,0 @@
-"""Running a step on the device: inputs, attention, KV storage, graphs, and the memory all of it takes."""

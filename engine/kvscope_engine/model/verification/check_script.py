@@ -1,0 +1,182 @@
+"""What the proofs at load run: a few short sequences, in pieces, over shuffled blocks, some at long positions.
+
+Owns the sequences, the order of their pieces and their blocks. Knows no model and no comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from kvscope_engine.model.hf_config import FIRST_POSITION, position_limit
+from kvscope_engine.model.kv_cache.kv_storage import KVStorage
+from kvscope_engine.model.kv_cache.state_storage import StateStorage
+from kvscope_engine.model.layers.attention.paged_attention import DecodeBatch, PagedContext, PrefillBatch
+from kvscope_engine.model.layers.recurrent.recurrent_layers import StateBatch
+from kvscope_kernels import Ops
+from kvscope_kernels.host_lengths import HostLengths
+
+CPU_BLOCK_SIZE: Final = 8
+GPU_BLOCK_SIZE: Final = 16
+"""The usual one, for which kernels are compiled anyway."""
+NUM_BLOCKS: Final = 8
+TABLES: Final = ((5, 1, 6), (2, 7, 4), (3,))
+"""Blocks of each sequence; 0 is nobody's."""
+SHORT_WINDOW: Final = 6
+"""Sliding windows are this long in the proofs, so that sequences go on beyond them."""
+UNWRITTEN: Final = 64.0
+"""In slots that nobody wrote: whoever reads one is far off, and zero times it is zero."""
+UNKNOWN_LIMIT: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class CheckSequence:
+    """Tokens and their positions, both (length,), and which rows of all tokens they are."""
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    first_row: int
+    table: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        """Tokens."""
+        return len(self.ids)
+
+    @property
+    def rows(self) -> list[int]:
+        """Rows of all its tokens."""
+        return list(range(self.first_row, self.first_row + self.length))
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptPiece:
+    """Tokens `start` to `end` of a sequence, computed in one step."""
+
+    sequence: CheckSequence
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckStep:
+    """A flattened batch of pieces, single tokens first."""
+
+    pieces: tuple[ScriptPiece, ...]
+
+    @property
+    def num_single_token(self) -> int:
+        """Pieces of one token."""
+        return sum(piece.end - piece.start == 1 for piece in self.pieces)
+
+    def gather(self, name: str) -> torch.Tensor:
+        """`ids` or `positions` of all pieces, (T,)."""
+        parts = [getattr(piece.sequence, name)[piece.start : piece.end] for piece in self.pieces]
+        return torch.cat(parts)
+
+    @property
+    def rows(self) -> list[int]:
+        """Each token's row among all tokens of the script."""
+        return [p.sequence.first_row + index for p in self.pieces for index in range(p.start, p.end)]
+
+
+def check_block_size(device: torch.device) -> int:
+    """Slots a block; few, where each token costs time."""
+    return CPU_BLOCK_SIZE if device.type == "cpu" else GPU_BLOCK_SIZE
+
+
+def check_sequences(config: Any, device: torch.device) -> tuple[CheckSequence, ...]:
+    """From position 0 on; at the last positions the model was made for; across where scaling of positions starts."""
+    text_config = config.get_text_config(decoder=True)
+    limit = position_limit(text_config) or UNKNOWN_LIMIT
+    size = check_block_size(device)
+    lengths = [min(length, limit) for length in (2 * size + 3, 2 * size + 2, 4)]
+    change = _original_limit(text_config) or limit // 2
+    starts = (0, limit - lengths[1], min(max(change - lengths[2] // 2, 0), max(limit - lengths[1], 0)))
+    sequences, row = [], 0
+    for index, (length, start) in enumerate(zip(lengths, starts, strict=True)):
+        ids = (torch.arange(1, length + 1, device=device) * 37 + 11 + 101 * index) % int(text_config.vocab_size)
+        if first := getattr(text_config, FIRST_POSITION, 0):  # such a model does not count padding, which no text has
+            ids = ids.where(ids != first - 1, first)
+        positions = torch.arange(start, start + length, device=device)
+        sequences.append(CheckSequence(ids, positions, row, TABLES[index]))
+        row += length
+    return tuple(sequences)
+
+
+def check_steps(sequences: tuple[CheckSequence, ...]) -> Iterator[CheckStep]:
+    """Two prefills; then a decode, the rest of a prefill, and another's beginning: few steps, since each reads all
+    weights."""
+    first, second, third = sequences
+    half, last = first.length // 2, second.length - 1
+    yield CheckStep((ScriptPiece(first, 0, half), ScriptPiece(second, 0, last)))
+    yield CheckStep(
+        (
+            ScriptPiece(second, last, last + 1),
+            ScriptPiece(first, half, first.length),
+            ScriptPiece(third, 0, third.length),
+        )
+    )
+
+
+def check_context(step: CheckStep, storage: KVStorage, ops: Ops, states: StateStorage | None = None) -> PagedContext:
+    """The step's tensors, as the runner would make them."""
+    count, device = step.num_single_token, storage.device
+    width = max(len(table) for table in (*TABLES, *(piece.sequence.table for piece in step.pieces)))
+    tables = torch.tensor(
+        [[*piece.sequence.table, *[0] * (width - len(piece.sequence.table))] for piece in step.pieces],
+        dtype=torch.int32,
+        device=device,
+    )
+    ends = [piece.end for piece in step.pieces]
+    lens = torch.tensor(ends, dtype=torch.int32, device=device)
+    sizes = [piece.end - piece.start for piece in step.pieces[count:]]
+    starts = [sum(sizes[:index]) for index in range(len(sizes) + 1)]
+    decode = DecodeBatch((tables[:count],), lens[:count], max(ends[:count])) if count else None
+    prefill = None
+    if sizes:
+        query_start = torch.tensor(starts, dtype=torch.int32, device=device)
+        known = HostLengths(np.array(starts, np.int32), np.array(ends[count:], np.int32))
+        prefill = PrefillBatch((tables[count:],), lens[count:], max(ends[count:]), query_start, max(sizes), known)
+    slots = torch.tensor([_slot(p, index, storage.block_size) for p in step.pieces for index in range(p.start, p.end)])
+    context = PagedContext(storage, ops, (slots.to(device),), count, decode, prefill)
+    if states is not None:
+        context.states = _check_states(step, states)
+    return context
+
+
+def _check_states(step: CheckStep, states: StateStorage) -> StateBatch:
+    """Each sequence's in a slot by its first block, which nobody else has."""
+    slots = [piece.sequence.table[0] for piece in step.pieces]
+    sizes = [piece.end - piece.start for piece in step.pieces]
+    starts = [sum(sizes[:index]) for index in range(len(sizes) + 1)]
+    goes_on = [piece.start > 0 for piece in step.pieces]
+    return StateBatch(states, slots, goes_on, starts, in_prompt=[True] * len(slots))
+
+
+def far_positions(config: Any) -> tuple[int, ...]:
+    """Where scaling of positions starts and beyond, and the last that the model was made for."""
+    text_config = config.get_text_config(decoder=True)
+    limit = position_limit(text_config) or UNKNOWN_LIMIT
+    change = _original_limit(text_config) or limit // 2
+    return tuple(min(position, limit - 1) for position in (change, 2 * change + 1, limit - 1))
+
+
+def _slot(piece: ScriptPiece, index: int, block_size: int) -> int:
+    return piece.sequence.table[index // block_size] * block_size + index % block_size
+
+
+def _original_limit(config: Any) -> int | None:
+    """Positions before a scaled rotary embedding, or a scaling of queries, begins to differ."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    per_kind = [value for value in parameters.values() if isinstance(value, dict)]
+    for source in (parameters, *per_kind):
+        value = source.get("original_max_position_embeddings")
+        if isinstance(value, int):
+            return value
+    value = getattr(config, "original_max_position_embeddings", None)
+    return value if isinstance(value, int) else None

@@ -1,0 +1,242 @@
+"""Making a loaded model cheaper to run: parts of known structure are replaced by fused ones, each proven first.
+
+Owns the order and the replacing. A module keeps its place and class; its `forward` becomes that of the fused part,
+held as its `kvscope_fused`, and the plain weights go, one part after the other: at no time are both there of more than
+one part. What cannot be proven equal stays as it came; at the end the whole model is compared with what it was.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+from weakref import ref
+
+import torch
+from torch import nn
+
+from kvscope_engine.model.cpu_offload.resident_layer import bring_layer_of
+from kvscope_engine.model.layers.attention.given_positions import counts_positions
+from kvscope_engine.model.layers.attention.mla.latents import held_latents
+from kvscope_engine.model.layers.attention.paged_attention import layer_of
+from kvscope_engine.model.layers.fused.compiled_layer import compile_layers
+from kvscope_engine.model.layers.fused.fused_attention import attention_candidates
+from kvscope_engine.model.layers.fused.fused_experts import TENSORS, FusedExperts, experts_candidate, is_faster_on
+from kvscope_engine.model.layers.fused.fused_layer import FusedLayer, chain_layers, layer_candidate
+from kvscope_engine.model.layers.fused.fused_mlp import mlp_candidate
+from kvscope_engine.model.layers.fused.fused_norm import norm_candidates
+from kvscope_engine.model.layers.fused.packed_linear import can_pack, pack_fused, pack_linears
+from kvscope_engine.model.layers.fused.round_linears import round_linears
+from kvscope_engine.model.layers.own_forward import OwnForward, own_forward
+from kvscope_engine.model.layers.recurrent.recurrent_layers import recurrent_layers
+from kvscope_engine.model.verification.eager_check import JOINED_SLACK, NUM_NUDGES, first_fault, paged_trace
+from kvscope_engine.model.verification.hook_check import check_hook, take_plain_trace
+from kvscope_engine.model.verification.layer_trace import Trace, nudged
+from kvscope_engine.model.verification.trial import Trial, run_trial
+from kvscope_telemetry.errors import BadInput
+
+LOW_PRECISION: Final = (torch.bfloat16, torch.float16)
+_FAILURES: Final = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError)
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """How many parts were replaced, and whether linear layers run on packed weights."""
+
+    attentions: int
+    mlps: int
+    norms: int
+    layers: int
+    packed: bool
+    float32_residual: bool
+    int8: int = 0
+    """Linear layers whose weights have 8 bits."""
+    int4: int = 0
+    """And 4."""
+    experts: int = 0
+    """Layers whose experts are one operation."""
+    packed_experts: int = 0
+    """And of 4 bits, as in their file."""
+
+
+def fuse_model(module: nn.Module, quantization: str = "none") -> Fused:
+    """Replace what can be proven equal, in place; asked again, it says what was done.
+
+    With a `quantization` but "none" weights are rounded last, when all else is proven (`round_linears`).
+    Raises BadInput naming the architecture when its attention cannot be served (`hook_check`), or when the whole does
+    not give what it gave before.
+    """
+    found: Fused | None = getattr(module, "kvscope_fused_model", None)
+    if found is None:
+        check_hook(module)
+        own = own_forward(module)
+        found = _fuse(module, quantization) if own is None else _round_own(module, own, quantization)
+        module.kvscope_fused_model = found  # type: ignore[assignment]
+    return found
+
+
+def _fuse(module: nn.Module, quantization: str) -> Fused:
+    parameter = next(module.parameters())
+    dtype, device = parameter.dtype, parameter.device
+    packed = quantization == "none" and can_pack(dtype, device)
+    del parameter
+    plain = take_plain_trace(module) or whole_trace(module)
+    trial = run_trial(module)
+    with torch.no_grad():
+        attentions = _each(module, lambda part: _fuse_attention(part, trial, packed))
+        _each(module, _split_latents)
+        mlps = _each(module, lambda part: _fuse_mlp(part, trial, packed))
+        experts = _each(module, lambda part: _fuse_experts(part, trial))
+        norms = _each(module, lambda part: _fuse_norm(part, trial))
+        layers = _each(module, lambda part: _fuse_layer(part, trial))
+        chain_layers(module)
+        if packed:
+            pack_linears(module, trial.calls)
+    is_whole = layers == len(check_hook(module)) and not recurrent_layers(module).layers
+    float32_residual = _keep_residual_in_float32(module, plain) if is_whole else False
+    if not float32_residual:
+        fault = fault_of(module, plain)
+        if fault:
+            raise BadInput(
+                f"model architecture {type(module).__name__} is not supported: its joined layers do not give what they"
+                f" gave before ({fault})"
+            )
+    bits = Counter[int]() if quantization == "none" else round_linears(module, trial.calls, quantization)
+    if not packed and can_pack(dtype, device):
+        pack_fused(module)
+        pack_linears(module, trial.calls)
+    compile_layers(module)
+    return Fused(
+        attentions, mlps, norms, layers, packed, float32_residual, bits[8], bits[4], experts, _num_packed(module)
+    )
+
+
+def _round_own(module: nn.Module, own: OwnForward, quantization: str) -> Fused:
+    """A model that is run by its own code: its parts stay, but for the weights of its linear layers."""
+    bits = Counter[int]() if quantization == "none" else round_linears(module, own.called, quantization)
+    if bits:
+        try:
+            own.seen()
+        except _FAILURES as error:
+            line = f"{type(error).__name__}: {' '.join(str(error).split()):.160}"
+            raise BadInput(
+                f"quantization={quantization!r} is not accepted with {type(module).__name__}, which is run by"
+                f" transformers' own code ({line})"
+            ) from error
+    return Fused(0, 0, 0, 0, packed=False, float32_residual=False, int8=bits[8], int4=bits[4])
+
+
+def _each(module: nn.Module, fuse: Callable[[nn.Module], bool]) -> int:
+    """Held weakly: a part that was given up with its parent is gone, and so are its weights."""
+    parts, count = [ref(part) for part in module.modules()], 0
+    for held in parts:
+        if (part := held()) is not None:
+            bring_layer_of(module, part)
+            count += fuse(part)
+    return count
+
+
+def _fuse_attention(part: nn.Module, trial: Trial, packed: bool) -> bool:
+    seen = trial.context.layers.get(layer_of(part)) if hasattr(part, "layer_idx") else None
+    if seen is None or part not in trial.calls or counts_positions(part):
+        return False
+    for candidate in attention_candidates(part, seen[1], packed):
+        if trial.proves(part, candidate):
+            replace_part(part, candidate, "q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
+            return True
+    return False
+
+
+def _split_latents(part: nn.Module) -> bool:
+    latents = held_latents(part)
+    if latents is None:
+        return False
+    latents.split()
+    return True
+
+
+def _fuse_mlp(part: nn.Module, trial: Trial, packed: bool) -> bool:
+    candidate = mlp_candidate(part, packed) if part in trial.calls else None
+    if candidate is None or not trial.proves(part, candidate):
+        return False
+    replace_part(part, candidate, "gate_proj", "up_proj", "down_proj")
+    return True
+
+
+def _fuse_experts(part: nn.Module, trial: Trial) -> bool:
+    held = next(part.parameters(recurse=False), None)
+    if held is None or part not in trial.calls or not is_faster_on(held.device):
+        return False
+    wide = experts_candidate(part)
+    packed = None if wide is None else wide.in_four_bits()
+    for candidate in (packed, wide):
+        if candidate is not None and trial.proves(part, candidate, has_known_bounds=True):
+            replace_part(part, candidate)
+            for name in TENSORS:
+                part._parameters.pop(name, None)
+            return True
+    return False
+
+
+def _num_packed(module: nn.Module) -> int:
+    return sum(isinstance(part, FusedExperts) and part.is_packed for part in module.modules())
+
+
+def _fuse_norm(part: nn.Module, trial: Trial) -> bool:
+    for candidate in norm_candidates(part):
+        if trial.proves(part, candidate):
+            replace_part(part, candidate)
+            return True
+    return False
+
+
+def _fuse_layer(part: nn.Module, trial: Trial) -> bool:
+    candidate = layer_candidate(part)
+    if candidate is None or not trial.proves(part, candidate):
+        return False
+    replace_part(part, candidate)
+    return True
+
+
+def _keep_residual_in_float32(module: nn.Module, plain: Trace) -> bool:
+    """Where all layers are fused, and whatever stands around them takes what they return then."""
+    if next(module.parameters()).dtype not in LOW_PRECISION:
+        return False
+    parts = [getattr(part, "kvscope_fused", None) for part in module.modules()]
+    layers = [part for part in parts if isinstance(part, FusedLayer)]
+    for layer in layers:
+        layer.keeps_float32 = True
+    if not fault_of(module, plain):
+        return True
+    for layer in layers:
+        layer.keeps_float32 = False
+    return False
+
+
+def whole_trace(module: nn.Module, forced: Trace | None = None) -> Trace:
+    calls = check_hook(module)
+    return paged_trace(module, [call.shape for call in calls], [call.place for call in calls], forced)
+
+
+def fault_of(module: nn.Module, plain: Trace) -> str:
+    """Where the model differs from what it was, in words; nothing when it does not."""
+    dtype = next(module.parameters()).dtype
+    try:
+        joined = whole_trace(module, plain)
+        fault = first_fault(joined, plain, JOINED_SLACK)
+        if fault and dtype in LOW_PRECISION:
+            moved = [whole_trace(module, nudged(plain, dtype, seed)) for seed in range(NUM_NUDGES)]
+            fault = first_fault(joined, plain, JOINED_SLACK, moved)
+        return fault
+    except torch.OutOfMemoryError:
+        raise
+    except _FAILURES as error:
+        return f"{type(error).__name__}: {' '.join(str(error).split()):.160}"
+
+
+def replace_part(part: nn.Module, fused: Any, *released: str) -> None:
+    part.kvscope_fused = fused
+    part.forward = fused.forward if isinstance(fused, nn.Module) else fused
+    for name in released:
+        part._modules.pop(name, None)

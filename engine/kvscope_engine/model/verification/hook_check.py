@@ -1,0 +1,479 @@
+"""Whether a model can run on our attention: found out by running it, not by a list of names.
+
+Owns the check at load. A tiny forward must reach the hook exactly once a layer, with nothing in its keywords that
+we do not do; a few short sequences, paged and in pieces, must then give in every layer what transformers' eager
+attention gives (`eager_check`). What fails is refused with the name of the architecture, never run wrongly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kvscope_engine.model.hf_config import num_query_heads, position_limit
+from kvscope_engine.model.kv_cache.kv_storage import LayerShape
+from kvscope_engine.model.layers.attention.first_position import count_from_first
+from kvscope_engine.model.layers.attention.given_positions import give_positions, given_positions
+from kvscope_engine.model.layers.attention.mla.latent_modules import expand_latents, hold_latents
+from kvscope_engine.model.layers.attention.paged_attention import (
+    ATTENTION_NAME,
+    AttentionContext,
+    AttentionOptions,
+    register_attention,
+)
+from kvscope_engine.model.layers.attention.query_bias import tell_by_distance, tells_by_distance
+from kvscope_engine.model.layers.attention_interface import uses_interface
+from kvscope_engine.model.layers.own_forward import run_by_own_code, takes_cache, undo
+from kvscope_engine.model.layers.recurrent.recurrent_layers import RecurrentLayers, recurrent_layers
+from kvscope_engine.model.verification.eager_check import DiffersError, check_equals_eager
+from kvscope_engine.model.verification.layer_trace import LayerPlace, Trace, decoder_layer_of, number_of
+from kvscope_engine.model.verification.own_check import check_own_forward
+from kvscope_engine.model.verification.recurrent_check import StateTrial
+from kvscope_telemetry.errors import BadInput
+
+KEYWORD: Final = "paged"
+NUM_TOKENS: Final = 5
+_FAILURES: Final = (BadInput, RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError)
+"""A external model raises what it likes: one line of it is enough."""
+_SERVED_KEYWORDS: Final = frozenset({"paged", "scaling", "sliding_window", "softcap", "s_aux"})
+_HARMLESS_KEYWORDS: Final = frozenset(
+    {
+        "cache_position",
+        "cu_seq_lens_k",
+        "cu_seq_lens_q",
+        "deterministic",
+        "dropout",
+        "layer_idx",
+        "max_length_k",
+        "max_length_q",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_embeddings",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+    }
+)
+_SERVED_LAYER_TYPES: Final = frozenset({"chunked_attention", "full_attention", "sliding_attention"})
+_RECURRENT_LAYER_TYPES: Final = frozenset(
+    {"attention", "conv", "dummy", "hybrid", "hybrid_sliding", "linear_attention", "mamba", "mlp", "moe"}
+)
+"""Of models with recurrent layers, or layers that keep nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """How one layer called the hook."""
+
+    layer: int
+    """Of the layers that attend, the first being 0."""
+    shape: LayerShape
+    num_query_heads: int
+    options: AttentionOptions
+    place: LayerPlace
+
+
+class _NotPassedOnError(BadInput):
+    """A layer called its attention without the keyword that it was given."""
+
+
+class _CountsTokensError(BadInput):
+    """A layer's attention counts its tokens itself."""
+
+
+@dataclass(slots=True)
+class _Recording(AttentionContext):
+    """Keeps the calls, answers with zeros."""
+
+    calls: list[LayerCall] = field(default_factory=list)
+    caller: str = ""
+    """Name of the attention module that calls."""
+    keys: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+    """Keys as layers hand them over, and the number of the layer."""
+    scratch: dict[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)
+    states: StateTrial = field(default_factory=StateTrial)
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        if key.shape[0] != query.shape[0] or value.shape[0] != query.shape[0]:
+            raise BadInput("its layers attend to other tokens than their own (cross attention)")
+        shape = replace(_shape(query, key, value, options), shares_with=self._source())
+        place = LayerPlace(layer, decoder_layer_of(self.caller), self.caller)
+        self.calls.append(LayerCall(layer, shape, int(query.shape[1]), options, place))
+        return query.new_zeros(query.shape[0], query.shape[1], options.value_dim(value))
+
+    def _source(self) -> int | None:
+        """The layer before whose very keys the last one handed over."""
+        key, layer = self.keys[-1]
+        return next((before for other, before in self.keys if other is key and before != layer), None)
+
+
+def _shape(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions) -> LayerShape:
+    latents = options.latents
+    if latents is not None:
+        return LayerShape(1, latents.stored_dim, latent_dim=latents.latent_dim)
+    if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1] or query.shape[2] != key.shape[2]:
+        raise BadInput(f"its heads do not match: query {_heads(query)}, key {_heads(key)}, value {_heads(value)}")
+    return LayerShape(int(key.shape[1]), max(int(key.shape[2]), int(value.shape[2])))
+
+
+def check_hook(module: nn.Module) -> tuple[LayerCall, ...]:
+    """Put our attention into `module` and see that it is served; how each layer calls it, first to last.
+
+    What was found stays on the module, so that asking again is free. Raises BadInput naming the architecture.
+    """
+    found: tuple[LayerCall, ...] | None = getattr(module, "kvscope_layer_calls", None)
+    if found is None:
+        register_attention()
+        trace: Trace | None = None
+        try:
+            found, trace = _checked_with_latents(module)
+        except torch.OutOfMemoryError:
+            raise
+        except DiffersError as error:
+            raise _refusal(module, _words(error)) from error
+        except _FAILURES as error:
+            found = _checked_own(module, error)
+        module.kvscope_layer_calls = found  # type: ignore[assignment]
+        module.kvscope_plain_trace = trace  # type: ignore[assignment]
+    return found
+
+
+def _checked_own(module: nn.Module, error: Exception) -> tuple[LayerCall, ...]:
+    """The layers of a model that our attention cannot serve, run by transformers' own code. Raises BadInput in the
+    words of `error`, why it cannot, where that does not give what it should either."""
+    try:
+        calls = own_calls(module, _words(error))
+        check_own_forward(module)
+    except torch.OutOfMemoryError:
+        raise
+    except _FAILURES as own_error:
+        undo(module)
+        raise _refusal(module, f"{_words(error)}; by transformers' own code: {_words(own_error)}") from error
+    return calls
+
+
+def _refusal(module: nn.Module, words: str) -> BadInput:
+    """Why the model is not run: its weights, or its architecture."""
+    weight = bad_weight(module)
+    if weight is not None:
+        return BadInput(f"the model is damaged: its weight {weight}")
+    return BadInput(f"model architecture {type(module).__name__} is not supported: {words:.400}")
+
+
+def own_calls(module: nn.Module, why: str) -> tuple[LayerCall, ...]:
+    """From now on `module` is run by transformers' own code; what each layer keeps, by a run of a few tokens.
+
+    Raises BadInput, or whatever the model raises, where it cannot be.
+    """
+    if getattr(module.config, "is_encoder_decoder", False) or not takes_cache(module):
+        raise BadInput("it takes no cache of transformers")
+    expand_latents(module)
+    own, dtype = run_by_own_code(module, why), next(module.parameters()).dtype
+    heads = num_query_heads(module.config.get_text_config(decoder=True))  # type: ignore[operator, union-attr]
+    return tuple(
+        LayerCall(
+            number,
+            layer.shape(dtype),
+            heads,
+            AttentionOptions(scale=1.0, sliding_window=layer.window or None),
+            LayerPlace(number, decoder_layer_of(layer.module), layer.module),
+        )
+        for number, layer in enumerate(own.layers)
+    )
+
+
+def _words(error: Exception) -> str:
+    line = " ".join(str(error).split())
+    return line if isinstance(error, BadInput) else f"a trial run failed ({type(error).__name__}: {line:.160})"
+
+
+def take_plain_trace(module: nn.Module) -> Trace | None:
+    """What each layer gave in the check, once, for whoever changes the model next; None when that is not known."""
+    trace: Trace | None = getattr(module, "kvscope_plain_trace", None)
+    module.kvscope_plain_trace = None  # type: ignore[assignment]
+    return trace
+
+
+def _checked_with_latents(module: nn.Module) -> tuple[tuple[LayerCall, ...], Trace | None]:
+    """Without, where the model is right without them alone."""
+    try:
+        return _checked(module)
+    except torch.OutOfMemoryError:
+        raise
+    except _FAILURES as error:
+        if not expand_latents(module):
+            raise
+        found = _checked(module, with_latents=False)
+        module.kvscope_why_expanded = " ".join(str(error).split())  # type: ignore[assignment]
+        return found
+
+
+def _checked(module: nn.Module, *, with_latents: bool = True) -> tuple[tuple[LayerCall, ...], Trace | None]:
+    calls, trial = _seen(module, with_latents=with_latents)
+    trial.try_all(recurrent_layers(module))
+    shapes, places = [call.shape for call in calls], [call.place for call in calls]
+    return calls, check_equals_eager(module, shapes, places)
+
+
+def seen_calls(module: nn.Module, *, with_latents: bool = True) -> tuple[LayerCall, ...]:
+    """How each layer calls our attention, by a run of a few tokens alone: also where tensors have no data.
+
+    Layers that can hold latents do so from then on. What recurrent layers keep for a request is found as well
+    (`recurrent_layers`).
+    Raises BadInput, or whatever the model raises, where it is not served.
+    """
+    try:
+        return _seen(module, with_latents=with_latents)[0]
+    except _FAILURES as error:
+        try:
+            return own_calls(module, _words(error))
+        except _FAILURES as own_error:
+            undo(module)
+            raise BadInput(f"{_words(error)}; by transformers' own code: {_words(own_error)}") from error
+
+
+def _seen(module: nn.Module, *, with_latents: bool) -> tuple[tuple[LayerCall, ...], StateTrial]:
+    config: Any = module.config
+    if getattr(config, "is_encoder_decoder", False):
+        raise BadInput("it is an encoder-decoder, only decoders are")
+    text_config = config.get_text_config(decoder=True)
+    recurrent = recurrent_layers(module)
+    _check_layer_types(text_config, recurrent)
+    if with_latents:
+        hold_latents(module, ATTENTION_NAME)
+    tell_by_distance(module, ATTENTION_NAME)
+    count_from_first(module)
+    recording = _record_helped(module)
+    if recurrent.layers:
+        calls = _numbered(module, recording.calls)
+    else:
+        calls = sorted(recording.calls, key=lambda call: call.layer)
+        _check_once_a_layer(calls, int(text_config.num_hidden_layers))
+    _check_windows(calls, text_config)
+    return tuple(calls), recording.states
+
+
+def _check_layer_types(text_config: Any, recurrent: RecurrentLayers) -> None:
+    types = getattr(text_config, "layer_types", None) or ()
+    unknown = set(types) - (_SERVED_LAYER_TYPES | _RECURRENT_LAYER_TYPES if recurrent.layers else _SERVED_LAYER_TYPES)
+    if unknown:
+        raise BadInput(
+            f"it has layers of type {', '.join(sorted(unknown))}; full, sliding and chunked attention are served"
+        )
+
+
+def _numbered(module: nn.Module, calls: list[LayerCall]) -> list[LayerCall]:
+    """The calls of a model with recurrent layers, where layers that attend are numbered on their own, in the order in
+    which they run; attention finds the number on its module (`paged_attention.layer_of`)."""
+    names = [call.place.attention for call in calls]
+    attending = [name for name, part in module.named_modules() if uses_interface(type(part))]
+    if sorted(names) != sorted(attending):
+        raise BadInput(
+            f"{len(set(names))} of its {len(attending)} attention modules attend through transformers' attention"
+            f" interface ({len(names)} calls); each must, once"
+        )
+    numbered = []
+    for number, call in enumerate(calls):
+        module.get_submodule(call.place.attention).kvscope_layer = number  # type: ignore[assignment]
+        place = replace(call.place, layer=number_of(call.place.decoder_layer))
+        own = replace(call.shape, shares_with=None)  # they would be named by other numbers
+        numbered.append(replace(call, layer=number, place=place, shape=own))
+    return numbered
+
+
+def _record_helped(module: nn.Module) -> _Recording:
+    """With keywords passed on, and positions given, where the model needs that."""
+    try:
+        return _record(module)
+    except _NotPassedOnError:
+        pass_on(module)
+    except _CountsTokensError:
+        if given_positions(module) is not None:
+            raise
+        give_positions(module)
+    return _record(module)
+
+
+def _record(module: nn.Module) -> _Recording:
+    _set_attention(module)
+    recording = _Recording()
+    device = next(module.parameters()).device
+    positions = torch.arange(NUM_TOKENS, device=device)[None]
+    with torch.inference_mode(), _watched_hook(module, recording):
+        module(input_ids=positions + 1, position_ids=positions, use_cache=False, paged=recording)
+    return recording
+
+
+def _set_attention(module: nn.Module) -> None:
+    """transformers only warns when it cannot; and a model of few layers may not use what was set."""
+    if not recurrent_layers(module).has_attention:
+        return
+    can_set = getattr(type(module), "_can_set_attn_implementation", None)
+    if can_set is not None and not can_set():
+        raise BadInput("its attention cannot be replaced")
+    module.set_attn_implementation(ATTENTION_NAME)  # type: ignore[operator]
+
+
+@contextmanager
+def _watched_hook(model: nn.Module, recording: _Recording) -> Iterator[None]:
+    """The registered hook, refusing keywords that would change attention and that we do not read."""
+    from transformers import AttentionInterface
+
+    from kvscope_engine.model.layers.attention.paged_attention import layer_of, paged_attention
+
+    names = {id(part): name for name, part in model.named_modules()}
+    counting = _CountingWatch(model)
+
+    def watched(
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        _refuse_unknown(module, attention_mask, kwargs)
+        counting.check(module)
+        recording.caller = names.get(id(module), "")
+        recording.keys.append((key, layer_of(module)))
+        return paged_attention(module, query, key, value, attention_mask, **kwargs)
+
+    AttentionInterface.register(ATTENTION_NAME, watched)
+    try:
+        with counting:
+            yield
+    finally:
+        register_attention()
+
+
+class _CountingWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses attention that counts its tokens itself: in a batch of several sequences those are no positions. One that
+    asks how many are before them counts to positions that it is given."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._num_counts = 0
+        self._before: dict[int, tuple[int, int]] = {}
+        self._given = given_positions(model)
+        self._handles = [part.register_forward_pre_hook(self._enter) for part in model.modules()]
+
+    def check(self, attention: nn.Module) -> None:
+        """Called from inside the attention module's forward."""
+        num_counts, num_asked = self._before.get(id(attention), self._so_far)
+        if self._num_counts != num_counts and self._so_far[1] == num_asked:
+            raise _CountsTokensError(
+                "its attention counts its tokens itself, which are no positions where sequences share a batch"
+            )
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._num_counts += func.overloadpacket is torch.ops.aten.arange
+        return func(*args, **(kwargs or {}))
+
+    def __exit__(self, *error: Any) -> None:
+        for handle in self._handles:
+            handle.remove()
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def _enter(self, part: nn.Module, _: Any) -> None:
+        self._before[id(part)] = self._so_far
+
+    @property
+    def _so_far(self) -> tuple[int, int]:
+        return self._num_counts, 0 if self._given is None else self._given.num_asked
+
+
+def _refuse_unknown(module: nn.Module, mask: Any, kwargs: dict[str, Any]) -> None:
+    if mask is not None:
+        raise BadInput("its attention brings a mask of its own")
+    if kwargs.get("paged") is None:
+        raise _NotPassedOnError("its attention does not pass keywords on")
+    if kwargs.get("is_causal", getattr(module, "is_causal", True)) is False:
+        raise BadInput("its attention looks ahead (not causal)")
+    known = _SERVED_KEYWORDS | _HARMLESS_KEYWORDS | {"is_causal"}
+    known |= {"position_bias", "sinks"} if tells_by_distance(module) else frozenset()
+    unknown = sorted(name for name, value in kwargs.items() if name not in known and value is not None)
+    if unknown:
+        raise BadInput(f"its attention asks for {', '.join(unknown)}, which is not done")
+
+
+def _check_once_a_layer(calls: list[LayerCall], num_layers: int) -> None:
+    layers = [call.layer for call in calls]
+    if layers != list(range(num_layers)):
+        raise BadInput(
+            f"{len(set(layers))} of its {num_layers} layers attend through transformers' attention interface"
+            f" ({len(layers)} calls); each must, once"
+        )
+
+
+def _check_windows(calls: list[LayerCall], text_config: Any) -> None:
+    """A window, or chunks, that the model would have put into the mask alone must not be lost."""
+    limit, types = position_limit(text_config), getattr(text_config, "layer_types", None)
+    kinds = [types[call.place.layer] for call in calls if call.place.layer < len(types)] if types else []
+    for words, size, of_kind, is_chunked in (
+        ("sliding window", "sliding_window", ("sliding_attention", "hybrid_sliding"), False),
+        ("chunk of attention", "attention_chunk_size", ("chunked_attention",), True),
+    ):
+        length = getattr(text_config, size, None)
+        if length is not None and limit is not None and length >= limit:
+            continue  # it never ends within the context
+        has_it = [call.options.sliding_window is not None and call.options.is_chunked == is_chunked for call in calls]
+        is_lost = [kind in of_kind and not has for kind, has in zip(kinds, has_it, strict=False)]
+        if any(is_lost) or (length is not None and not types and not any(has_it)):
+            raise BadInput(f"its {words} ({length}) is not passed to the attention function")
+
+
+def _heads(tensor: torch.Tensor) -> str:
+    return f"{tensor.shape[1]} x {tensor.shape[2]}"
+
+
+@torch.inference_mode()
+def bad_weight(module: nn.Module) -> str | None:
+    """Weights that are no numbers: looked for when a model's results are wrong, as reading all of them takes time.
+
+    The first weight that holds NaN or infinity, and which; None when all are finite.
+    """
+    for name, tensor in module.named_parameters():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            what = "NaN" if bool(tensor.isnan().any()) else "infinity"
+            return f"{name} holds {what}"
+    return None
+
+
+def pass_on(module: nn.Module) -> None:
+    """Handing the step's `PagedContext` past layers that do not pass keywords on to their attention.
+
+    Owns two hooks a layer: one keeps what the layer was given, the other gives it to the attention inside. A context
+    lies on its layer only while that runs. Models of other architectures are left alone.
+
+    From now on the attention in each layer of `module` gets the keyword that the layer was called with.
+    """
+    for layer in list(module.modules()):
+        for child in layer.children():
+            if uses_interface(type(child)):
+                _bridge(layer, child)
+
+
+def _bridge(layer: nn.Module, attention: nn.Module) -> None:
+    held: dict[str, Any] = {}
+
+    def keep(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        held.update((name, kwargs[name]) for name in (KEYWORD,) if name in kwargs)
+
+    def give(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return args, held | kwargs
+
+    def drop(*_: Any) -> None:
+        held.clear()
+
+    layer.register_forward_pre_hook(keep, with_kwargs=True)
+    attention.register_forward_pre_hook(give, with_kwargs=True)
+    layer.register_forward_hook(drop, always_call=True)

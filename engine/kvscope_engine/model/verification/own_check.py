@@ -1,0 +1,195 @@
+"""The proof at load that a model run by its own code, piece after piece over blocks, gives what it gives at once.
+
+Three sequences run in pieces that take turns, over shuffled blocks in which nobody has written zeros; against each of
+them whole and without a cache. Each layer is given what it was given there. Windows are a few tokens inside; where
+an indexer chooses tokens it is done again with few of them, so that there is something to pass over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from kvscope_engine.model.kv_cache.kv_storage import KVStorage
+from kvscope_engine.model.kv_cache.state_storage import StateStorage
+from kvscope_engine.model.layers.own_forward import OwnBatch, OwnForward, own_forward
+from kvscope_engine.model.tensor_agreement import difference
+from kvscope_engine.model.verification.check_script import (
+    NUM_BLOCKS,
+    UNWRITTEN,
+    CheckSequence,
+    CheckStep,
+    ScriptPiece,
+    check_block_size,
+    check_context,
+    check_sequences,
+)
+from kvscope_engine.model.verification.eager_check import BOUNDS, LAYER_SLACK, LENGTHS, LOW_BOUND, short_windows
+from kvscope_engine.model.verification.layer_trace import LayerPlace, LayerTap, Trace, decoder_layer_of
+from kvscope_kernels import ops_for
+from kvscope_telemetry.errors import BadInput
+
+CHOICES: Final = ("index_topk",)
+"""What says how many tokens an indexer chooses."""
+MOST_OFF: Final = 0.5
+"""What all tokens together may differ by, where three in four are within the bound: indexers choose otherwise where
+scores are equal, and after a last bit, as experts are, in 16 bits. Another sequence's cache is 1.4."""
+
+
+@torch.inference_mode()
+def check_own_forward(module: nn.Module) -> None:
+    """Raises BadInput naming the first layer that gives something else."""
+    own = own_forward(module)
+    assert own is not None, "it is run by its own code"
+    device = next(module.parameters()).device
+    sequences = tuple(_from_the_start(each) for each in check_sequences(module.config, device))
+    places = _places(own)
+    config: Any = module.config
+    chosen = min(getattr(config.get_text_config(decoder=True), name, math.inf) for name in CHOICES)
+    is_exact = next(module.parameters()).dtype in BOUNDS and chosen >= max(each.length for each in sequences)
+    for lengths, of_all in ((LENGTHS, is_exact), ((*LENGTHS, *CHOICES), False))[: 1 + own.has_indexer]:
+        with short_windows(module, lengths), own.new_cache():
+            whole = _whole_trace(module, sequences, places)
+            paged = _paged_trace(module, own, sequences, places, whole)
+            fault = _fault(paged, whole, of_all)
+            if fault:
+                raise BadInput(f"it does not give piece by piece what it gives at once ({fault})")
+            if not own.takes_batches and lengths == LENGTHS:
+                own.takes_batches = _takes_batches(module, own, sequences, places, whole)
+
+
+def _takes_batches(
+    module: nn.Module,
+    own: OwnForward,
+    sequences: Sequence[CheckSequence],
+    places: Sequence[LayerPlace],
+    whole: Trace,
+) -> bool:
+    """Whether decodes of several sequences, padded on the left, are right in one call."""
+    own.takes_batches = True
+    rows = [piece.sequence.first_row + piece.start for step in _steps(sequences)[-2:] for piece in step.pieces]
+    singles = [row for row in rows if row != sequences[0].first_row + sequences[0].length - 3]
+    try:
+        return not _fault(_paged_trace(module, own, sequences, places, whole), whole, True, singles)
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, AssertionError):
+        return False
+    finally:
+        own.takes_batches = False
+
+
+def _from_the_start(sequence: CheckSequence) -> CheckSequence:
+    """A model counts the positions itself, from its cache."""
+    positions = torch.arange(sequence.length, device=sequence.ids.device)
+    return CheckSequence(sequence.ids, positions, sequence.first_row, sequence.table)
+
+
+def _steps(sequences: Sequence[CheckSequence]) -> list[CheckStep]:
+    """Prompts in pieces, one behind the other's, and single tokens that follow."""
+    first, second, third = sequences
+    half, near = first.length // 2, first.length - 3
+    steps = [
+        CheckStep((ScriptPiece(first, 0, half), ScriptPiece(second, 0, second.length - 3))),
+        CheckStep(
+            (
+                ScriptPiece(second, second.length - 3, second.length - 2),
+                ScriptPiece(first, half, near),
+                ScriptPiece(third, 0, third.length - 2),
+            )
+        ),
+        CheckStep((_last(second, 2), _last(third, 2), ScriptPiece(first, near, first.length - 1))),
+    ]
+    return [*steps, CheckStep((_last(first, 1), _last(second, 1), _last(third, 1)))]
+
+
+def _last(sequence: CheckSequence, number: int) -> ScriptPiece:
+    """The last token but so many."""
+    return ScriptPiece(sequence, sequence.length - number, sequence.length - number + 1)
+
+
+def _places(own: OwnForward) -> list[LayerPlace]:
+    """Layers that run once a call: they can be given what they were given elsewhere."""
+    names = [layer.module for layer in own.layers]
+    return [
+        LayerPlace(number, decoder_layer_of(name), name)
+        for number, name in enumerate(names)
+        if name and names.count(name) == 1
+    ]
+
+
+def _whole_trace(module: Any, sequences: Sequence[CheckSequence], places: Sequence[LayerPlace]) -> Trace:
+    tap = LayerTap(sum(sequence.length for sequence in sequences))
+    logits = []
+    with tap.attached(module, places):
+        for sequence in sequences:
+            tap.rows = [sequence.rows]
+            logits.append(module(input_ids=sequence.ids[None], use_cache=False).logits[0])
+    tap.trace.logits = torch.cat(logits)
+    return tap.trace
+
+
+def _paged_trace(
+    module: nn.Module,
+    own: OwnForward,
+    sequences: Sequence[CheckSequence],
+    places: Sequence[LayerPlace],
+    forced: Trace,
+) -> Trace:
+    parameter = next(module.parameters())
+    device, dtype = parameter.device, parameter.dtype
+    shapes = [layer.shape(dtype) for layer in own.layers]
+    storage = KVStorage(NUM_BLOCKS, check_block_size(device), shapes, dtype, device)
+    states = StateStorage(NUM_BLOCKS, own.states, device) if own.states else None
+    for tensor in (*storage.block_tensors, *(states.slot_tensors if states is not None else ())):
+        tensor.fill_(UNWRITTEN)
+    tap = LayerTap(sum(sequence.length for sequence in sequences), forced)
+    with tap.attached(module, places):
+        for step in _steps(sequences):
+            context = check_context(step, storage, ops_for(device.type), states)
+            ends = [0]
+            for piece in step.pieces:
+                ends.append(ends[-1] + piece.end - piece.start)
+            context.own = OwnBatch(ends, [piece.end for piece in step.pieces], range(ends[-1]))
+            rows = step.rows
+
+            def tell(of_batch: list[list[int]], rows: list[int] = rows) -> None:
+                tap.rows = [[rows[row] for row in sequence] for sequence in of_batch]
+
+            own.watch.append(tell)
+            try:
+                logits = own.run(step.gather("ids"), context, None)
+            finally:
+                own.watch.clear()
+            if tap.trace.logits is None:
+                assert forced.logits is not None, "it was run whole"
+                tap.trace.logits = torch.full_like(forced.logits, torch.nan)
+            tap.trace.logits[rows] = logits
+    storage.close()
+    if states is not None:
+        states.close()
+    return tap.trace
+
+
+def _fault(found: Trace, whole: Trace, of_all: bool, rows: list[int] | None = None) -> str:
+    """Where they differ by more than rounding, in words: in any token (of `rows`), or in one of four. What comes after
+    attention is asked of three in four where attention is seen: a last bit sends a token to another expert."""
+    assert found.logits is not None, "a script computes logits"
+    assert whole.logits is not None, "a script computes logits"
+    bound = LAYER_SLACK * BOUNDS.get(found.logits.dtype, LOW_BOUND)
+    last = {max(whole.inputs, default=-1) + 1: whole.logits}
+    for words, here, there in (
+        ("the attention of layer", found.attended, whole.attended),
+        ("the input of layer", found.inputs, whole.inputs),
+        ("the logits after layer", dict.fromkeys(last, found.logits), last),
+    ):
+        for layer in sorted(here.keys() & there.keys()):
+            picked = slice(None) if rows is None else rows
+            apart = difference(here[layer][picked], there[layer][picked])
+            is_strict = of_all and (here is found.attended or not found.attended)
+            measured = apart.worst_row if is_strict else apart.three_quarters
+            if not (apart.is_number and measured <= bound and apart.overall <= (bound if is_strict else MOST_OFF)):
+                return f"{words} {layer}: {apart.overall:.3g} of its size, {apart.worst_row:.3g} of a token's"
+    return ""

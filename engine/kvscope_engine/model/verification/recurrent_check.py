@@ -1,0 +1,136 @@
+"""What a model's recurrent layers keep for a request, and in which ways each can be run: found out by running it.
+
+A layer must go on from a state when several tokens come at once, and may be run on single tokens of several sequences
+together. Not all of transformers' do: RecurrentGemma's forget it where a piece has several tokens, and RWKV's mix the
+sequences of a batch. Each is tried here on random states, against one token of one sequence at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from kvscope_engine.model.kv_cache.state_storage import StatePart
+from kvscope_engine.model.layers.recurrent.recurrent_layers import (
+    RecurrentLayer,
+    RecurrentLayers,
+    StateStep,
+    cut,
+    joined,
+)
+from kvscope_engine.model.tensor_agreement import difference
+from kvscope_telemetry.errors import BadInput
+
+BOUND: Final = 1e-3
+LOW_BOUND: Final = 5e-2
+"""In 16 bits, where sums of several tokens are rounded elsewhere. A state that is forgotten or another's is 0.5."""
+STATE_SIZE: Final = 0.5
+NUM_PIECE_TOKENS: Final = 3
+
+
+class StateTrial(StateStep):
+    """One short sequence from nothing: keeps what each layer was given, and says what it keeps."""
+
+    def __init__(self) -> None:
+        self._given: dict[int, dict[str, Any]] = {}
+
+    def run(self, layer: RecurrentLayer, given: dict[str, Any]) -> Any:
+        if layer.number in self._given:
+            raise BadInput(f"its recurrent layer {layer.name} is run twice for a token")
+        self._given[layer.number] = given
+        output, after = layer.call(given, None, goes_on=False)
+        layer.state = tuple(
+            StatePart(kind, index, tuple(tensor.shape[1:]), tensor.dtype) for (kind, index), tensor in after.items()
+        )
+        return output
+
+    @torch.inference_mode()
+    def try_all(self, layers: RecurrentLayers) -> None:
+        """Find out what each layer can do; layers of one class can do the same. Raises BadInput."""
+        known: dict[tuple[type, object], tuple[bool, bool]] = {}
+        for layer in layers.layers:
+            given = self._given.pop(layer.number, None)
+            if given is None:
+                raise BadInput(f"its recurrent layer {layer.name} is left out")
+            kind = (type(layer.module), layer.state)
+            if kind not in known:
+                known[kind] = _takes_pieces(layer, given), _takes_batches(layer, given)
+            layer.takes_pieces, layer.takes_batches = known[kind]
+
+
+def _takes_pieces(layer: RecurrentLayer, given: dict[str, Any]) -> bool:
+    """Whether several tokens of a prompt that go on from a state give what they give one by one."""
+    num_tokens = _num_tokens(given)
+    at_once, one_by_one = _random_states(layer, 1), _random_states(layer, 1)
+    try:
+        whole, _ = layer.call(cut(given, num_tokens, 0, NUM_PIECE_TOKENS), at_once, goes_on=True)
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        return False
+    singles = [
+        layer.call_for_rows(
+            slice(token, token + 1),
+            cut(given, num_tokens, token, token + 1),
+            one_by_one,
+            goes_on=True,
+            is_in_prompt=True,
+        )
+        for token in range(NUM_PIECE_TOKENS)
+    ]
+    found, wanted = (joined([whole]), *at_once), (joined(singles), *one_by_one)
+    return _agree(found, wanted, _bound(layer))
+
+
+def _takes_batches(layer: RecurrentLayer, given: dict[str, Any]) -> bool:
+    num_tokens = _num_tokens(given)
+    together, apart = _random_states(layer, 2), _random_states(layer, 2)
+    tokens = [cut(given, num_tokens, token, token + 1) for token in (0, 2)]
+    pair = {name: _stacked([token[name] for token in tokens]) for name in given}
+    try:
+        output, _ = layer.call(pair, together, goes_on=True)
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        return False
+    singles = [
+        layer.call(token, [state[row : row + 1] for state in apart], goes_on=True)[0]
+        for row, token in enumerate(tokens)
+    ]
+    return _agree((output, *together), (_stacked(singles), *apart), _bound(layer))
+
+
+def _num_tokens(given: dict[str, Any]) -> int:
+    first = next(iter(given.values()))
+    return int(first.shape[1])
+
+
+def _random_states(layer: RecurrentLayer, num_sequences: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(layer.number)
+    device = next(layer.module.parameters()).device
+    return [
+        (torch.randn((num_sequences, *part.shape), generator=generator) * STATE_SIZE).to(device, part.dtype)
+        for part in layer.state
+    ]
+
+
+def _stacked(values: list[Any]) -> Any:
+    """Of single sequences, what is of several: tensors joined along the first dimension."""
+    if isinstance(values[0], torch.Tensor) and values[0].dim() > 1:
+        return torch.cat(values)
+    if isinstance(values[0], tuple):
+        return tuple(_stacked(list(column)) for column in zip(*values, strict=True))
+    return values[0]
+
+
+def _bound(layer: RecurrentLayer) -> float:
+    dtypes = {parameter.dtype for parameter in layer.module.parameters()}
+    return BOUND if dtypes == {torch.float32} else LOW_BOUND
+
+
+def _agree(one: Any, other: Any, bound: float) -> bool:
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(_agree(*pair, bound) for pair in zip(one, other, strict=True))
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return one is None or other is None or isinstance(one, torch.Tensor) == isinstance(other, torch.Tensor)
+    if one.shape != other.shape:
+        return False
+    apart = difference(one, other)
+    return apart.is_number and apart.overall <= bound

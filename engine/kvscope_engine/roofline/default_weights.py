@@ -1,0 +1,29 @@
+"""How the default model's weights would be held on this machine's CPU: found without loading it. Owns that forecast."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from kvscope_engine.model.loader.download.model_names import parse_model_name
+from kvscope_engine.model.loader.gguf.gguf_blocks import main_bits, main_format, packed_bytes
+from kvscope_engine.model.loader.gguf.gguf_file import gguf_file
+from kvscope_engine.model.loader.quantization_choice import FILED, choose_quantization
+from kvscope_engine.roofline.weights_line import own_bits, size
+from kvscope_kernels.cpu.library import library
+from kvscope_telemetry.engine_config import EngineConfig
+
+NO_COMPILER: Final = "widened: no working C compiler (cc, gcc or clang), so decoding is slower"
+NO_FILE: Final = "as in its file, which is not downloaded yet"
+
+
+def default_weights() -> tuple[str, bool]:
+    """In words, and whether they are of few bits. Compiles the CPU's products, if nobody did before."""
+    if library() is None:
+        return NO_COMPILER, False
+    file = gguf_file(parse_model_name("default"))
+    if file is None or choose_quantization(EngineConfig(), torch.device("cpu"), torch.float32, None, file) != FILED:
+        return NO_FILE, file is None
+    held = own_bits(main_bits(file.header), main_format(file.header))
+    return f"{held}, {size(packed_bytes(file.header))} read a step", True

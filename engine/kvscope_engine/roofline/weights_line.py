@@ -1,0 +1,47 @@
+"""The line that tells a person how a model's weights are held, and how much of them a step reads. Owns its words."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvscope_engine.model.loaded_model import LoadedModel
+from kvscope_engine.model.loader.quantization_choice import FILED, FILED_A8
+from kvscope_engine.model.platforms.device import dtype_name
+from kvscope_engine.model.quantization.filed_weight import filed_format
+from kvscope_engine.model.verification.fuse import Fused
+from kvscope_engine.roofline.step_costs import ModelWork
+
+_GB: Final = 1_000_000_000
+
+
+def weights_line(loaded: LoadedModel, fused: Fused, work: ModelWork | None) -> str:
+    """As `weights: the file's own 4 bits (Q4_1), 98 MB read a step`: of one token, on each rank."""
+    held = _held(loaded, fused)
+    return f"weights: {held}" if work is None else f"weights: {held}, {size(work.weights_read(1, 1))} read a step"
+
+
+def own_bits(bits: int, name: str) -> str:
+    """Of weights that lie as in their file, which calls them so."""
+    return f"the file's own {bits} bits{f' ({name})' if name else ''}"
+
+
+def size(num_bytes: int) -> str:
+    """In the units of memory's makers."""
+    if num_bytes >= _GB:
+        return f"{num_bytes / _GB:.1f} GB"
+    return f"{num_bytes / 1e6:.{0 if num_bytes >= 10_000_000 else 1}f} MB"
+
+
+def _held(loaded: LoadedModel, fused: Fused) -> str:
+    filed, activations = filed_format(loaded.module), ""
+    if loaded.device.type == "cpu" and loaded.quantization not in (FILED, "none"):
+        activations = ", 8-bit activations"
+    if fused.int4 or fused.int8:
+        bits = 4 if fused.int4 else 8
+        if loaded.quantization == "fp8":
+            return "8 bits (fp8, as asked for), 8-bit activations"
+        is_own = loaded.quantization in (FILED, FILED_A8)
+        return (own_bits(bits, filed) if is_own else f"{bits} bits (int{bits}, as asked for)") + activations
+    if fused.packed_experts:
+        return f"{dtype_name(loaded.dtype)}, experts in {own_bits(4, filed)}"
+    return f"{dtype_name(loaded.dtype)}{f', widened from the file ({filed})' if filed else ''}"

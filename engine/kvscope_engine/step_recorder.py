@@ -1,0 +1,173 @@
+"""Gives the frame builder the facts of each step: which requests ran and changed, their tokens, and the counters.
+
+Reads the pool, the scheduler and their requests and writes none of them. The engine calls `record` after each step,
+once the sampled tokens are in their requests; `record_idle` whenever something may have changed without a step
+(requests added, aborted or refused while nothing ran), so that a mirror equals the ledger once the engine is idle; and
+`snapshot` when a client asks for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Final
+
+from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.plan import StepPlan, StepResult
+from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.scheduling.changes import RequestChanges
+from kvscope_engine.policy.scheduling.scheduler import Scheduler
+from kvscope_engine.policy.totals import Totals
+from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.messages.telemetry import (
+    NO_WORK,
+    Batch,
+    Counters,
+    Frame,
+    Hello,
+    RequestInfo,
+    Snapshot,
+    Timings,
+    Work,
+)
+from kvscope_telemetry.state.frame_builder import FrameBuilder, pack_batch
+
+_TOTALS: Final = tuple(total.name for total in fields(Totals))
+"""Counters that the scheduler counts, by their names in both classes."""
+_MAX_CLIENTS: Final = 10_000
+"""Most clients that get a number of their own in one engine start; later ones get 0, which means unknown."""
+
+
+class StepRecorder:
+    """Records the steps of one epoch.
+
+    `publish` receives each frame and must not block; `messages_dropped` returns how many messages the publisher threw
+    away.
+    """
+
+    def __init__(
+        self,
+        epoch: int,
+        pool: BlockPool,
+        scheduler: Scheduler,
+        publish: Callable[[Frame], object],
+        *,
+        messages_dropped: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._pool = pool
+        self._scheduler = scheduler
+        self._messages_dropped = messages_dropped
+        self._builder = FrameBuilder(
+            epoch, pool.ledger, pool.take_changed, publish=publish, running_time=scheduler.running_time
+        )
+        self._generation_tokens = 0
+        self._clients: dict[str, int] = {}  # name or address, which is not published -> number
+
+    @property
+    def seq(self) -> int:
+        """Number of the last frame published; 0 before the first."""
+        return self._builder.seq
+
+    def record(
+        self,
+        plan: StepPlan | None,
+        result: StepResult | None,
+        timings: Timings,
+        step: int,
+        now_ns: int,
+        work: Work = NO_WORK,
+    ) -> None:
+        """Publish the frame of a step: its plan was committed, its tokens are in the requests.
+
+        `result` is None when the step has none (the run failed); `plan` is None when nothing was scheduled.
+        """
+        if plan is not None and result is not None:
+            ran = [item.request for item in plan.scheduled]
+            new_tokens = zip(ran, map(len, result.token_ids), strict=True)
+            self._generation_tokens += self._builder.count_tokens(new_tokens, now_ns)
+        self._publish(self._scheduler.take_changes(), plan, timings, step, now_ns, work)
+
+    def record_idle(self, step: int, now_ns: int) -> bool:
+        """Publish a frame of what changed without a step. Return False, and publish nothing, when nothing did."""
+        changes = self._scheduler.take_changes()
+        if not changes and not self._pool.has_changes:
+            return False
+        self._publish(changes, None, Timings(), step, now_ns, NO_WORK)
+        return True
+
+    def snapshot(self, hello: Hello, tag: int, now_ns: int) -> Snapshot:
+        """Return the whole state after frame `seq`; changes that were not published yet are published first."""
+        self.record_idle(self._builder.step, now_ns)
+        requests = list(self._scheduler.requests.values())
+        return self._builder.snapshot(hello, now_ns, self._counters(), requests, map(self._info, requests), tag=tag)
+
+    def _publish(
+        self, changes: RequestChanges, plan: StepPlan | None, timings: Timings, step: int, now_ns: int, work: Work
+    ) -> None:
+        self._builder.frame(
+            step,
+            now_ns,
+            self._counters(),
+            new_requests=tuple(map(self._info, changes.added)),
+            requests=_changed_requests(changes, plan),
+            tables=changes.tables,
+            groups=changes.groups,
+            batch=_batch_of(plan) if plan is not None else Batch(),
+            timings=timings,
+            events=changes.events,
+            moves=changes.moves,
+            work=work,
+        )
+
+    def _info(self, request: Request) -> RequestInfo:
+        """Properties of a request that never change."""
+        clients = self._clients
+        if request.client and request.client not in clients and len(clients) < _MAX_CLIENTS:
+            clients[request.client] = len(clients) + 1
+        return RequestInfo(
+            number=request.number,
+            request_id=request.request_id,
+            arrival_ns=request.arrival_ns,
+            num_prompt_tokens=request.num_prompt_tokens,
+            max_tokens=request.max_tokens,
+            priority=request.priority,
+            index=request.index,
+            adapter="" if request.adapter is None else request.adapter.name,
+            client=clients.get(request.client, 0),
+        )
+
+    def _counters(self) -> Counters:
+        totals, states = self._scheduler.totals, self._scheduler.states
+        return Counters(
+            **{name: getattr(totals, name) for name in _TOTALS},
+            generation_tokens=self._generation_tokens,
+            evicted_blocks=self._pool.evicted_blocks,
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            messages_dropped=self._messages_dropped(),
+            swapped_states=states.num_swapped if states is not None else 0,
+            offloaded_states=states.num_offloaded if states is not None else 0,
+            loaded_states=states.num_loaded if states is not None else 0,
+        )
+
+
+def _changed_requests(changes: RequestChanges, plan: StepPlan | None) -> list[Request]:
+    """Requests that ran or changed, each once, in order of their first change.
+
+    A request that ended is reported once, by `touched`: a client that joined after its end does not know it.
+    """
+    if plan is None:
+        return list(changes.touched)
+    ran = [item.request for item in plan.scheduled if item.request.state is RequestState.RUNNING]
+    if not changes.touched:
+        return ran
+    return list(dict.fromkeys((*changes.touched, *ran)))
+
+
+def _batch_of(plan: StepPlan) -> Batch:
+    """Decode tokens are single ones past the prompt, and drafts that were right; every other token is prefill."""
+    scheduled = plan.scheduled
+    decodes = sum(item.start >= item.request.num_prompt_tokens for item in scheduled[: plan.num_single_token])
+    decodes += sum(item.num_tokens for item in scheduled[plan.num_single_token :] if item.drafts)
+    numbers = [item.request.number for item in scheduled]
+    return pack_batch(numbers, [item.num_tokens for item in scheduled], num_decode_tokens=decodes)

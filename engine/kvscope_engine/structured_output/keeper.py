@@ -1,0 +1,100 @@
+"""The process that every form's process is forked from: it has XGrammar and the vocabulary, and no torch.
+
+It waits for words of the engine and forks, and does nothing that could take long. It ends with the engine, and its
+children with it, whatever they compute.
+
+See docs/internals/decisions/0024-grammars-run-in-their-own-processes.md.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import gc
+import importlib.machinery
+import os
+import signal
+import socket
+import sys
+import types
+from typing import Any, Final
+
+import msgspec
+
+from kvscope_engine.structured_output.form_process import run_form
+from kvscope_engine.structured_output.vocabulary import json_tokens, tokenizer_info
+from kvscope_engine.structured_output.wire import FORK, Vocabulary, receive_long
+
+READY: Final = b"r"
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def main() -> None:
+    """With the socket's descriptor as the only argument."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # a terminal's are for the engine, with which this ends
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    line = socket.socket(fileno=int(sys.argv[1]))
+    _without_torch()
+    vocabulary = msgspec.msgpack.decode(receive_long(line), type=Vocabulary)
+    info = tokenizer_info(vocabulary)
+    ends, no_controls = tuple(vocabulary.ends), json_tokens(info, len(vocabulary.tokens))
+    num_logits = len(vocabulary.tokens)
+    del vocabulary
+    gc.collect()
+    gc.freeze()  # what is shared stays shared
+    line.send(READY)
+    keeper = os.getpid()
+    while descriptor := _next_form(line):
+        if os.fork():
+            os.close(descriptor)
+            continue
+        line.close()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == keeper:
+            run_form(socket.socket(fileno=descriptor), info, num_logits, ends, no_controls)
+        os._exit(0)
+
+
+def _next_form(line: socket.socket) -> int:
+    """The descriptor of the next form's socket; 0 when the engine is gone."""
+    while True:
+        try:
+            data, ancillary, _, _ = line.recvmsg(len(FORK), socket.CMSG_SPACE(array.array("i").itemsize))
+        except OSError:
+            return 0
+        if not data:
+            return 0
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                return int.from_bytes(content[:4], sys.byteorder)
+
+
+class _Nothing(type):
+    """Stands for any class of a library that is not there, and for what hangs on it."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return cls
+
+
+class _Absent(types.ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Nothing("Nothing", (), {"__init__": lambda self, *args, **kwargs: None})
+
+
+def _without_torch() -> None:
+    """XGrammar names torch and transformers in signatures and in what nobody calls here: 200 MB and two seconds."""
+    os.environ["TVM_FFI_DISABLE_TORCH_C_DLPACK"] = "1"
+    for name in ("torch", "transformers"):
+        absent = _Absent(name)
+        absent.__spec__ = importlib.machinery.ModuleSpec(name, None)
+        sys.modules[name] = absent
+    import xgrammar  # noqa: F401
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""A form that was accepted, and each completion's way through it: what its process says, where the engine wants it."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Collection
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope_engine.structured_output import wire
+from kvscope_engine.structured_output.processes import MAX_SILENT_S, FormProcess, wait_for_any
+from kvscope_engine.structured_output.wire import WORD_BITS, Proof
+from kvscope_telemetry.errors import KvscopeError
+
+
+class Form:
+    """Accepted. Its process ends when nobody has it any more."""
+
+    def __init__(self, process: FormProcess, proof: Proof, ends: Collection[int]) -> None:
+        self.process = process
+        self.ends = ends
+        self.first_mask = np.frombuffer(proof.mask, np.int32)
+        self.num_bytes = process.own_bytes
+        """Of memory, when it was last measured."""
+        weakref.finalize(self, process.end)
+
+    def matcher(self) -> FormMatcher:
+        """One completion's way through it, from its beginning."""
+        return FormMatcher(self)
+
+
+class FormMatcher:
+    """A `TokenMatcher`. The mask after a token is asked for with the next `Forms.send`."""
+
+    def __init__(self, form: Form) -> None:
+        self._form = form
+        self._mask: NDArray[np.int32] | None = form.first_mask
+        """None while it is computed."""
+        self._is_stuck = False
+        """No token goes on: the mask says nothing."""
+        self._has_ended = False
+        self._number = form.process.follow(self)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `fill` has something to write. True as well for one whose form failed: `accept` says so."""
+        return self._mask is not None or self._has_ended or bool(self._form.process.failure)
+
+    def fill(self, words: NDArray[np.int32], row: int, *, may_end: bool) -> None:
+        """Write which tokens may come next; waits for it where that is not known yet."""
+        mask = self._known_mask()
+        if mask is None or self._is_stuck:
+            words[row] = -1  # a row without any token is no distribution; `accept` ends the request
+            return
+        words[row] = mask
+        if not may_end:
+            self._keep_from_ending(words[row])
+
+    def accept(self, token_id: int) -> None:
+        """Go on by a token that was sampled."""
+        mask = self._known_mask()
+        if mask is None:
+            raise KvscopeError(self._form.process.failure or "its structured output has ended")
+        if self._is_stuck:
+            raise KvscopeError("no token of this model goes on in the form that was asked for")
+        if not int(mask[token_id // WORD_BITS]) >> token_id % WORD_BITS & 1:
+            raise KvscopeError(f"token {token_id} was sampled, which is not of the form that was asked for")
+        self._mask = None
+        if token_id in self._form.ends:
+            self._has_ended = True
+        else:
+            self._form.process.accept(self._number, token_id)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether an end was accepted; of a model that knows none, whether the text is whole."""
+        if not self._form.ends:
+            self._known_mask()
+        return self._has_ended
+
+    def answered(self, state: int, mask: NDArray[np.int32]) -> None:
+        """Of the form's process."""
+        self._has_ended = state == wire.ENDED
+        self._is_stuck = state != wire.GOES_ON
+        self._mask = mask
+
+    def _known_mask(self) -> NDArray[np.int32] | None:
+        """Waits for it; None when the form failed."""
+        if self._mask is not None:
+            return self._mask
+        process, deadline_s = self._form.process, time.monotonic() + MAX_SILENT_S
+        while not self.is_ready and time.monotonic() < deadline_s:
+            if not process.pump():
+                wait_for_any([process], 0.1)
+        return self._mask
+
+    def _keep_from_ending(self, mask: NDArray[np.int32]) -> None:
+        """No end may be sampled, unless the form allows nothing else."""
+        open_mask = mask.copy()
+        for token in self._form.ends:
+            open_mask.view(np.uint32)[token // WORD_BITS] &= ~np.uint32(1 << token % WORD_BITS)
+        if open_mask.any():
+            mask[:] = open_mask

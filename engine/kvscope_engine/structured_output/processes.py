@@ -1,0 +1,325 @@
+"""The engine's side of its forms' processes: the keeper that they are forked from, and each of them.
+
+Owns their sockets and their end: whatever is to be killed is, also in the middle of C++.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from collections import deque
+from typing import Final, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope_engine.structured_output import wire
+from kvscope_engine.structured_output.wire import Proof, Vocabulary
+from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.messages.structured import Structured
+
+START_S: Final = 120.0
+"""For the keeper to import and take the vocabulary in, on a machine that does much else."""
+SLOW_S: Final = 0.005
+"""A form whose token takes longer is not waited for in a step: its requests go on in the step after it is there."""
+MAX_TOKEN_S: Final = 0.25
+"""Of computing for one token: the process is killed then, and its form's requests end."""
+MAX_SILENT_S: Final = 60.0
+"""The same for one that does not compute either: it was stopped, or the machine has no time for it."""
+YIELDING: Final = 19
+"""`nice` of a process that is slow."""
+POLL_S: Final = 0.1
+
+
+class Awaiting(Protocol):
+    """Who is told the masks of one completion."""
+
+    def answered(self, state: int, mask: NDArray[np.int32]) -> None:
+        """The mask after the last token; of no meaning unless `state` is `wire.GOES_ON`."""
+
+
+class Keeper:
+    """Made with the first form; it forks once it was told the vocabulary. Raises KvscopeError, with the reason, where
+    it cannot run."""
+
+    def __init__(self) -> None:
+        if importlib.util.find_spec("xgrammar") is None:
+            raise KvscopeError("xgrammar is not installed here")
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        words = [sys.executable, "-m", "kvscope_engine.structured_output.keeper", str(theirs.fileno())]
+        environment = os.environ | {"MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    words, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL
+                )
+            except OSError as error:
+                self._line.close()
+                raise KvscopeError(f"its process does not start: {error}") from error
+
+    def introduce(self, vocabulary: Vocabulary) -> None:
+        """Tell it, and wait until it has imported what it needs. Raises KvscopeError, also after `kill`."""
+        try:
+            self._line.settimeout(START_S)
+            wire.send_long(self._line, msgspec.msgpack.encode(vocabulary))
+            if not self._line.recv(1):
+                raise EOFError("it stopped immediately")
+            self._line.settimeout(None)
+        except (OSError, EOFError) as error:
+            self.close()
+            raise KvscopeError(f"its process does not start: {error}") from error
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can fork."""
+        return self._process.poll() is None
+
+    def fork(self, busy: set[FormProcess]) -> FormProcess:
+        """A new process without a form yet; it is in `busy` while an answer is to come. Raises KvscopeError."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                socket.send_fds(self._line, [wire.FORK], [theirs.fileno()])
+            except OSError as error:
+                ours.close()
+                raise KvscopeError(f"the process of forms has ended: {error}") from error
+        descriptors: list[int] = []
+        try:
+            ours.settimeout(START_S)
+            data, descriptors, _, _ = socket.recv_fds(ours, 4, 2)
+            if len(descriptors) != 2:
+                raise EOFError("it stopped immediately" if not data else "no file can be opened any more")
+            ours.settimeout(None)
+            masks = wire.masks_in(descriptors[1])
+            os.close(descriptors.pop())
+        except (OSError, EOFError) as error:
+            ours.close()
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise KvscopeError(f"a form's process does not start: {error}") from error
+        return FormProcess(ours, int.from_bytes(data, "little"), descriptors[0], masks, busy)
+
+    def kill(self) -> None:
+        """Nobody waits for it any more. On any thread."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """It ends, and all that it forked."""
+        self._line.close()
+        self._process.kill()
+        self._process.wait()
+
+
+class FormProcess:
+    """One form's. After `prove` its methods are the engine's thread's, but `end`."""
+
+    def __init__(
+        self, line: socket.socket, pid: int, descriptor: int, masks: NDArray[np.int32], busy: set[FormProcess]
+    ) -> None:
+        self.failure = ""
+        """Why it answers no more."""
+        self._line = line
+        self._pid = pid
+        self._descriptor = descriptor
+        self._masks = masks
+        self._busy = busy
+        self._rows: dict[int, int] = {}
+        """Of `masks`, by a completion's number, from its first token on."""
+        self._free_rows: list[int] = []
+        """Those of them that were given back."""
+        self._awaiting: weakref.WeakValueDictionary[int, Awaiting] = weakref.WeakValueDictionary()
+        self._dropped: deque[int] = deque()
+        self._outgoing = bytearray()
+        self._num_unanswered = 0
+        self._last_number = 0
+        self._since_ns = 0
+        self._since_cpu_ns = 0
+        self._is_slow = self._is_yielding = False
+        self._is_ended = False
+
+    # While it is tried, on any thread.
+
+    def begin(self, asked: Structured) -> None:
+        """Hand it its form."""
+        with contextlib.suppress(OSError):  # it is noticed when the proof does not come
+            wire.send_long(self._line, msgspec.msgpack.encode(asked))
+
+    def proof(self) -> Proof | None:
+        """What came of it; None when nothing has after a moment. Raises EOFError when the process has ended."""
+        if not _can_be_read(self._line, POLL_S):
+            return None
+        try:
+            return msgspec.msgpack.decode(wire.receive_long(self._line), type=Proof)
+        except OSError as error:
+            raise EOFError(str(error)) from error
+
+    @property
+    def own_bytes(self) -> int:
+        """Of its memory that no other process shares."""
+        try:
+            with open(f"/proc/{self._pid}/smaps_rollup", encoding="ascii") as file:
+                lines = [line.split() for line in file]
+        except OSError:
+            return 0  # it has ended
+        return sum(int(words[1]) << 10 for words in lines if words[0] in ("Private_Dirty:", "Swap:"))
+
+    @property
+    def computed_s(self) -> float:
+        """Of a processor's time, so far."""
+        return self._cpu_ns() / 1e9
+
+    # Its completions, on the engine's thread.
+
+    def follow(self, completion: Awaiting) -> int:
+        """The number of a new completion, which is at the beginning of the form."""
+        self._last_number += 1
+        self._awaiting[self._last_number] = completion
+        weakref.finalize(completion, self._drop, self._last_number).atexit = False
+        return self._last_number
+
+    def accept(self, number: int, token: int) -> None:
+        """Ask for the mask after one more token, with the next `send`. Raises KvscopeError for one too many."""
+        row = self._rows.get(number)
+        if row is None:
+            row = self._rows[number] = self._free_row()
+        if not self._num_unanswered:
+            self._since_ns, self._since_cpu_ns = time.monotonic_ns(), self._cpu_ns()
+        self._num_unanswered += 1
+        self._busy.add(self)
+        self._outgoing += wire.ASK.pack(wire.ACCEPT, row, number, token)
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether its answer will be here in a moment, from how long the last ones took."""
+        return bool(self._num_unanswered) and not self._is_slow and not self.failure
+
+    def fileno(self) -> int:
+        """Of what can be read when an answer is here."""
+        return self._line.fileno()
+
+    def pump(self) -> bool:
+        """Take in what it said, without waiting; whether there was anything. One that takes too long is killed."""
+        self.send()
+        any_heard = False
+        while self._num_unanswered and not self.failure:
+            try:
+                data = self._line.recv(wire.PACKET_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                self._fail(f"the process of its structured output stopped unexpectedly: {error}")
+                break
+            if not data:
+                self._fail("the process of its structured output stopped unexpectedly")
+                break
+            self._hear(data)
+            any_heard = True
+        if self._num_unanswered and not self.failure:
+            self._look()
+        else:
+            self._busy.discard(self)
+        return any_heard
+
+    def end(self) -> None:
+        """Kill it, from any thread. Idempotent."""
+        if not self._is_ended:
+            self._is_ended = True
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+            os.close(self._descriptor)
+            self._line.close()
+
+    def send(self) -> None:
+        """Ask all that was not asked yet, in one packet."""
+        self._take_dropped()
+        try:
+            while self._outgoing:
+                self._line.send(self._outgoing[: wire.MAX_ASK_BYTES], socket.MSG_DONTWAIT)
+                del self._outgoing[: wire.MAX_ASK_BYTES]
+        except BlockingIOError:
+            return  # it computes: what it has not read goes later
+        except OSError:
+            self._outgoing.clear()  # it has ended, as will be read
+
+    def _hear(self, data: bytes) -> None:
+        (longest_ns,) = wire.LONGEST.unpack_from(data)
+        self._is_slow = longest_ns > SLOW_S * 1e9
+        self._since_ns, self._since_cpu_ns = time.monotonic_ns(), self._cpu_ns()
+        for number, state in wire.ANSWER.iter_unpack(memoryview(data)[wire.LONGEST.size :]):
+            self._num_unanswered -= 1
+            completion = self._awaiting.get(number)
+            if completion is not None:
+                completion.answered(state, self._masks[self._rows[number]])
+
+    def _drop(self, number: int) -> None:
+        """On any thread."""
+        self._dropped.append(number)
+        self._busy.add(self)
+
+    def _take_dropped(self) -> None:
+        while self._dropped:
+            number = self._dropped.popleft()
+            row = self._rows.pop(number, None)
+            if row is not None:
+                self._outgoing += wire.ASK.pack(wire.DROP, row, number, 0)
+                self._free_rows.append(row)
+
+    def _free_row(self) -> int:
+        self._take_dropped()
+        if self._free_rows:
+            return self._free_rows.pop()
+        if len(self._rows) == wire.MAX_ROWS:
+            raise KvscopeError(f"{wire.MAX_ROWS} completions of its form are being made already")
+        return len(self._rows)
+
+    def _look(self) -> None:
+        """How long the answer that is due takes."""
+        silent_s = (time.monotonic_ns() - self._since_ns) / 1e9
+        if silent_s <= SLOW_S:
+            return
+        self._is_slow = True
+        computed_ns = self._cpu_ns() - self._since_cpu_ns
+        if computed_ns > SLOW_S * 1e9 and not self._is_yielding:
+            self._is_yielding = True
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, self._pid, YIELDING)
+        if computed_ns > MAX_TOKEN_S * 1e9:
+            self._fail(f"its structured output took more than {MAX_TOKEN_S:g} s of computing for one token")
+        elif silent_s > MAX_SILENT_S:
+            self._fail(f"the process of its structured output did not respond for {MAX_SILENT_S:g} s")
+
+    def _fail(self, reason: str) -> None:
+        self.failure = reason
+        self._num_unanswered = 0
+        self._busy.discard(self)
+        self.end()
+
+    def _cpu_ns(self) -> int:
+        try:
+            return time.clock_gettime_ns(~self._pid << 3 | 2)  # the processor's time of a process, as Linux numbers it
+        except OSError:
+            return 0
+
+
+def wait_for_any(processes: list[FormProcess], max_s: float) -> None:
+    """Until one of them has something to say."""
+    poll = select.poll()
+    for process in processes:
+        if process.fileno() >= 0:
+            poll.register(process, select.POLLIN)
+    poll.poll(max(0.0, max_s) * 1e3)
+
+
+def _can_be_read(line: socket.socket, max_s: float) -> bool:
+    poll = select.poll()
+    poll.register(line, select.POLLIN)
+    return bool(poll.poll(max_s * 1e3))

@@ -1,0 +1,58 @@
+"""A model's vocabulary as XGrammar has to know it: the bytes of each token, and which are no text at all.
+
+Special tokens are left out of every form: an answer's text does not show them, so that a string which holds one would
+not be what the grammar counted. Tokens between the vocabulary's end and the logits' width are never sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope_engine.structured_output.wire import Vocabulary
+from kvscope_engine.tokenization.tokenizer import Tokenizer
+
+BYTE_PIECES = 128
+"""Tokens like <0x0A> from which on a vocabulary is one with byte fallback; whole ones have 256."""
+
+
+def vocabulary_of(tokenizer: Tokenizer, num_logits: int, ends: Collection[int]) -> Vocabulary:
+    """For logits of this width. `ends` are the tokens that may follow a text in its form."""
+    special = tokenizer.special_token_ids
+    encoded = [""] * num_logits
+    for token, token_id in tokenizer.vocabulary.items():
+        if token_id < num_logits and token_id not in special:
+            encoded[token_id] = token
+    return Vocabulary(_kind(tokenizer), encoded, sorted(token for token in ends if token < num_logits))
+
+
+def tokenizer_info(vocabulary: Vocabulary) -> Any:
+    """XGrammar's `TokenizerInfo`."""
+    import xgrammar
+
+    kind, num_logits = xgrammar.VocabType[vocabulary.kind], len(vocabulary.tokens)
+    return xgrammar.TokenizerInfo(vocabulary.tokens, kind, vocab_size=num_logits, stop_token_ids=vocabulary.ends)
+
+
+def json_tokens(info: Any, num_logits: int) -> NDArray[np.int32]:
+    """A mask of the tokens without control characters, ends of lines apart.
+
+    JSON has none in its strings, but XGrammar lets them into those whose length is bounded (0.2.8). Tabs between its
+    parts go with them.
+    """
+    allowed = np.ones(-(-num_logits // 32) * 32, np.bool_)
+    for token_id, text in enumerate(info.decoded_vocab):
+        allowed[token_id] = not any(byte < 0x20 and byte not in b"\n\r" for byte in text)
+    return np.packbits(allowed, bitorder="little").view(np.int32)
+
+
+def _kind(tokenizer: Tokenizer) -> str:
+    """How its tokens are written: "Ġa" for a space and a letter, "▁a", or " a"."""
+    if tokenizer.is_byte_level:
+        return "BYTE_LEVEL"
+    vocabulary = tokenizer.vocabulary
+    has_bytes = sum(f"<0x{byte:02X}>" in vocabulary for byte in range(256)) >= BYTE_PIECES
+    return "BYTE_FALLBACK" if has_bytes or "▁" in vocabulary else "RAW"

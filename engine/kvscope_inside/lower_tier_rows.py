@@ -1,0 +1,117 @@
+"""Ledger rows of blocks that a host engine keeps below its pool, in host memory or on disk.
+
+A block that is being written can be found only once its copy is complete. Until then its row is held and empty, and
+what it will hold is kept here. Belongs to the thread that publishes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.state.cache_state import CacheState
+
+Rows = npt.NDArray[np.int64]
+_NO_ROWS: Final[Rows] = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlocks:
+    """Blocks that are copied to a lower tier together. Each column has one value per row, or one for all of them."""
+
+    rows: Sequence[int] | Rows
+    hash: npt.ArrayLike
+    parent: npt.ArrayLike
+    owner: npt.ArrayLike
+    filled: npt.ArrayLike
+    """Tokens in each block; 0: its row stays free."""
+    group: int = 0
+
+
+class LowerTierRows:
+    """Blocks below the pool, in the ledger's rows from `first` on."""
+
+    def __init__(self, state: CacheState) -> None:
+        self.first = state.hello.cache.num_blocks
+        self._state = state
+        self._storing: dict[Hashable, StoredBlocks] = {}
+
+    def begin_store(self, key: Hashable, blocks: StoredBlocks, step: int) -> None:
+        """Hold the rows of blocks that the host begins to write, until `end_store` or `cancel_store` is given `key`."""
+        self._storing[key] = blocks
+        self._state.set_blocks(
+            blocks.rows,
+            state=BlockState.ACTIVE,
+            ref_count=1,
+            owner=blocks.owner,
+            group=blocks.group,
+            filled=0,
+            hash=0,
+            parent=0,
+            prefix_hits=0,
+            last_used_step=step,
+        )
+
+    def end_store(self, key: Hashable, step: int) -> Rows:
+        """Publish a complete copy. Return the rows in which prompts can find something now."""
+        blocks = self._storing.pop(key, None)
+        if blocks is None:
+            return _NO_ROWS
+        rows = np.asarray(blocks.rows, np.int64)
+        is_held = self._state.ledger.state[rows] == BlockState.ACTIVE  # otherwise it was dropped meanwhile
+        rows, filled = rows[is_held], np.broadcast_to(blocks.filled, is_held.shape)[is_held]
+        self._state.set_blocks(
+            rows,
+            state=BlockState.CACHED,
+            ref_count=0,
+            hash=np.broadcast_to(np.asarray(blocks.hash, np.uint64), is_held.shape)[is_held],
+            parent=np.broadcast_to(np.asarray(blocks.parent, np.uint64), is_held.shape)[is_held],
+            filled=filled,
+            last_used_step=step,
+        )
+        self._state.free_blocks(rows[filled == 0])
+        stored: Rows = rows[filled > 0]
+        self._state.add_moves("saved", stored.tolist())
+        self._state.count(offloaded_blocks=stored.size)
+        return stored
+
+    def cancel_store(self, key: Hashable) -> None:
+        """Free the rows of a copy that failed."""
+        blocks = self._storing.pop(key, None)
+        if blocks is not None:
+            self._state.free_blocks(blocks.rows)
+
+    def begin_load(self, rows: Iterable[int] | Rows, step: int) -> Rows:
+        """Hold blocks that the host begins to copy into the pool. Return those that have something in them."""
+        held = self.held(rows)
+        self._state.begin_read(held, step)
+        return held
+
+    def end_load(self, rows: Iterable[int] | Rows, step: int) -> None:
+        """Let go of blocks whose copy into the pool is complete."""
+        self._state.end_read(self.held(rows), step)
+
+    def evict(self, rows: Iterable[int] | Rows) -> tuple[Rows, list[int]]:
+        """Free blocks. Return the rows that held something, and their hashes (0: none)."""
+        held = self.held(rows)
+        hashes: list[int] = self._state.ledger.hash[held].tolist()
+        self._state.free_blocks(held)
+        return held, hashes
+
+    def clear(self) -> Rows:
+        """Free all rows. Return those that held something."""
+        self._storing.clear()
+        held = self.held(np.arange(self.first, self._state.ledger.num_blocks))
+        self._state.free_blocks(held)
+        return held
+
+    def held(self, rows: Iterable[int] | Rows) -> Rows:
+        """Return those of the rows that are not free."""
+        found = np.asarray(rows if isinstance(rows, np.ndarray) else list(rows), np.int64)
+        held: Rows = found[self._state.ledger.state[found] != BlockState.FREE]
+        return held

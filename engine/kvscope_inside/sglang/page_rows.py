@@ -1,0 +1,292 @@
+"""Publishes where SGLang's pages are, each time they were read: rows of the ledger and block tables of requests.
+
+Owns the tables as they were read, how many of them have each page, and which request wrote it. Belongs to the thread
+that publishes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_inside.evicted_hashes import MAX_KNOWN
+from kvscope_inside.sglang.host_rows import Content, HostRows
+from kvscope_inside.sglang.host_tier import Moved
+from kvscope_inside.sglang.notes import Pages, Row
+from kvscope_inside.sglang.other_pools import Holder, StateRows, WindowRows
+from kvscope_inside.sglang.pools import Pools
+from kvscope_inside.sglang.text_hashes import Hashes, hashes_of, text_sums, tokens_of
+from kvscope_inside.sglang.texts import TextKey
+from kvscope_inside.translator import HostRequest, Translator
+from kvscope_telemetry.ledger import NO_OWNER, BlockState
+
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class SglangRequest(HostRequest):
+    """A request of SGLang's, with its table of pages as it was read last."""
+
+    key: TextKey = field(default_factory=TextKey)
+    num_retractions: int = 0
+    has_ended: bool = False
+    num_hits: int = 0
+    """Pages of its table that it found cached, and how many of them were counted."""
+    num_hits_counted: int = 0
+    num_filled: int = 0
+    """Tokens that its pages held when they were read last."""
+    num_published: int = 0
+    """Leading pages that were in the tree then."""
+    table: Ids = field(default_factory=lambda: np.empty(64, np.int64))
+    """`num_pages` of it are in use; the rest is room."""
+    num_pages: int = 0
+    sums: Hashes = field(default_factory=lambda: np.empty(0, np.uint64))
+    """`text_sums` at the end of each page."""
+
+    @property
+    def pages(self) -> Ids:
+        """Pages of its table."""
+        return self.table[: self.num_pages]
+
+    @property
+    def holder(self) -> Holder:
+        """The request as the rows of other pools need it."""
+        return Holder(self.known, self.pages, self.num_published, self.num_filled)
+
+    def set_pages(self, first: int, ids: Ids) -> None:
+        """Replace the table from entry `first` on by `ids`, if the entries before it were read."""
+        if first > self.num_pages:
+            return
+        self.num_pages = first + ids.size
+        if self.num_pages > self.table.size:
+            self.table = np.concatenate((self.table, np.empty(self.num_pages, np.int64)))
+        self.table[first : self.num_pages] = ids
+
+    def forget_pages(self) -> None:
+        """Forget the table: the pages are another's."""
+        self.num_pages = self.num_filled = self.num_published = 0
+
+    def hashes(self, num_pages: int, page_size: int) -> Hashes:
+        """Return the hashes of the first pages of its text; 0 for those that are not full yet."""
+        have = self.sums.size
+        if have < num_pages:
+            start, end = have * page_size, num_pages * page_size
+            tokens = tokens_of(self.host, start, end)
+            whole = tokens.size // page_size * page_size
+            before = int(self.sums[-1]) if have else self.key.seed
+            sums = text_sums(tokens[:whole], start, before)[page_size - 1 :: page_size]
+            self.sums = np.concatenate((self.sums, sums))
+        hashes = np.zeros(num_pages, np.uint64)
+        found = hashes_of(self.sums[:num_pages])
+        hashes[: found.size] = found
+        return hashes
+
+
+class PageRows:
+    """Pages of all pools. `find` is given one of SGLang's requests; `ended` is called with one that gave its row back
+    for the last time."""
+
+    def __init__(
+        self,
+        translator: Translator[SglangRequest],
+        pools: Pools,
+        find: Callable[[Any], SglangRequest | None],
+        ended: Callable[[SglangRequest], None],
+    ) -> None:
+        state = translator.state
+        self._translator, self._state, self._size = translator, state, translator.block_size
+        self._find, self._request_ended = find, ended
+        self.num_rows = pools.num_pages + 1
+        """Number of rows of full attention; padding is written to the first."""
+        self.windows = WindowRows(state, pools) if pools.windows is not None else None
+        self.recurrent_states = StateRows(state, pools) if pools.states is not None else None
+        self.places = np.zeros(state.hello.cache.num_rows, np.int32)
+        """Which page of its owner's text each row is."""
+        self.evicted_at = 0
+        """The step of the last eviction since pages were read; 0: there was none."""
+        self._host = HostRows(state, self.places)
+        self._refs = np.zeros(self.num_rows, np.int32)
+        """Number of tables that have each page."""
+        self._free = np.ones(self.num_rows, bool)
+        """As it was read last."""
+        self._undecided: Ids = np.empty(0, np.int64)
+        """Neither free nor in a table that was read so far."""
+        self._used: list[Ids] = []
+        """Pages of tables that changed, in what is being read."""
+
+    def forget(self, request: SglangRequest) -> None:
+        """Release the pages of a request."""
+        self._refs[request.pages] -= 1
+
+    def clear(self) -> None:
+        """Free all pages: the cache was emptied."""
+        state = self._state
+        self._refs[:] = 0
+        state.free_blocks(np.flatnonzero(state.ledger.state[1:] != BlockState.FREE) + 1)
+        for pool in (self.windows, self.recurrent_states):
+            if pool is not None:
+                pool.empty()
+        self._host.clear()
+
+    def read(self, pages: Pages) -> None:
+        """Publish pages as they were read."""
+        self._used = []
+        entries, free = pages.copy.entries(), pages.copy.free()
+        windows, states = pages.copy.windows(), pages.copy.states()
+        pages.copy.done()
+        ends = np.cumsum([each.num_entries for each in (*pages.gone, *pages.rows)], dtype=np.int64)
+        spans = iter(np.split(entries, ends)[: len(ends)])
+        moved: list[tuple[Moved, Ids, Content]] = []
+        for row in pages.gone:
+            ids = next(spans)
+            if isinstance(row, Moved):
+                moved.append((row, ids, self._host.content(ids)))
+                continue
+            request = self._find(row.request)
+            if request is not None:
+                self._hold([(request, row)], ids)
+                self._give_up(request, row.is_last)
+        between = [self._host.content(ids) for _, ids, _ in moved]
+        found = [(self._find(row.request), row, ids) for row, ids in zip(pages.rows, spans, strict=True)]
+        held = [(request, row) for request, row, _ in found if request is not None]
+        self._hold(held, np.concatenate([entries[:0], *(ids for request, _, ids in found if request is not None)]))
+        self._fill(held)
+        for request, row in held:
+            request.num_published = row.published
+        for (each, ids, before), after_gone in zip(moved, between, strict=True):
+            freed = self._host.moved(self._translator.step.number, each, ids, before, after_gone)
+            self._lose_cached(freed)
+            self._state.free_blocks(freed)
+        self._write_states(free, pages.is_whole)
+        self._read_other_pools(pages, windows, states)
+        if pages.is_whole:
+            self.evicted_at = 0
+
+    def _hold(self, held: Sequence[tuple[SglangRequest, Row]], entries: Ids) -> None:
+        """Pages of tables, from entry `first` of each on, and which of them the tree has."""
+        if not held:
+            return
+        ledger = self._state.ledger
+        counts = np.array([row.end - row.first for _, row in held])
+        firsts = np.array([row.first for _, row in held])
+        starts = np.cumsum(counts) - counts
+        places = np.arange(entries.size) - np.repeat(starts - firsts, counts)
+        own, parents = np.zeros(entries.size, np.uint64), np.zeros(entries.size, np.uint64)
+        tails: list[Ids] = []
+        texts, begins = entries.tolist(), starts.tolist()
+        for (request, row), begin, count in zip(held, begins, counts.tolist(), strict=True):
+            end = begin + count
+            if row.first < request.num_pages:
+                tails.append(request.table[row.first : request.num_pages].copy())
+            request.set_pages(row.first, entries[begin:end])
+            if not request.has_ended and request.is_running:
+                self._translator.set_table(request, texts[begin:end], start=row.first)
+            num_published = min(row.published, row.end) - row.first
+            if num_published > 0:
+                hashes = request.hashes(row.published, self._size)
+                own[begin : begin + num_published] = hashes[row.first : row.first + num_published]
+                before = hashes[max(0, row.first - 1) : row.first + num_published - 1]
+                parents[begin + num_published - before.size : begin + num_published] = before
+        np.add.at(self._refs, entries, 1)
+        if tails:
+            np.subtract.at(self._refs, np.concatenate(tails), 1)
+        self._used += [*tails, entries]
+        had = ledger.hash[entries]
+        self._lose(entries[(had != 0) & (had != own)])
+        are_new = (own == 0) | (had != own) | (ledger.owner[entries] == NO_OWNER)
+        new = entries[are_new]
+        self.places[new] = places[are_new]
+        numbers = np.repeat([request.known.number for request, _ in held], counts)
+        self._state.set_blocks(new, owner=numbers[are_new], prefix_hits=0)
+        self._state.set_blocks(entries, hash=own, parent=parents)
+        self._state.set_blocks(entries[own != 0], filled=self._size)
+        for request, _ in held:
+            if request.num_hits > request.num_hits_counted:
+                self._count_hits(request)
+
+    def _count_hits(self, request: SglangRequest) -> None:
+        end = min(request.num_hits, request.num_pages)
+        ids, request.num_hits_counted = request.table[request.num_hits_counted : end], end
+        self._state.set_blocks(ids, prefix_hits=self._state.more_hits(ids))
+
+    def _give_up(self, request: SglangRequest, is_last: bool) -> None:
+        """A request gave its row of the table back."""
+        self._used.append(request.pages.copy())
+        if request.has_ended and is_last:
+            self._request_ended(request)
+        else:
+            self.forget(request)
+            request.forget_pages()
+
+    def _fill(self, held: Sequence[tuple[SglangRequest, Row]]) -> None:
+        """Slots that hold tokens: those of the tree's pages are all full."""
+        size = self._size
+        ids: list[Ids] = []
+        begins: list[int] = []
+        for request, row in held:
+            begin = max(min(row.first, request.num_filled // size), row.published)
+            begins.append(begin)
+            ids.append(request.table[begin : request.num_pages])
+            request.num_filled = row.num_tokens
+        if not ids:
+            return
+        counts = np.array([each.size for each in ids])
+        places = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts - np.array(begins), counts)
+        lengths = np.repeat([row.num_tokens for _, row in held], counts)
+        self._state.set_blocks(np.concatenate(ids), filled=np.clip(lengths - places * size, 0, size))
+
+    def _write_states(self, free: npt.NDArray[np.bool_] | None, is_whole: bool) -> None:
+        """Set states of pages that were freed or given out since the last copy, and of those in tables that changed."""
+        ledger = self._state.ledger
+        changed = [*self._used, self._undecided]
+        if free is None:
+            free = ledger.hash[: self.num_rows] == 0
+        changed.append(np.flatnonzero(free != self._free))
+        self._free = free
+        ids = np.unique(np.concatenate(changed))
+        ids = ids[ids >= self._translator.num_reserved]
+        refs, is_free = self._refs[ids], free[ids]
+        if not is_whole:  # some of these are in tables that come with the next copy
+            is_undecided = ~is_free & (refs == 0) & (ledger.hash[ids] == 0)
+            self._undecided, is_free = ids[is_undecided], is_free | is_undecided
+        else:
+            self._undecided = ids[:0]
+        is_free &= refs == 0
+        freed, others = ids[is_free], ids[~is_free]
+        self._lose_cached(freed)
+        self._state.free_blocks(freed)
+        others_refs = refs[~is_free]
+        state = np.where(others_refs > 0, BlockState.ACTIVE, BlockState.CACHED)
+        step = self._translator.step.number
+        self._state.set_blocks(others, state=state, ref_count=others_refs, last_used_step=step)
+        self._state.set_blocks(others[others_refs == 0], filled=self._size)
+
+    def _read_other_pools(
+        self, pages: Pages, windows: Ids | None, states: tuple[npt.NDArray[np.bool_], list[Ids]] | None
+    ) -> None:
+        step = self._translator.step
+        if self.windows is not None and windows is not None:
+            holders = (each.holder for each in self._translator.requests.values() if each.num_pages)
+            lost = self.windows.read(step.number, windows, holders)
+            self._lost(lost.rows, lost.hashes)
+        if self.recurrent_states is not None and states is not None:
+            found = [(self._find(host), row) for host, row in pages.places]
+            of_rows = [(request.holder, row) for request, row in found if request is not None]
+            step.evicted += self.recurrent_states.read(step.number, *states, of_rows).tolist()
+
+    def _lose_cached(self, rows: Ids) -> None:
+        """Note that cached prefixes in these rows are lost; rows without one are skipped."""
+        self._lose(rows[self._state.ledger.hash[rows] != 0])
+
+    def _lose(self, rows: Ids) -> None:
+        self._lost(rows, self._state.ledger.hash[rows])
+
+    def _lost(self, rows: Ids, hashes: Hashes) -> None:
+        """Note that cached prefixes are lost which rows had under these hashes."""
+        step = self._translator.step
+        step.evicted += rows.tolist()
+        self._translator.evicted_hashes.note(hashes[-MAX_KNOWN:].tolist(), self.evicted_at or step.number)

@@ -1,0 +1,312 @@
+"""Translates the notes of SGLang's hooks.
+
+Owns texts of requests that ended, of which pages are left, and for whom something was evicted. Where pages are is
+published by `page_rows`. Belongs to the thread that publishes; of SGLang's objects it reads only what never changes
+again, or only grows.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from kvscope_inside.cached_texts import BlockNotes
+from kvscope_inside.sglang.asking import Evicted
+from kvscope_inside.sglang.notes import Note
+from kvscope_inside.sglang.other_pools import hashes_of_windows
+from kvscope_inside.sglang.page_rows import PageRows, SglangRequest
+from kvscope_inside.sglang.pools import Pools
+from kvscope_inside.sglang.text_hashes import hashes_of, text_sums, tokens_of
+from kvscope_inside.sglang.texts import Beginnings, NameOf, TextKey, key_of, media_of
+from kvscope_inside.translator import MissedBlock, StepFigures, Translator
+from kvscope_telemetry.ledger import NO_OWNER, BlockState
+from kvscope_telemetry.messages.commands import BlockContent
+from kvscope_telemetry.messages.event_kinds import evicted_text, retracted_text
+from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.state.cache_state import CacheState
+
+MAX_ENDED_KNOWN: Final = 1_000
+"""Requests that ended, whose pages were not read yet."""
+TEXTS_ARE_SORTED_OUT_EVERY: Final = 256
+"""Requests that ended: then texts go of which no page is left."""
+_ABORTED: Final = "FINISH_ABORT"
+_REASONS: Final = {
+    "FINISH_MATCHED_TOKEN": "stop",
+    "FINISH_MATCHED_STR": "stop",
+    "FINISHED_MATCHED_REGEX": "stop",
+    "FINISH_LENGTH": "length",
+    _ABORTED: "aborted",
+}
+"""Finish reasons as `finished_text` has them, by SGLang's."""
+
+
+class SglangTranslator(Translator[SglangRequest]):
+    """Translator for one scheduler with `pools`. `by_priority`: requests are retracted by priority, and not those that
+    generated the fewest tokens; `policy`: the order in which cached pages are evicted; `drafts_per_step`: tokens that
+    are guessed ahead, 0 where the number differs between steps; `name_of`: returns an adapter's name by its id."""
+
+    def __init__(
+        self,
+        state: CacheState,
+        *,
+        pools: Pools,
+        by_priority: bool = False,
+        policy: str = "lru",
+        drafts_per_step: int = 0,
+        name_of: NameOf = lambda _: None,
+    ) -> None:
+        super().__init__(state)
+        self.handlers = {
+            "added": self._added,
+            "scheduled": self._scheduled,
+            "aborted": self._aborted,
+            "evicted": self._evicted,
+            "flushed": self._flushed,
+        }
+        self.pages = PageRows(self, pools, self._find, self._forget)
+        self._by_priority, self._policy = by_priority, policy
+        self._drafts_per_step, self._name_of = drafts_per_step, name_of
+        self._beginnings = Beginnings()
+        self._ended: OrderedDict[int, SglangRequest] = OrderedDict()
+        """Requests that ended and have their row yet, by the key that `requests` has them under, too."""
+        self._ended_texts: dict[int, tuple[Any, TextKey, list[tuple[str, int, int]]]] = {}
+        """Tokens, key and media of requests that ended and of which pages are left, by number."""
+        self._num_ended = 0
+        self._evictions: dict[int, list[int]] = {}
+        """In the step that is being translated, by the number of the request that they were for, 0 where that is not
+        known: blocks of full attention, blocks of windows, and states."""
+
+    def convert(self, note: Note) -> StepFigures:
+        """Publish the changes that a note recorded."""
+        self._evictions = {}
+        self.handle(note.happened)
+        self._report_evictions()
+        decoding = self._decoding(note)
+        batch = self._figures(note)
+        for host, reason in note.ended:
+            self._finished(host, type(reason).__name__)
+        if note.pages is not None:
+            self.pages.read(note.pages)
+        states = [known.state for known in self.state.requests.values()]
+        num_running = states.count(RequestState.RUNNING)
+        num_decode_tokens = sum(batch.get(number, 0) for number in decoding)
+        return StepFigures(num_running, len(states) - num_running, batch, num_decode_tokens)
+
+    def request_tokens(self, request: SglangRequest, start: int, end: int) -> Sequence[int]:
+        """Return tokens of its prompt and answer."""
+        tokens: list[int] = tokens_of(request.host, start, end).tolist()
+        return tokens
+
+    def missed_block(self, request: SglangRequest, token: int) -> MissedBlock | None:
+        """Return a page by its hash of our own."""
+        index = token // self.block_size
+        hashes = request.hashes(index + 1, self.block_size)
+        own = [int(hashes[index])]
+        if self.pages.windows is not None:
+            own.append(int(hashes_of_windows(hashes[index : index + 1])[0]))
+        is_cached = bool((self.state.ledger.hash[: self.pages.num_rows] == hashes[index]).any())
+        return MissedBlock(tuple(own), int(hashes[index - 1]) if index else 0, is_cached)
+
+    def miss_at_start(self, request: SglangRequest) -> str:
+        """Look for texts that begin alike under other keys."""
+        plain = int(hashes_of(text_sums(tokens_of(request.host, 0, self.block_size), 0, 0)[-1:])[0])
+        hashes = self.state.ledger.hash
+        missed = self._beginnings.missed(plain, request.key, lambda value: bool((hashes == value).any()))
+        self._beginnings.note(plain, request.key, int(request.hashes(1, self.block_size)[0]))
+        return missed
+
+    def block_content(self, block: int) -> BlockContent:
+        """Return the content of a page by the request that wrote it."""
+        ledger, cache, windows = self.state.ledger, self.state.hello.cache, self.pages.windows
+        number = int(ledger.owner[block]) if block < cache.first_state else NO_OWNER
+        is_of_windows = self.pages.num_rows <= block < cache.num_blocks
+        page = windows.page_of(block) if is_of_windows and windows is not None else block
+        if number == NO_OWNER or page is None:
+            return BlockContent(block=block)
+        text, key, media = self._ended_texts.get(number, ((), TextKey(), []))
+        request = self.request_by_number(number)
+        if number not in self._ended_texts and request is not None:
+            text = tokens_of(request.host, 0, request.known.num_computed_tokens)
+            key, media = request.key, media_of(request.host)
+        start = int(self.pages.places[page]) * self.block_size
+        tokens = tuple(map(int, text[start : start + int(ledger.filled[block])]))
+        notes = _notes(key, media, start, len(tokens))
+        return BlockContent(block=block, number=number, start=start, token_ids=tokens, notes=notes)
+
+    def _find(self, host: Any) -> SglangRequest | None:
+        """Return the request for one of SGLang's objects, whose id another may have had before."""
+        request = self.requests.get(id(host))
+        return request if request is not None and request.host is host else None
+
+    def _number(self, host: Any) -> int:
+        """Return a request's number; 0 for one that is not known."""
+        request = self._find(host)
+        return request.known.number if request is not None else 0
+
+    # What happened.
+
+    def _added(self, host: Any, at_ns: int, num_retractions: int, num_free: int, for_whom: Any = None) -> None:
+        request = self._find(host)
+        if request is None or request.has_ended:
+            self._add(host, at_ns)
+        elif num_retractions > request.num_retractions:
+            self._retracted(request, num_free, self._number(for_whom))
+            request.num_retractions = num_retractions
+
+    def _add(self, host: Any, at_ns: int) -> SglangRequest:
+        key = key_of(host, self._name_of)
+        known = self.state.add_request(
+            str(host.rid),
+            num_prompt_tokens=len(host.origin_input_ids),
+            arrival_ns=at_ns,
+            max_tokens=int(getattr(host.sampling_params, "max_new_tokens", 0) or 0),
+            priority=max(-(1 << 31), min(int(host.priority or 0), (1 << 31) - 1)),
+            adapter=key.adapter,
+        )
+        request = self.requests[id(host)] = SglangRequest(host, known, known.info.arrival_ns, key=key)
+        return request
+
+    def _scheduled(self, host: Any, num_cached: int, num_loaded: int = 0) -> None:
+        request = self._find(host) or self._add(host, self.step.time_ns)  # it may come by another way than the queue
+        if request.has_ended or request.is_running:
+            return  # its prompt is not finished
+        request.num_hits, request.num_hits_counted = num_cached // self.block_size, 0
+        num_known = request.known.info.num_prompt_tokens + request.known.num_output_tokens
+        has_states = self.pages.recurrent_states is not None
+        self.start_request(
+            request,
+            time_ns=self.step.time_ns,
+            num_cached_tokens=num_cached,
+            num_blocks=-(-num_known // self.block_size),
+            num_pool_blocks=max(0, num_cached - num_loaded) // self.block_size,
+            num_loaded_blocks=min(num_loaded, num_cached) // self.block_size,
+            num_states=int(has_states and num_cached > 0),  # what is found ends where the tree has one
+        )
+
+    def _retracted(self, request: SglangRequest, num_free: int, other: int) -> None:
+        known, num_tokens = request.known, request.known.num_computed_tokens
+        num_blocks = -(-num_tokens // self.block_size)
+        cause = retracted_text(
+            known.number,
+            "priority" if self._by_priority else "fewest",
+            known.info.priority if self._by_priority else known.num_output_tokens,
+            other=other,
+            num_tokens=num_tokens,
+            num_blocks=num_blocks,
+            num_free_tokens=num_free,
+        )
+        self.release_tables(request)
+        self.preempt_request(request, self.step.time_ns)
+        self.report(
+            "preempted", number=known.number, other=other, num_blocks=num_blocks, num_tokens=num_tokens, cause=cause
+        )
+
+    def _aborted(self, host: Any, num_outputs: int) -> None:
+        self._finished(host, _ABORTED)
+
+    def _evicted(self, evicted: Evicted) -> None:
+        size = self.block_size
+        counts = [-(-evicted.num_tokens // size), -(-evicted.num_window_tokens // size), evicted.num_states]
+        before = self._evictions.get(number := self._number(evicted.request), [0] * len(counts))
+        self._evictions[number] = [a + b for a, b in zip(before, counts, strict=True)]
+
+    def _report_evictions(self) -> None:
+        if self._evictions:
+            self.pages.evicted_at = self.step.number
+        for number, counts in self._evictions.items():
+            num_blocks = counts[0] + counts[1]
+            self.state.count(evicted_blocks=num_blocks)
+            order = f"in the order of SGLang's {self._policy}"
+            cause = evicted_text(
+                "too little was free",
+                list(zip(counts, ("cached block", "cached window block", "cached state"), strict=True)),
+                number=number,
+                order=f"whole ends of prefixes, {order}" if counts[0] else order,
+            )
+            self.report("evicted", other=number, num_blocks=num_blocks, cause=cause)
+
+    def _flushed(self) -> None:
+        is_cached = self.state.ledger.state == BlockState.CACHED
+        first_state = self.state.hello.cache.first_state
+        num_blocks, num_states = (int(np.count_nonzero(part)) for part in np.split(is_cached, [first_state]))
+        for request in [request for request in self.requests.values() if request.has_ended]:
+            self._forget(request)
+        for request in self.requests.values():
+            request.forget_pages()
+        self._ended_texts.clear()
+        self.evicted_hashes.clear()
+        self.pages.clear()
+        self.report_emptied(num_blocks, num_states=num_states)
+
+    def _finished(self, host: Any, reason: str) -> None:
+        request = self._find(host)
+        if request is None or request.has_ended:
+            return
+        request.has_ended = True
+        num_blocks = len(request.known.tables[0])
+        why = _REASONS.get(reason, reason.lower())
+        self.finish_request(request, why, num_blocks, is_aborted=reason == _ABORTED)
+        if not request.was_admitted:
+            self._forget(request)
+            return
+        tokens = tokens_of(host, 0, len(host.origin_input_ids) + len(host.output_ids)).astype(np.int32)
+        self._ended_texts[request.known.number] = tokens, request.key, media_of(host)
+        self._ended[id(host)] = request
+        if len(self._ended) > MAX_ENDED_KNOWN:
+            self._forget(next(iter(self._ended.values())))
+        self._num_ended += 1
+        if self._num_ended % TEXTS_ARE_SORTED_OUT_EVERY == 0:
+            self._sort_out_texts()
+
+    def _sort_out_texts(self) -> None:
+        ended = {request.known.number for request in self._ended.values()}
+        needed = set(np.unique(self.state.ledger.owner).tolist()) | ended
+        self._ended_texts = {number: text for number, text in self._ended_texts.items() if number in needed}
+
+    def _forget(self, request: SglangRequest) -> None:
+        """Drop a request that ended and has no row any more."""
+        key = id(request.host)
+        self._ended.pop(key, None)
+        if self.requests.pop(key, None) is not None:
+            self.pages.forget(request)
+
+    # How things stand after it.
+
+    def _decoding(self, note: Note) -> list[int]:
+        """Return the numbers of requests that go on with their answers in the step."""
+        if note.ran is None:
+            return []
+        found = [self._find(host) for host in note.ran.requests]
+        return [
+            request.known.number
+            for request, num_tokens in zip(found, note.ran.num_tokens, strict=True)
+            if request is not None and request.known.num_output_tokens and num_tokens == 1
+        ]
+
+    def _figures(self, note: Note) -> dict[int, int]:
+        """Publish tokens of each request that ran. Return how many ran, by number."""
+        batch: dict[int, int] = {}
+        if note.ran is None:
+            return batch
+        for place, (host, num_tokens) in enumerate(zip(note.ran.requests, note.ran.num_tokens, strict=True)):
+            request = self._find(host)
+            if request is None or request.has_ended:
+                continue
+            self.state.tokens_came(request.known, note.num_outputs[place], self.step.time_ns)
+            if request.is_running:
+                request.known.num_computed_tokens = note.computed[place]
+            batch[request.known.number] = num_tokens
+            if note.guessed and self._drafts_per_step:
+                num_steps, num_right = note.guessed[place]
+                self.count_drafts(request, num_steps * self._drafts_per_step, num_right)
+            self.state.touch(request.known)
+        return batch
+
+
+def _notes(key: TextKey, media: Sequence[tuple[str, int, int]], start: int, count: int) -> BlockNotes:
+    """Return what else is known of `count` tokens of a text from `start` on."""
+    here = [each for each in media if each[1] < start + count and start <= each[2]]
+    return (*key.notes(), *((kind, f"tokens {first} to {last} of the prompt") for kind, first, last in here))

@@ -1,0 +1,367 @@
+"""Translates the notes of the hooks on transformers' continuous batching.
+
+Owns what transformers does differently: rows of sectors, windows that are rings of blocks, forks, and requests that
+another object stands for after a soft reset. Belongs to the thread that publishes; of transformers' objects it reads
+only what never changes again, or only grows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvscope_inside.transformers.facts import Rows
+from kvscope_inside.transformers.notes import Note
+from kvscope_inside.translator import HostRequest, MissedBlock, StepFigures, Translator
+from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.messages.event_kinds import evicted_text
+from kvscope_telemetry.messages.telemetry import EventData
+from kvscope_telemetry.state.cache_state import CacheState
+
+
+@dataclass(slots=True)
+class TransformersRequest(HostRequest):
+    """A request of transformers'. `host` is its RequestState, another one after a soft reset; None for a fork that has
+    not been seen to run yet."""
+
+    has_started: bool = False
+    """Whether it started since it began to wait."""
+    num_hit_tokens: int = 0
+    """Tokens found in the prefix cache since it began to wait."""
+    num_released: int = 0
+    """Blocks that it gave back last."""
+
+    @property
+    def num_earlier_tokens(self) -> int:
+        """Tokens that were generated before a soft reset made them a part of its prompt."""
+        if self.host is None:
+            return 0
+        true = self.host._true_initial_tokens
+        return len(self.host.initial_tokens) - true if true else 0
+
+
+class TransformersTranslator(Translator[TransformersRequest]):
+    """Translator for one paged cache. `rows`: which row a block is; `hash_of`: makes a block's hash of the hash before
+    it and its tokens, as transformers does."""
+
+    def __init__(self, state: CacheState, rows: Rows, hash_of: Callable[[int | None, list[int]], int]) -> None:
+        super().__init__(state)
+        self.handlers = {
+            "added": self._added,
+            "ran before": self._ran_before,
+            "sectors": self._sectors,
+            "freed sectors": self._freed_sectors,
+            "emptied": self._emptied,
+            "had cached": self._had_cached,
+            "gave": self._gave,
+            "hit": self._hit,
+            "scheduled": self._scheduled,
+            "shared": self._shared,
+            "forked": self._forked,
+            "hashed": self._hashed,
+            "released": self._released,
+            "freed": self._freed,
+            "evicted": self._evicted,
+            "starved": self._could_not_allocate,
+            "preempted": self._preempted,
+            "offloaded": self._offloaded,
+            "ended": self._ended,
+            "forgot requests": self._forgot_requests,
+        }
+        self._rows, self._hash = rows, hash_of
+        self._windows = tuple(group.window for group in state.hello.cache.groups)
+        # In the step that is being translated:
+        self._began_ns = 0
+        self._preemptions: list[tuple[TransformersRequest, int, bool]] = []
+        """Preempted requests, with the tokens that each had, and whether its blocks are kept in host memory."""
+        self._starved = ""
+        """The request that could get no block, when blocks were taken from others."""
+        self._ended_numbers: dict[str, int] = {}
+
+    def convert(self, note: Note) -> StepFigures:
+        """Publish the changes that a note recorded."""
+        self._began_ns, self._preemptions, self._starved, self._ended_numbers = note.began_ns, [], "", {}
+        self.handle(note.happened)
+        self.update_figures(self._running(note))
+        self._as_they_stand(note)
+        batch: dict[int, int] = {}
+        num_decode_tokens = 0
+        for each in note.batch or ():
+            request = self.requests.get(each.request_id)
+            number = request.known.number if request is not None else self._ended_numbers.get(each.request_id)
+            if number is not None:
+                batch[number] = each.num_tokens
+                num_decode_tokens += each.num_tokens if each.is_decode else 0
+        return StepFigures(len(note.active), note.num_waiting, batch, num_decode_tokens)
+
+    def request_tokens(self, request: TransformersRequest, start: int, end: int) -> list[int]:
+        """Return tokens of its prompt and answer."""
+        prompt, generated = request.host.initial_tokens, request.host.generated_tokens
+        size = len(prompt)
+        return list(prompt[start:end]) + list(generated[max(0, start - size) : max(0, end - size)])
+
+    def request_by_number(self, number: int) -> TransformersRequest | None:
+        """Return a request; None, too, for a fork that has not been seen to run: it has no tokens yet."""
+        request = super().request_by_number(number)
+        return request if request is not None and request.host is not None else None
+
+    def block_span(self, request: TransformersRequest, group: int, entry: int, row: int) -> tuple[int, int]:
+        """Return an empty span for a block of a window that is being written over: it has tokens of two places."""
+        window, start, num_computed = self._windows[group], entry * self.block_size, request.known.num_computed_tokens
+        if not window or num_computed <= window:
+            return start, min(start + self.block_size, num_computed)
+        lap, end = (num_computed - 1) // window * window, min(start + self.block_size, window)
+        if lap + end <= num_computed:
+            return lap + start, lap + end
+        return (lap - window + start, lap - window + end) if lap + start >= num_computed else (0, 0)
+
+    def blocks_written(self, request: TransformersRequest, before: int, now: int) -> Iterator[tuple[int, int]]:
+        """Yield written blocks; the table of a window is a ring."""
+        size, (low, high) = self.block_size, sorted((before, now))
+        for table, window in zip(request.known.tables, self._windows, strict=True):
+            if window:
+                entries = sorted({at % window // size for at in range(max(low, high - window), high)})
+            else:
+                entries = list(range(low // size, -(-high // size)))
+            most = min(now, window or now)
+            for entry in entries:
+                if entry < len(table):
+                    yield table[entry], min(max(most - entry * size, 0), size)
+
+    def missed_block(self, request: TransformersRequest, token: int) -> MissedBlock | None:
+        """Return a block by transformers' hash of its tokens and of the hash before it."""
+        if not self.state.hello.cache.prefix_caching or request.host is None:
+            return None
+        table, entry = request.known.tables[0], token // self.block_size
+        parent = int(self.state.ledger.hash[table[entry - 1]]) if token else None
+        if parent == 0:
+            return None
+        own = self._hash(parent, self.request_tokens(request, token, token + self.block_size))
+        return MissedBlock((own,), parent or 0)
+
+    # What happened.
+
+    def _added(self, host: Any) -> None:
+        request = self.requests.get(host.request_id)
+        if request is not None:  # it was preempted, or its name is used twice
+            request.host = host
+            return
+        arrival_ns = self.arrival_ns(time.perf_counter() - float(host.created_time))
+        known = self.state.add_request(
+            host.request_id,
+            num_prompt_tokens=host._true_initial_tokens or len(host.initial_tokens),
+            arrival_ns=arrival_ns,
+            max_tokens=int(host.max_new_tokens or 0),
+        )
+        request = self.requests[host.request_id] = TransformersRequest(host, known, arrival_ns)
+        num_outputs = request.num_earlier_tokens + len(host.generated_tokens)
+        self.state.set_earlier_tokens(known, num_outputs, self.step.time_ns)
+
+    def _ran_before(self, request_id: str) -> None:
+        """Mark a request that ran already when watching began."""
+        request = self.requests[request_id]
+        request.has_started = request.was_admitted = True
+
+    def _sectors(self, group: int, sectors: list[int]) -> None:
+        """Sectors were given to a group."""
+        self.state.set_blocks(self._rows.unused(group, sectors), state=BlockState.UNMAPPED)
+
+    def _freed_sectors(self, sectors: list[int]) -> None:
+        size = self._rows.per_sector
+        self.state.free_blocks([row for sector in sectors for row in range(sector * size, (sector + 1) * size)])
+
+    def _emptied(self) -> None:
+        cache = self.state.hello.cache
+        self.texts.clear(cache.num_blocks)
+        self.state.free_blocks(np.arange(cache.num_reserved_blocks, cache.num_blocks))
+
+    def _had_cached(self, group: int, blocks: list[int]) -> None:
+        rows = self._rows.of_blocks(group, blocks)
+        self.state.set_blocks(rows, state=BlockState.CACHED, filled=self.block_size, group=group)
+
+    def _gave(self, group: int, request_id: str, start: int, blocks: list[int]) -> None:
+        rows = self._rows.of_blocks(group, blocks)
+        self.allocate_blocks(self.requests.get(request_id), rows, group=group, start=start)
+
+    def _hit(self, group: int, request_id: str, blocks: list[int], num_tokens: int) -> None:
+        request, rows = self.requests.get(request_id), self._rows.of_blocks(group, blocks)
+        self.hit_blocks(rows, state=BlockState.ACTIVE)
+        if request is not None:
+            request.num_hit_tokens = num_tokens
+            self.set_table(request, rows, group=group)
+
+    def _scheduled(self, hosts: list[Any], offsets: list[int]) -> None:
+        for host, num_there in zip(hosts, offsets, strict=True):
+            request = self.requests.get(host.request_id)
+            if request is not None and not request.has_started:
+                self._started(request, num_there)
+
+    def _started(self, request: TransformersRequest, num_there: int) -> None:
+        is_hit = bool(request.num_hit_tokens)
+        num_loaded = 0 if is_hit else -(-num_there // self.block_size) * len(request.known.tables)
+        self.state.count(loaded_blocks=num_loaded)
+        self.start_request(
+            request,
+            time_ns=self._began_ns,
+            num_cached_tokens=num_there,
+            num_blocks=sum(map(len, request.known.tables)),
+            num_pool_blocks=num_there // self.block_size if is_hit else 0,
+            num_loaded_blocks=num_loaded,
+            num_computed_tokens=request.num_hit_tokens,
+        )
+        request.has_started = True
+
+    def _shared(self, group: int, request_id: str, blocks: list[int], copied: list[int]) -> None:
+        """A fork got its table, of which the last blocks are its own."""
+        request = self._fork(request_id)
+        rows, own = self._rows.of_blocks(group, blocks), self._rows.of_blocks(group, copied)
+        self.allocate_blocks(request, own, group=group)
+        self.set_table(request, rows, group=group)
+        self.step.used.update(rows)
+        self.state.add_moves("copied", own)
+        self.state.count(copied_blocks=len(own))
+
+    def _fork(self, request_id: str) -> TransformersRequest:
+        """Return a fork, whose blocks are noted before it is."""
+        request = self.requests.get(request_id)
+        if request is None:
+            parent = self.requests[request_id.rpartition("__child#")[0]].known
+            known = self.state.add_request(
+                request_id,
+                num_prompt_tokens=parent.info.num_prompt_tokens,
+                arrival_ns=parent.info.arrival_ns,
+                max_tokens=parent.info.max_tokens,
+                index=int(request_id.rpartition("#")[2]) + 1,
+            )
+            request = TransformersRequest(None, known, self._began_ns, was_admitted=True, has_started=True)
+            self.requests[request_id] = request
+        return request
+
+    def _forked(self, parent: Any, request_id: str, place: int, num_computed: int) -> None:
+        request, number = self._fork(request_id), self.requests[parent.request_id].known.number
+        request.num_hit_tokens = num_computed
+        self.count_admission(request, num_computed)
+        owners = [self.state.ledger.owner[row] for table in request.known.tables for row in table]
+        self.report(
+            "admitted",
+            number=request.known.number,
+            other=number,
+            num_blocks=sum(int(owner) != request.known.number for owner in owners),
+            num_tokens=num_computed,
+            data=EventData(kind="forked"),
+        )
+
+    def _hashed(
+        self, group: int, request_id: str, first: int, blocks: list[int], hashes: list[int], parent: int
+    ) -> None:
+        """Entries of a table, from `first` on, as they are once full blocks have their hashes. A block that another
+        already held the same of has given way to that one."""
+        request, rows = self.requests.get(request_id), self._rows.of_blocks(group, blocks)
+        for entry, (row, own, before) in enumerate(zip(rows, hashes, [parent, *hashes][:-1], strict=True), first):
+            if request is not None and request.known.tables[group][entry] != row:
+                request.known.set_entry(entry, row, group)
+                self.state.touch(request.known)
+            if own:
+                self.cache_block(row, hash_value=own, parent=before, filled=self.block_size, group=group)
+                self.step.used.add(row)
+                if request is not None and row not in self.texts:
+                    self.texts.set(row, self.text_of(request, entry * self.block_size, self.block_size))
+
+    def _released(self, group: int, request_id: str) -> None:
+        request = self.requests.get(request_id)
+        if request is None:
+            return
+        table = request.known.tables[group]
+        self.step.used.update(table)
+        request.num_released += len(table)
+        self.set_table(request, (), group=group)
+
+    def _freed(self, group: int, blocks: list[int]) -> None:
+        rows = self._rows.of_blocks(group, blocks)
+        self.uncache_blocks(rows)
+        self.state.free_blocks(rows)
+
+    def _evicted(self, group: int, blocks: list[int], for_starved: bool) -> None:
+        rows = self._rows.of_blocks(group, blocks)
+        self.evict_blocks(rows)
+        self.state.set_blocks(rows, hash=0, parent=0)
+        other = self.requests.get(self._starved) if for_starved else None
+        why = "a request could get no block" if for_starved else "too little of the pool was free (safety_margin)"
+        cause = evicted_text(why, [(len(rows), "cached block")], order="all that was cached")
+        number = other.known.number if other is not None else 0
+        self.report("evicted", time_ns=self._began_ns, other=number, num_blocks=len(rows), cause=cause)
+
+    def _could_not_allocate(self, request_id: str) -> None:
+        self._starved = request_id
+
+    def _preempted(self, host: Any, is_swapped: bool, num_tokens: int) -> None:
+        request = self.requests.get(host.request_id)
+        if request is None:
+            return
+        self.preempt_request(request, self.step.time_ns)
+        request.has_started, request.num_hit_tokens = False, 0
+        self._preemptions.append((request, num_tokens, is_swapped))
+        self.state.count(swapped_blocks=request.num_released if is_swapped else 0)
+
+    def _offloaded(self, request_id: str, num_free: int) -> None:
+        """Report preemptions once it is known which request they were for: the first that got no block and stays."""
+        other = self.requests.get(request_id)
+        for request, num_tokens, is_swapped in self._preemptions:
+            choice = "itself" if other is None or other is request else "newest"
+            self.report(
+                "preempted",
+                time_ns=self._began_ns,
+                number=request.known.number,
+                num_blocks=request.num_released,
+                num_tokens=num_tokens,
+                other=(other or request).known.number,
+                data=EventData(kind="preempted", num_available=num_free, choice=choice, is_swapped=is_swapped),
+            )
+            request.num_released = 0
+        self._preemptions.clear()
+
+    def _ended(self, request_id: str, status: str, error: str | None, num_generated: int) -> None:
+        request = self.requests.pop(request_id, None)
+        if request is None:
+            return
+        self._ended_numbers[request_id] = request.known.number
+        self.state.tokens_came(request.known, num_generated + request.num_earlier_tokens, self.step.time_ns)
+        num_blocks = request.num_released + sum(map(len, request.known.tables))  # an error ends it before it lets go
+        if status == "FINISHED":
+            self.finish_request(request, _finish_reason(request), num_blocks)
+        else:
+            self.finish_request(request, error or "cancelled", num_blocks, is_aborted=True)
+
+    def _forgot_requests(self) -> None:
+        for request_id, request in list(self.requests.items()):
+            num_generated = len(request.host.generated_tokens) if request.host is not None else 0
+            self._ended(request_id, "", "the generation loop began anew", num_generated)
+
+    # How things stand after it.
+
+    def _running(self, note: Note) -> Iterator[tuple[TransformersRequest, int, int]]:
+        for host, num_computed, num_generated in zip(note.active, note.computed, note.num_generated, strict=True):
+            request = self.requests.get(host.request_id)
+            if request is not None:
+                request.host = host
+                yield request, num_computed, num_generated + request.num_earlier_tokens
+
+    def _as_they_stand(self, note: Note) -> None:
+        """Publish transformers' own ledger, for all blocks that were touched and are not free."""
+        ledger = self.state.ledger
+        for group, (blocks, ref_counts, hashes) in enumerate(note.touched):
+            rows = np.array(self._rows.of_blocks(group, blocks), np.uint32)
+            is_held = (ledger.state[rows] != BlockState.FREE) & (ledger.group[rows] == group)
+            refs, own = np.array(ref_counts)[is_held], np.array(hashes, np.uint64)[is_held]
+            self.set_ref_counts(rows[is_held], refs, own)
+        self.mark_used()
+
+
+def _finish_reason(request: TransformersRequest) -> str:
+    generated = request.host.generated_tokens if request.host is not None else []
+    is_stop = bool(generated) and generated[-1] in request.host._eos_token_ids
+    return "stop" if is_stop else "length"

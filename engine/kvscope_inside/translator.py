@@ -1,0 +1,474 @@
+"""Turns what happens in a host engine into ledger rows, requests and events with causes.
+
+A host module derives from `Translator`. It reads the notes that the host's hooks recorded, and for each thing that
+happened calls the method here that publishes it: a request was added, started, was preempted or finished; blocks were
+allocated, found by a prompt, cached or evicted. How a fact changes the ledger, the counters and the requests, which
+event it is, and what an event says, is decided here alone.
+
+A translator belongs to the thread that publishes. Of the host's objects it reads only what never changes again, or only
+grows.
+
+See docs/internals/decisions/0026-one-translator-for-all-hosts.md.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_inside.cached_texts import BlockNotes, CachedText, CachedTexts
+from kvscope_inside.evicted_hashes import EvictedHashes
+from kvscope_telemetry.ledger import NO_OWNER, BlockState
+from kvscope_telemetry.messages.commands import BlockContent
+from kvscope_telemetry.messages.event_kinds import aborted_text, emptied_text, finished_text, with_cause
+from kvscope_telemetry.messages.request_state import RequestState, WaitsFor
+from kvscope_telemetry.messages.telemetry import Event, EventData, Frame, Timings
+from kvscope_telemetry.state.cache_state import CacheState, KnownRequest
+
+
+class HostNote(Protocol):
+    """All that happened in the host up to a moment, recorded on its own thread; usually one step."""
+
+    @property
+    def time_ns(self) -> int:
+        """When it was recorded, by `time.monotonic_ns`."""
+
+    @property
+    def timings(self) -> Timings | None:
+        """Durations of the step; None where something happened between two steps."""
+
+
+@dataclass(slots=True)
+class HostRequest:
+    """A request of the host, and what is published of it. A host module adds the fields that it needs."""
+
+    host: Any
+    """The host's own object."""
+    known: KnownRequest
+    waits_since_ns: int
+    """When it arrived, or was preempted last."""
+    was_admitted: bool = False
+    """Whether it ever ran: one that found a prefix may be preempted before that."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the request has a place in the batch."""
+        return self.known.state is RequestState.RUNNING
+
+
+Request = TypeVar("Request", bound=HostRequest)
+
+
+@dataclass(slots=True)
+class StepChanges:
+    """Changes that are gathered while one frame is made."""
+
+    number: int
+    time_ns: int
+    evicted: list[int] = field(default_factory=list)
+    """Rows of blocks that lost a cached prefix, in order."""
+    used: set[int] = field(default_factory=set)
+    """Rows of blocks that were written, found or released."""
+
+
+class StepFigures(NamedTuple):
+    """Totals of the host after a note."""
+
+    num_running: int
+    num_waiting: int
+    batch: Mapping[int, int] = {}
+    """Tokens of each request that ran in the step, by its number."""
+    num_decode_tokens: int = 0
+
+
+class Miss(NamedTuple):
+    """Why not more of a prompt was cached: `EventData.missed`, `missed_token` and `missed_step`."""
+
+    kind: str = ""
+    token: int = 0
+    step: int = 0
+
+
+class MissedBlock(NamedTuple):
+    """The first block of a prompt that was not found."""
+
+    hashes: tuple[int, ...]
+    """Hashes of the block as in the ledger, one for each KV group that may have evicted it."""
+    parent: int
+    """The hash of the block before it; 0 for the first one."""
+    is_cached: bool = False
+    """Whether it is cached after all, so that another KV group must have missed."""
+
+
+class Translator(ABC, Generic[Request]):
+    """Changes `state` by the notes of one host, in their order."""
+
+    def __init__(self, state: CacheState) -> None:
+        self.state = state
+        self.handlers: Mapping[str, Callable[..., object]] = {}
+        """Methods that `handle` calls for each kind of thing that happens; set by the host module."""
+        self.requests: dict[Any, Request] = {}
+        """Requests by the key that the host module finds them with."""
+        self.texts = CachedTexts()
+        self.evicted_hashes = EvictedHashes()
+        self.step = StepChanges(0, 0)
+        """Changes of the frame that is being made."""
+        self.block_size = state.hello.cache.block_size
+        self.block_sizes = state.hello.cache.block_sizes
+        self.num_reserved = state.hello.cache.num_reserved_blocks
+        self._waiting: dict[int, Request] = {}
+        """Requests that are published with what they wait for, by number."""
+
+    # For a host module to define.
+
+    @abstractmethod
+    def convert(self, note: Any) -> StepFigures:
+        """Publish the changes that a note recorded, by the methods below."""
+
+    @abstractmethod
+    def request_tokens(self, request: Request, start: int, end: int) -> Sequence[int]:
+        """Return tokens `start` to `end` of a request's prompt and answer, as many of them as exist."""
+
+    def request_key(self, request: Request) -> tuple[str, str]:
+        """Return the adapter and the cache salt that hashes of its blocks depend on beside its tokens."""
+        return "", ""
+
+    def request_notes(self, request: Request, start: int, count: int) -> BlockNotes:
+        """Return what else is known of `count` tokens of a request from `start` on, as names and values."""
+        return ()
+
+    def missed_block(self, request: Request, token: int) -> MissedBlock | None:
+        """Return the block of a prompt that begins at `token` and was not found; None where its hash is unknown."""
+        return None
+
+    def block_span(self, request: Request, group: int, entry: int, row: int) -> tuple[int, int]:
+        """Return where in a request's text a block of its table begins and ends."""
+        start = entry * self.block_sizes[group]
+        return start, start + int(self.state.ledger.filled[row])
+
+    # One note.
+
+    def apply(self, note: HostNote) -> Frame:
+        """Return the frame that publishes what a note tells."""
+        state = self.state
+        self.step = StepChanges(state.step + (note.timings is not None), note.time_ns)
+        figures = self.convert(note)
+        state.totals["num_running"], state.totals["num_waiting"] = figures.num_running, figures.num_waiting
+        state.add_moves("evicted", self.step.evicted)
+        return state.frame(
+            self.step.number,
+            note.time_ns,
+            batch=figures.batch,
+            num_decode_tokens=figures.num_decode_tokens,
+            timings=note.timings,
+        )
+
+    def handle(self, happened: Iterable[tuple[Any, ...]]) -> None:
+        """Call the handler of each thing that happened, named by the first item of its tuple, with the other items."""
+        for kind, *about in happened:
+            self.handlers[kind](*about)
+
+    # Requests.
+
+    def request_by_number(self, number: int) -> Request | None:
+        """Return the request with the number that the ledger has for it; None for one that ended."""
+        return next((request for request in self.requests.values() if request.known.number == number), None)
+
+    def arrival_ns(self, waited_s: float) -> int:
+        """Return when a request arrived that had waited so long by now, on the clock of `time.monotonic_ns`."""
+        return max(0, min(self.step.time_ns, time.monotonic_ns() - int(max(0.0, waited_s) * 1e9)))
+
+    def start_request(
+        self,
+        request: Request,
+        *,
+        time_ns: int,
+        num_cached_tokens: int,
+        num_blocks: int,
+        num_pool_blocks: int,
+        num_loaded_blocks: int = 0,
+        num_states: int = 0,
+        num_computed_tokens: int | None = None,
+    ) -> None:
+        """A request was scheduled for the first time, or again after its preemption. `num_cached_tokens` of its text
+        need not be computed: they are in `num_pool_blocks` of the pool, or in `num_loaded_blocks` from a lower tier.
+        `num_computed_tokens` of them are in its table already (None: all)."""
+        known, num_prompt = request.known, request.known.info.num_prompt_tokens
+        num_known = num_prompt + known.num_output_tokens
+        returns = request.was_admitted and known.num_preemptions > 0
+        if returns:
+            num_recomputed = max(0, num_known - num_cached_tokens)
+            self.state.count(restored_tokens=num_cached_tokens, recomputed_tokens=num_recomputed)
+        else:
+            self.count_admission(request, num_cached_tokens)
+        request.was_admitted, known.state = True, RequestState.RUNNING
+        known.num_computed_tokens = num_cached_tokens if num_computed_tokens is None else num_computed_tokens
+        missed = self.find_miss(request, num_cached_tokens, num_known)
+        self.report(
+            "resumed" if returns else "admitted",
+            time_ns=time_ns,
+            number=known.number,
+            num_blocks=num_blocks,
+            num_tokens=num_cached_tokens,
+            data=EventData(
+                kind="started",
+                waited_ns=max(0, time_ns - request.waits_since_ns),
+                num_known_tokens=num_known,
+                num_pool_blocks=max(0, num_pool_blocks),
+                num_loaded_blocks=num_loaded_blocks,
+                missed=missed.kind,
+                missed_token=missed.token,
+                missed_step=missed.step,
+                num_states=num_states,
+            ),
+        )
+        self.state.touch(known)
+
+    def count_admission(self, request: Request, num_cached_tokens: int) -> None:
+        """A request ran for the first time, with so many tokens cached."""
+        num_prompt = request.known.info.num_prompt_tokens
+        request.known.num_cached_tokens = num_cached_tokens
+        self.state.count(
+            admitted=1,
+            prompt_tokens=max(0, num_prompt - num_cached_tokens),
+            cached_tokens=min(num_cached_tokens, num_prompt),
+        )
+
+    def update_figures(self, figures: Iterable[tuple[Request, int, int]]) -> None:
+        """Publish of requests that run: tokens whose KV is in blocks, or soon will be, and tokens of the answer."""
+        filled: dict[int, int] = {}
+        for request, num_computed, num_outputs in figures:
+            known = request.known
+            self.state.tokens_came(known, num_outputs, self.step.time_ns)
+            if known.num_computed_tokens == num_computed and request.is_running:
+                continue
+            filled.update(self.blocks_written(request, known.num_computed_tokens, num_computed))
+            known.num_computed_tokens, known.state = num_computed, RequestState.RUNNING
+            self.state.touch(known)
+        self.fill_blocks(filled)
+
+    def count_drafts(self, request: Request, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+        """A request has had so many tokens guessed ahead by now, and so many of them were right."""
+        known = request.known
+        self.state.count(
+            draft_tokens=max(0, num_draft_tokens - known.num_draft_tokens),
+            accepted_tokens=max(0, num_accepted_tokens - known.num_accepted_tokens),
+        )
+        known.num_draft_tokens, known.num_accepted_tokens = num_draft_tokens, num_accepted_tokens
+        self.state.touch(known)
+
+    def preempt_request(self, request: Request, time_ns: int) -> None:
+        """A request gave up its blocks and waits again. `report` tells why, once that is known."""
+        known = request.known
+        known.state, known.num_computed_tokens = RequestState.PREEMPTED, 0
+        known.num_preemptions += 1
+        request.waits_since_ns = time_ns
+        self.state.count(preemptions=1)
+        self.state.touch(known)
+
+    def finish_request(self, request: Request, reason: str, num_blocks: int, *, is_aborted: bool = False) -> None:
+        """A request ended, for a reason as `finished_text` has it, or a clause for one that was aborted."""
+        known = request.known
+        num_tokens = known.num_output_tokens
+        if is_aborted:
+            cause = aborted_text(reason, num_tokens, num_blocks)
+        else:
+            cause = finished_text(reason, num_tokens, num_blocks, max_tokens=known.info.max_tokens)
+        self.state.finish(known)
+        self.state.count(aborted=is_aborted, finished=not is_aborted)
+        self.report("aborted" if is_aborted else "finished", number=known.number, num_blocks=num_blocks, cause=cause)
+
+    def set_waits(self, reasons: Iterable[tuple[Request, WaitsFor]]) -> list[tuple[Request, WaitsFor]]:
+        """Publish what requests wait for, and that all others wait for nothing known. Return those others that did
+        before, with what that was."""
+        before, self._waiting = self._waiting, {}
+        for request, reason in reasons:
+            self._waiting[request.known.number] = request
+            if request.known.waits_for != reason:
+                request.known.waits_for = reason
+                self.state.touch(request.known)
+        ended = []
+        for number, request in before.items():
+            if number not in self._waiting and number in self.state.requests:
+                ended.append((request, request.known.waits_for))
+                request.known.waits_for = WaitsFor.UNTOLD
+                self.state.touch(request.known)
+        return ended
+
+    def find_miss(self, request: Request, num_cached: int, num_known: int) -> Miss:
+        """Return why not more than `num_cached` of a request's `num_known` tokens were cached."""
+        token = num_cached // self.block_size * self.block_size
+        if token + self.block_size >= num_known:
+            return Miss()
+        block = self.missed_block(request, token)
+        if block is None:
+            return Miss()
+        for value in block.hashes:
+            evicted_at = self.evicted_hashes.step_of(value)
+            if evicted_at is not None:
+                return Miss("evicted", token, evicted_at)
+        if block.is_cached:
+            return Miss()
+        if not token:
+            return Miss(self.miss_at_start(request))
+        is_followed = (self.state.ledger.parent == np.uint64(block.parent)).any()
+        return Miss("differs" if is_followed else "unseen", token)
+
+    def miss_at_start(self, request: Request) -> str:
+        """Return why the first block of a prompt was not found: "adapter", "salt" or "new"."""
+        text = self.texts.beginning_with(array("i", self.request_tokens(request, 0, self.block_size)))
+        adapter, salt = self.request_key(request)
+        if text is None or text.key == (adapter, salt):
+            return "new"
+        return "adapter" if text.key[0] != adapter else "salt"
+
+    # Blocks.
+
+    def allocate_blocks(self, request: Request | None, rows: Sequence[int], *, group: int = 0, start: int = 0) -> None:
+        """New blocks were given to a request, as entries of its table from `start` on."""
+        owner = NO_OWNER if request is None else request.known.number
+        self.step.used.update(rows)
+        self.state.set_blocks(
+            rows,
+            state=BlockState.ACTIVE,
+            ref_count=1,
+            filled=0,
+            owner=owner,
+            prefix_hits=0,
+            hash=0,
+            parent=0,
+            group=group,
+        )
+        if request is not None:
+            self.set_table(request, rows, group=group, start=start)
+
+    def hit_blocks(self, rows: Sequence[int], **columns: npt.ArrayLike) -> None:
+        """A prompt found these blocks; `columns` of the ledger change with that."""
+        self.step.used.update(rows)
+        self.state.set_blocks(rows, prefix_hits=self.state.more_hits(rows), **columns)
+
+    def cache_block(self, row: int, *, hash_value: int, parent: int, filled: int, group: int = 0) -> None:
+        """A block can be found by prompts from now on. `parent`: the hash of the block before it, 0 for the first."""
+        self.state.set_blocks([row], hash=hash_value, parent=parent, filled=filled, group=group)
+
+    def text_of(self, request: Request, start: int, count: int) -> CachedText:
+        """Return `count` tokens of a request from `start` on, to be kept by `texts` once they are cached."""
+        tokens = array("i", self.request_tokens(request, start, start + count))
+        notes = self.request_notes(request, start, count)
+        return CachedText(request.known.number, start, tokens, self.request_key(request), notes)
+
+    def uncache_blocks(self, rows: Sequence[int]) -> list[int]:
+        """Blocks are overwritten or freed: forget what was cached in them. Return those that had been cached."""
+        hashes = self.state.ledger.hash[np.asarray(rows, np.int64)].tolist()
+        cached = [row for row, value in zip(rows, hashes, strict=True) if value]
+        for row in cached:
+            self.texts.discard(row)
+        self.evicted_hashes.note(filter(None, hashes), self.step.number)
+        return cached
+
+    def evict_blocks(self, rows: Sequence[int]) -> list[int]:
+        """Cached blocks are evicted from the pool; rows without a cached prefix are skipped. Return those evicted."""
+        evicted = self.uncache_blocks(rows)
+        self.step.evicted += evicted
+        self.state.count(evicted_blocks=len(evicted))
+        return evicted
+
+    def set_table(self, request: Request, rows: Sequence[int], *, group: int = 0, start: int = 0) -> None:
+        """A request's block table is `rows` from entry `start` on."""
+        request.known.set_table(rows, group, start)
+        self.state.touch(request.known)
+
+    def release_tables(self, request: Request) -> int:
+        """A request gave its blocks back. Return how many it had."""
+        num_blocks = self.num_held(request)
+        for group, table in enumerate(request.known.tables):
+            self.step.used.update(row for row in table if row >= self.num_reserved)
+            request.known.set_table((), group)
+        self.state.touch(request.known)
+        return num_blocks
+
+    def num_held(self, request: Request) -> int:
+        """Return how many blocks a request has, over all KV groups."""
+        return sum(row >= self.num_reserved for table in request.known.tables for row in table)
+
+    def blocks_written(self, request: Request, before: int, now: int) -> Iterator[tuple[int, int]]:
+        """Yield the blocks that changed while a request's computed tokens went from `before` to `now`, each with the
+        tokens that it holds then."""
+        low, high = sorted((before, now))
+        for table, size in zip(request.known.tables, self.block_sizes, strict=True):
+            for entry in range(low // size, min(-(-high // size), len(table))):
+                if table[entry] >= self.num_reserved:
+                    yield table[entry], min(max(now - entry * size, 0), size)
+
+    def fill_blocks(self, filled: Mapping[int, int]) -> None:
+        """Blocks hold so many tokens now, by row."""
+        self.step.used.update(filled)
+        self.state.set_blocks(list(filled), filled=list(filled.values()))
+
+    def set_ref_counts(
+        self, rows: npt.NDArray[np.integer[Any]], ref_counts: npt.ArrayLike, hashes: npt.ArrayLike
+    ) -> None:
+        """Set how many requests hold blocks, and the hashes that prompts find them by (0: none), as the host has them.
+        Blocks that have neither are free."""
+        refs, own = np.asarray(ref_counts, np.int32), np.asarray(hashes, np.uint64)
+        state = np.where(refs > 0, BlockState.ACTIVE, np.where(own != 0, BlockState.CACHED, BlockState.FREE))
+        self.state.set_blocks(rows, state=state, ref_count=refs, hash=own)
+        self.state.set_blocks(rows[own == 0], parent=0)
+        free = rows[state == BlockState.FREE]
+        self.state.free_blocks(free)
+        for row in free.tolist():
+            self.texts.discard(row)
+
+    def mark_used(self) -> None:
+        """Publish that blocks were used in this step; once all that happened in it was published."""
+        self.state.set_blocks(sorted(self.step.used), last_used_step=self.step.number)
+
+    # Contents.
+
+    def contents(self, blocks: Sequence[int]) -> list[BlockContent]:
+        """Return what blocks hold, as far as it is known; without tokens for those that hold nothing."""
+        return [self.block_content(block) for block in blocks]
+
+    def block_content(self, block: int) -> BlockContent:
+        """Return what one block holds."""
+        ledger = self.state.ledger
+        if block >= ledger.num_blocks:
+            return BlockContent(block=block)
+        owner, group = int(ledger.owner[block]), int(ledger.group[block])
+        request = self.request_by_number(owner)
+        if request is not None and block in request.known.tables[group]:
+            start, end = self.block_span(request, group, request.known.tables[group].index(block), block)
+            tokens = tuple(self.request_tokens(request, start, end))
+            notes = self.request_notes(request, start, len(tokens))
+            return BlockContent(block=block, number=owner, start=start, token_ids=tokens, notes=notes)
+        text = self.texts.get(block)
+        if text is None:
+            return BlockContent(block=block)
+        ids = tuple(text.token_ids)
+        return BlockContent(block=block, number=text.number, start=text.start, token_ids=ids, notes=text.notes)
+
+    # Events.
+
+    def report(self, kind: str, *, time_ns: int = 0, **fields: Any) -> None:
+        """Publish an event with the next frame; `fields` are those of `Event`. Its cause is made of its data, if it has
+        any, and otherwise as it is given."""
+        self.state.add_event(with_cause(Event(kind=kind, time_ns=time_ns or self.step.time_ns, **fields)))
+
+    def report_pause(self, by: str) -> None:
+        """The host was paused by a person, named `by`."""
+        self.report("engine_paused", data=EventData(kind="engine_paused", by=by))
+
+    def report_resume(self, by: str, lasted_ns: int, why: str) -> None:
+        """The host, paused by `by` for so long, goes on; `why` says who resumed it."""
+        self.report("engine_resumed", data=EventData(kind="engine_resumed", by=by, lasted_ns=lasted_ns, why=why))
+
+    def report_emptied(self, num_blocks: int, *, num_states: int = 0, place: str = "the prefix cache") -> None:
+        """All that was cached in a place was dropped."""
+        self.report("note", num_blocks=num_blocks, cause=emptied_text(place, num_blocks, num_states))

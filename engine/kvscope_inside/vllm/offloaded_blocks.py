@@ -1,0 +1,206 @@
+"""Publishes what vLLM offloads to host memory: rows below the pool, a place's blocks one after another.
+
+Owns which place holds what, and the requests that ended lately, whose last blocks vLLM may still offload. Belongs to
+the thread that publishes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Final
+
+from kvscope_inside.cached_texts import CachedText
+from kvscope_inside.lower_tier_rows import LowerTierRows, StoredBlocks
+from kvscope_inside.translator import HostRequest, Translator
+from kvscope_inside.vllm.block_texts import hash_of_row, low_bits
+from kvscope_telemetry.ledger import NO_OWNER
+from kvscope_telemetry.messages.event_kinds import displaced_text
+
+MAX_TEXTS: Final = 500_000
+"""Blocks of all tiers whose tokens are kept, some 400 bytes each. Tokens of further offloaded blocks are unknown."""
+_OFFLOADED_WITHIN: Final = 16
+"""Steps after a request ended in which vLLM may still offload its last blocks."""
+
+
+@dataclass(slots=True)
+class VllmRequest(HostRequest):
+    """A request of vLLM's."""
+
+    num_loaded_tokens: int = 0
+    """Tokens that came, or come, from elsewhere when it started last."""
+    indices: dict[bytes, int] = field(default_factory=dict)
+    """Which of its block hashes each of those is that were looked for so far."""
+
+    def index_of(self, value: bytes) -> int | None:
+        """Return which of its block hashes this is; None where it is none of them."""
+        hashes = self.host.block_hashes
+        for index in range(len(self.indices), len(hashes)):
+            self.indices.setdefault(hashes[index], index)
+        return self.indices.get(value)
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A place that is being written: a value per row, from its first block on."""
+
+    rows: range
+    group: int
+    number: int = 0
+    hashes: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    filled: list[int] = field(default_factory=list)
+    texts: list[CachedText | None] = field(default_factory=list)
+
+
+class OffloadedBlocks:
+    """Blocks in host memory, of which `blocks_per_place` are stored and dropped together. Its methods are handlers of
+    `translator`."""
+
+    def __init__(self, translator: Translator[VllmRequest], *, hash_block_size: int, blocks_per_place: int) -> None:
+        self._translator, self._state = translator, translator.state
+        self._tier = LowerTierRows(translator.state)
+        self._hash_block_size, self._per_place = hash_block_size, blocks_per_place
+        self._places: dict[bytes, int] = {}
+        """Places by the keys of what is in them, or will be."""
+        self._copies: dict[bytes, _Copy] = {}
+        self._ended: deque[tuple[int, VllmRequest]] = deque()
+        """Requests with the step in which they ended."""
+        self._asked_last: VllmRequest | None = None
+        """The request whose block was offloaded last: blocks of a request come one after another."""
+
+    @property
+    def handlers(self) -> Mapping[str, Callable[..., None]]:
+        """Methods that handle notes of the offloading manager."""
+        return {
+            "stores": self._store,
+            "stored": self._stored,
+            "skips": self._skip,
+            "reads": self._load,
+            "was read": self._loaded,
+            "emptied": self._emptied,
+        }
+
+    def end_step(self, ended: Iterable[VllmRequest]) -> None:
+        """Remember requests that ended in the step: vLLM may offload their blocks in the next few."""
+        step = self._translator.step.number
+        while self._ended and self._ended[0][0] + _OFFLOADED_WITHIN < step:
+            self._ended.popleft()
+            self._asked_last = None
+        self._ended += ((step, request) for request in ended)
+
+    def _store(
+        self, keys: Sequence[bytes], places: Iterable[int], evicted: Sequence[bytes], request_id: str = ""
+    ) -> None:
+        """Places are written from now on, after what is in them under `evicted` was dropped."""
+        translator = self._translator
+        dropped = self._evict(evicted)
+        whose = 0
+        for key, place in zip(keys, map(int, places), strict=True):
+            copy = self._copy_of(key, self._rows_of(place), request_id)
+            self._places[key], self._copies[key] = place, copy
+            whose = whose or copy.number
+            blocks = StoredBlocks(
+                copy.rows, copy.hashes, copy.parents, copy.number or NO_OWNER, copy.filled, copy.group
+            )
+            self._tier.begin_store(key, blocks, translator.step.number)
+        if dropped:
+            self._state.add_moves("evicted", dropped)
+            cause = displaced_text(len(dropped), whose)
+            translator.report("evicted", other=whose, num_blocks=len(dropped), cause=cause)
+
+    def _skip(self, places: Iterable[int], starts: Sequence[int]) -> None:
+        """In each group, the first of these places is written from a block on that is not its first."""
+        by_row = {copy.rows.start: copy for copy in self._copies.values()}
+        seen: set[int] = set()
+        for place in map(int, places):
+            copy = by_row.get(self._rows_of(place).start)
+            if copy is not None and copy.group not in seen and copy.group < len(starts):
+                seen.add(copy.group)
+                copy.filled[: starts[copy.group]] = [0] * starts[copy.group]
+
+    def _stored(self, keys: Iterable[bytes], is_whole: bool) -> None:
+        """Places can be found now, or were not written after all."""
+        texts = self._translator.texts
+        for key in keys:
+            copy = self._copies.pop(key, None)
+            if copy is None:
+                continue
+            if not is_whole:
+                del self._places[key]
+                self._tier.cancel_store(key)
+                continue
+            self._tier.end_store(key, self._translator.step.number)
+            if len(texts) < MAX_TEXTS:
+                for row, text, filled in zip(copy.rows, copy.texts, copy.filled, strict=True):
+                    if text is not None and filled:
+                        texts.set(row, text)
+
+    def _load(self, places: Iterable[int]) -> None:
+        for place in map(int, places):
+            self._tier.begin_load(self._rows_of(place), self._translator.step.number)
+
+    def _loaded(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            place = self._places.get(key)
+            if place is not None:
+                self._tier.end_load(self._rows_of(place), self._translator.step.number)
+
+    def _emptied(self) -> None:
+        self._places.clear()
+        self._copies.clear()
+        rows = self._tier.clear().tolist()
+        for row in rows:
+            self._translator.texts.discard(row)
+        self._translator.report_emptied(len(rows), place="host memory")
+
+    def _evict(self, keys: Iterable[bytes]) -> list[int]:
+        """Return the rows that held something."""
+        places = [place for key in keys if (place := self._places.pop(key, None)) is not None]
+        held, hashes = self._tier.evict([row for place in places for row in self._rows_of(place)])
+        rows: list[int] = held.tolist()
+        for row in rows:
+            self._translator.texts.discard(row)
+        self._translator.evicted_hashes.note(filter(None, hashes), self._translator.step.number)
+        return rows
+
+    def _rows_of(self, place: int) -> range:
+        start = self._tier.first + place * self._per_place
+        return range(start, start + self._per_place)
+
+    def _copy_of(self, key: bytes, rows: range, request_id: str) -> _Copy:
+        """A key is the hash of the last block in the place, and the group."""
+        group = int.from_bytes(key[-4:], "big")
+        copy, size = _Copy(rows, group), self._translator.block_sizes[group]
+        found = self._find(key[:-4], request_id)
+        if found is None:  # of a request that is not known here
+            unknown = [0] * (len(rows) - 1)
+            copy.hashes, copy.parents = [*unknown, hash_of_row(key)], [*unknown, 0]
+            copy.filled, copy.texts = [size] * len(rows), [None] * len(rows)
+            return copy
+        request, index = found
+        hashes, copy.number = request.host.block_hashes, request.known.number
+        end = (index + 1) * self._hash_block_size
+        last = (end - 1) // size * size  # where its last block begins
+        for start in range(last - (len(rows) - 1) * size, last + 1, size):
+            before = start // self._hash_block_size - 1
+            own = min(start + size, end) // self._hash_block_size - 1
+            copy.hashes.append(low_bits(hashes[own], group))
+            copy.parents.append(low_bits(hashes[before], group) if before >= 0 else 0)
+            copy.filled.append(min(size, end - start))
+            copy.texts.append(self._translator.text_of(request, start, min(size, end - start)))
+        return copy
+
+    def _find(self, value: bytes, request_id: str) -> tuple[VllmRequest, int] | None:
+        """Return the request that a block hash is of, and which of its hashes that is. `request_id`: whose it likely
+        is, or ""."""
+        requests = self._translator.requests
+        likely = (requests.get(request_id), self._asked_last)
+        for request in chain(likely, requests.values(), (ended for _, ended in reversed(self._ended))):
+            index = None if request is None else request.index_of(value)
+            if request is not None and index is not None:
+                self._asked_last = request
+                return request, index
+        return None

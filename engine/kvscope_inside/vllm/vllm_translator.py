@@ -1,0 +1,400 @@
+"""Translates the notes of vLLM's hooks.
+
+Owns what vLLM tells only later: for whom blocks were given out, and hence for whom others were preempted and evicted.
+Belongs to the thread that publishes; of vLLM's objects it reads only what never changes again, or only grows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from kvscope_inside.cached_texts import BlockNotes
+from kvscope_inside.eviction_order import EvictionOrder
+from kvscope_inside.translator import MissedBlock, StepFigures, Translator
+from kvscope_inside.vllm.block_texts import hash_of_row, key_of, low_bits, notes_of
+from kvscope_inside.vllm.notes import Note
+from kvscope_inside.vllm.offloaded_blocks import MAX_TEXTS, OffloadedBlocks, VllmRequest
+from kvscope_inside.vllm.second_pool import SecondPoolRows
+from kvscope_telemetry.ledger import NO_OWNER
+from kvscope_telemetry.messages.event_kinds import evicted_text
+from kvscope_telemetry.messages.request_state import WaitsFor
+from kvscope_telemetry.messages.telemetry import EventData
+from kvscope_telemetry.state.cache_state import CacheState
+
+_ABORTED: Final = "FINISHED_ABORTED"
+_REASONS: Final = {
+    _ABORTED: "aborted",
+    "FINISHED_STOPPED": "stop",
+    "FINISHED_LENGTH_CAPPED": "length",
+    "FINISHED_IGNORED": "too_long",
+    "FINISHED_ERROR": "error",
+    "FINISHED_REPETITION": "repetition",
+}
+"""Finish reasons as `finished_text` has them, by vLLM's."""
+_NOT_READY: Final = {
+    "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR": WaitsFor.GRAMMAR,
+    "WAITING_FOR_REMOTE_KVS": WaitsFor.REMOTE_KV,
+    "WAITING_FOR_STREAMING_REQ": WaitsFor.INPUT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Preemption:
+    victim: VllmRequest
+    num_tokens: int
+    num_blocks: int
+    num_free: int
+    """Blocks that were free before."""
+    num_allocated: int
+    """Blocks that had been given out in the step: the next one goes to the request that it was for."""
+    asked_by: str
+    time_ns: int
+
+
+class VllmTranslator(Translator[VllmRequest]):
+    """Translator for one scheduler. `hash_block_size`: tokens that one of a request's hashes is for; `by_priority`: the
+    scheduler preempts by priority, not by arrival; `max_adapters`: most adapters in a batch, 0 where there are none;
+    `blocks_per_place`: blocks that are offloaded to host memory together."""
+
+    def __init__(
+        self,
+        state: CacheState,
+        *,
+        hash_block_size: int,
+        by_priority: bool = False,
+        max_adapters: int = 0,
+        blocks_per_place: int = 1,
+    ) -> None:
+        super().__init__(state)
+        self._hash_block_size = hash_block_size
+        self._by_priority, self._max_adapters = by_priority, max_adapters
+        self._offloaded = OffloadedBlocks(self, hash_block_size=hash_block_size, blocks_per_place=blocks_per_place)
+        self._order = EvictionOrder(state)
+        self.handlers = {
+            "added": self._added,
+            "scheduled": self._scheduled,
+            "new": self._allocated,
+            "hit": self._hit,
+            "loads": self._loads,
+            "guessed": self._guessed,
+            "evicted": self.evict_blocks,
+            "reset": self._reset,
+            "preempted": self._preempted,
+            "finished": self._finished,
+            "cached": self._cached,
+            "let go": self._left_window,
+            "below": self._in_second_pool,
+            "paused": self.report_pause,
+            "resumed": self.report_resume,
+            "last": self._order.append,
+            "first": self._order.prepend,
+            **self._offloaded.handlers,
+        }
+        self._second: SecondPoolRows | None = None
+        """Made once blocks of such a pool are noted."""
+        # In the step that is being translated:
+        self._new: list[int] = []
+        """Blocks that were given out, in order."""
+        self._given_to: dict[int, int] = {}
+        """The request that each of those came to, though it may have given it back before the step was over."""
+        self._preemptions: list[_Preemption] = []
+        self._ended: list[VllmRequest] = []
+
+    def convert(self, note: Note) -> StepFigures:
+        """Publish the changes that a note recorded."""
+        self._new, self._given_to, self._preemptions, self._ended = [], {}, [], []
+        decoding = set(self._decoding(note))
+        self.handle(note.happened)
+        for (request_id, group), ids in note.state_tables.items():
+            request = self.requests.get(request_id)
+            if request is not None and request.known.tables[group] != ids:
+                self._give(request, group, ids, 0)
+        self.update_figures(self._running(note))
+        self._rows(note)
+        self._report_causes()
+        self._waits(note)
+        batch = {
+            request.known.number: num_tokens
+            for request_id, num_tokens in (note.step.num_scheduled_tokens.items() if note.step is not None else ())
+            if (request := self.requests.get(request_id)) is not None
+        }
+        self._offloaded.end_step(self._ended)
+        for request in self._ended:
+            if self.requests.get(request.host.request_id) is request:
+                del self.requests[request.host.request_id]
+        num_decode_tokens = sum(num_tokens for number, num_tokens in batch.items() if number in decoding)
+        return StepFigures(len(note.running), note.num_waiting, batch, num_decode_tokens)
+
+    def request_tokens(self, request: VllmRequest, start: int, end: int) -> Sequence[int]:
+        """Return tokens of its prompt and answer."""
+        tokens: Sequence[int] = request.host.all_token_ids[start:end]
+        return tokens
+
+    def request_key(self, request: VllmRequest) -> tuple[str, str]:
+        """Return its adapter and salt."""
+        return key_of(request.host)
+
+    def request_notes(self, request: VllmRequest, start: int, count: int) -> BlockNotes:
+        """Return its adapter, salt and media."""
+        return notes_of(request.host, start, count)
+
+    def missed_block(self, request: VllmRequest, token: int) -> MissedBlock | None:
+        """Return a block by vLLM's hash of it in the first KV group."""
+        hashes, per_block = request.host.block_hashes, max(1, self.block_size // self._hash_block_size)
+        index = token // self._hash_block_size + per_block - 1
+        if index >= len(hashes):
+            return None
+        return MissedBlock((low_bits(hashes[index], 0),), low_bits(hashes[index - per_block], 0) if token else 0)
+
+    # What happened.
+
+    def _added(self, host: Any) -> None:
+        arrival_ns = self.arrival_ns(time.time() - float(host.arrival_time))
+        known = self.state.add_request(
+            host.request_id,
+            num_prompt_tokens=host.num_prompt_tokens,
+            arrival_ns=arrival_ns,
+            max_tokens=int(host.max_tokens or 0),
+            priority=int(host.priority),
+            adapter=key_of(host)[0],
+        )
+        self.requests[host.request_id] = VllmRequest(host, known, arrival_ns)
+
+    def _scheduled(self, output: Any, time_ns: int) -> None:
+        for new in output.scheduled_new_reqs:
+            self._started(time_ns, new.req_id, new.block_ids, int(new.num_computed_tokens))
+        cached = output.scheduled_cached_reqs
+        for index, request_id in enumerate(cached.req_ids):
+            blocks = cached.new_block_ids[index]
+            if request_id in cached.resumed_req_ids:
+                self._started(time_ns, request_id, blocks, int(cached.num_computed_tokens[index]))
+            elif blocks is not None and (request := self.requests.get(request_id)) is not None:
+                for group, ids in enumerate(blocks):
+                    if ids:
+                        self._give(request, group, ids, len(request.known.tables[group]))
+
+    def _started(self, time_ns: int, request_id: str, blocks: Sequence[Sequence[int]] | None, num_cached: int) -> None:
+        request = self.requests.get(request_id)
+        if request is None:
+            return
+        for group, ids in enumerate(blocks or ()):
+            self._give(request, group, ids, 0)
+        num_loaded = -(-request.num_loaded_tokens // self.block_size)
+        if request.num_loaded_tokens:
+            before = request.known.num_computed_tokens
+            self.fill_blocks(dict(self.blocks_written(request, 0, num_cached)))
+            self._moved_in(request, max(before, num_cached - request.num_loaded_tokens), num_cached)
+            request.num_loaded_tokens = 0
+        self.start_request(
+            request,
+            time_ns=time_ns,
+            num_cached_tokens=num_cached,
+            num_blocks=self.num_held(request),
+            num_pool_blocks=num_cached // self.block_size - num_loaded,
+            num_loaded_blocks=num_loaded,
+        )
+
+    def _give(self, request: VllmRequest, group: int, ids: Sequence[int], start: int) -> None:
+        """Blocks in a table, `start` on; those that were given out just now are this request's."""
+        self.set_table(request, list(ids), group=group, start=start)
+        rows = np.array(ids, np.uint32)
+        rows = rows[rows >= self.num_reserved]
+        own = rows[self.state.ledger.owner[rows] == NO_OWNER]
+        self.state.set_blocks(own, owner=request.known.number, group=group)
+        self._given_to |= dict.fromkeys(own.tolist(), request.known.number)
+
+    def _allocated(self, ids: list[int]) -> None:
+        """Blocks were given out; to whom is known once the step is scheduled."""
+        self.evict_blocks(ids)
+        self._new += ids
+        self.step.used.update(ids)
+        self.state.set_blocks(ids, filled=0, owner=NO_OWNER, prefix_hits=0, hash=0, parent=0, eviction_order=0)
+
+    def _hit(self, ids: list[int]) -> None:
+        self.hit_blocks([block for block in ids if block >= self.num_reserved], eviction_order=0)
+
+    def _loads(self, host: Any, blocks: Sequence[Sequence[int]], num_tokens: int) -> None:
+        """A request holds its blocks while KV comes into them, and waits meanwhile."""
+        request = self.requests.get(host.request_id)
+        if request is None:
+            return
+        for group, ids in enumerate(blocks):
+            self._give(request, group, ids, 0)
+        request.num_loaded_tokens = num_tokens
+        self.state.count(loaded_blocks=-(-num_tokens // self.block_size))
+
+    def _guessed(self, numbers: list[tuple[str, int, int]]) -> None:
+        """Count tokens that were guessed ahead for requests; one token more came of it than were right."""
+        for request_id, num_drafts, num_came in numbers:
+            request = self.requests.get(request_id)
+            if request is not None and num_drafts:
+                known, num_right = request.known, max(0, num_came - 1)
+                self.count_drafts(request, known.num_draft_tokens + num_drafts, known.num_accepted_tokens + num_right)
+
+    def _reset(self) -> None:
+        ledger, num_blocks = self.state.ledger, self.state.hello.cache.num_blocks
+        hashed = np.flatnonzero(ledger.hash[:num_blocks])
+        idle = hashed[ledger.ref_count[hashed] == 0]
+        self.texts.clear(num_blocks)
+        self.evicted_hashes.clear()
+        self.state.set_blocks(hashed, hash=0, parent=0)
+        self.state.free_blocks(idle)
+        self.report_emptied(int(idle.size))
+
+    def _preempted(self, host: Any, num_tokens: int, num_free: int, asked_by: str, time_ns: int) -> None:
+        request = self.requests.get(host.request_id)
+        if request is None:
+            return
+        num_blocks, num_allocated = self.release_tables(request), len(self._new)
+        self.preempt_request(request, time_ns)
+        self._preemptions.append(
+            _Preemption(request, num_tokens, num_blocks, num_free, num_allocated, asked_by, time_ns)
+        )
+
+    def _finished(self, host: Any, status: Any, num_outputs: int) -> None:
+        request = self.requests.get(host.request_id)
+        if request is None or request.host is not host:
+            return
+        self.state.tokens_came(request.known, num_outputs, self.step.time_ns)
+        reason = _REASONS.get(status.name, status.name.lower())
+        self.finish_request(request, reason, self.release_tables(request), is_aborted=status.name == _ABORTED)
+        self._ended.append(request)
+
+    def _cached(self, host: Any, group: int, first: int, ids: list[int], block_size: int) -> None:
+        """Blocks of a table, from entry `first` on, got hashes."""
+        hashes, request = host.block_hashes, self.requests.get(host.request_id)
+        per_block = block_size // self._hash_block_size
+        for entry, block in enumerate(ids, first):
+            if block < self.num_reserved:
+                continue
+            before, start = entry * per_block - 1, entry * block_size
+            parent = low_bits(hashes[before], group) if 0 <= before < len(hashes) else 0
+            own = low_bits(hashes[before + per_block], group) if before + per_block < len(hashes) else 0
+            if request is not None:
+                is_first = not start and group == 0
+                self.texts.set(block, self.text_of(request, start, block_size), is_first=is_first)
+            full = min(block_size, self.block_sizes[group])
+            self.cache_block(block, hash_value=own, parent=parent, filled=full, group=group)
+
+    def _left_window(self, request_id: str, group: int, ids: list[int]) -> None:
+        """A window has left these blocks behind: the null block stands in their entries."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return
+        table = request.known.tables[group]
+        for block in ids:
+            if block in table:
+                request.known.set_entry(table.index(block), 0, group)
+        self.step.used.update(ids)
+        self.state.touch(request.known)
+
+    def _in_second_pool(self, ids: list[int], ref_counts: list[int], hashes: list[Any]) -> None:
+        """Publish blocks of the second pool."""
+        self._second = self._second or SecondPoolRows(self.state, self.texts, MAX_TEXTS)
+        self.evicted_hashes.note(self._second.stand(self.step.number, ids, ref_counts, hashes), self.step.number)
+
+    # How things stand after it.
+
+    def _running(self, note: Note) -> Iterator[tuple[VllmRequest, int, int]]:
+        for host, num_computed, num_outputs in zip(note.running, note.computed, note.num_outputs, strict=True):
+            request = self.requests.get(host.request_id)
+            if request is not None:
+                yield request, num_computed, num_outputs
+
+    def _rows(self, note: Note) -> None:
+        """Publish vLLM's own rows, for all blocks that were touched."""
+        last = {block: index for index, block in enumerate(note.blocks) if block >= self.num_reserved}
+        if last:
+            refs = [note.ref_counts[index] for index in last.values()]
+            hashes = [hash_of_row(note.hashes[index]) for index in last.values()]
+            self.set_ref_counts(np.array(list(last), np.uint32), refs, hashes)
+        self.mark_used()
+
+    def _report_causes(self) -> None:
+        """Events for which it is known only now which request they were for."""
+        for each in self._preemptions:
+            victim, index = each.victim.known, each.num_allocated
+            other = self._given_to.get(self._new[index], 0) if index < len(self._new) else victim.number
+            choice = "itself" if other == victim.number else "priority" if self._by_priority else "newest"
+            data: EventData | None = EventData(
+                kind="preempted",
+                num_available=each.num_free,
+                choice=choice,
+                choice_number=victim.info.priority if choice == "priority" else 0,
+            )
+            if each.asked_by:
+                data, other = EventData(kind="asked", by=each.asked_by), 0
+            self.report(
+                "preempted",
+                time_ns=each.time_ns,
+                number=victim.number,
+                other=other,
+                num_blocks=each.num_blocks,
+                num_tokens=each.num_tokens,
+                data=data,
+            )
+        if evicted := self.step.evicted:
+            other = self._given_to.get(evicted[0], 0)
+            cause = evicted_text("requested", [(len(evicted), "cached block")])
+            data = EventData(kind="evicted") if other else None
+            self.report("evicted", other=other, num_blocks=len(evicted), cause=cause, data=data)
+
+    def _waits(self, note: Note) -> None:
+        """Publish what the next request in the queue waits for, and those that could not run if there were room."""
+        reasons = []
+        if note.first_waiting is not None and (request := self.requests.get(note.first_waiting.request_id)) is not None:
+            reasons.append((request, self._why_first_waits(note.first_waiting, note)))
+        for request_id, status, num_computed in note.not_ready:
+            if status in _NOT_READY and (request := self.requests.get(request_id)) is not None:
+                if _NOT_READY[status] is WaitsFor.REMOTE_KV:
+                    request.known.num_computed_tokens = max(0, num_computed - request.num_loaded_tokens)
+                reasons.append((request, _NOT_READY[status]))
+        for request, reason in self.set_waits(reasons):
+            if reason is WaitsFor.REMOTE_KV and not request.is_running:
+                self._loaded(request)
+
+    def _loaded(self, request: VllmRequest) -> None:
+        """A request's KV is there; it is in the queue until there is a place for it."""
+        before = request.known.num_computed_tokens
+        now = before + request.num_loaded_tokens
+        self.fill_blocks(dict(self.blocks_written(request, before, now)))
+        self._moved_in(request, before, now)
+        request.known.num_computed_tokens = now
+
+    def _moved_in(self, request: VllmRequest, start: int, end: int) -> None:
+        """Tokens `start` to `end` of a request were loaded."""
+        if start < end:
+            self.state.add_moves("loaded", [block for block, _ in self.blocks_written(request, start, end)])
+
+    def _why_first_waits(self, host: Any, note: Note) -> WaitsFor:
+        """Return why a request is still the first in the queue after a step."""
+        if note.step is None:
+            return WaitsFor.UNTOLD
+        limits = self.state.hello.cache
+        if len(note.running) >= limits.max_num_seqs:
+            return WaitsFor.PLACE
+        if sum(note.step.num_scheduled_tokens.values()) >= limits.max_num_batched_tokens:
+            return WaitsFor.BUDGET
+        adapter = key_of(host)[0]
+        others = {key_of(each)[0] for each in note.running} - {""}
+        if adapter and adapter not in others and len(others) >= self._max_adapters > 0:
+            return WaitsFor.ADAPTER
+        num_needed = sum(-(-host.num_tokens // size) for size in self.block_sizes)
+        return WaitsFor.BLOCKS if note.num_free < num_needed else WaitsFor.UNTOLD
+
+    def _decoding(self, note: Note) -> Iterator[int]:
+        """Yield the numbers of requests that go on with their answers in the step; called before its changes."""
+        if note.step is None:
+            return
+        drafts = note.step.scheduled_spec_decode_tokens
+        for request_id, num_tokens in note.step.num_scheduled_tokens.items():
+            request = self.requests.get(request_id)
+            if request is None or not request.known.num_output_tokens:
+                continue
+            if num_tokens <= 1 + len(drafts.get(request_id, ())):
+                yield request.known.number

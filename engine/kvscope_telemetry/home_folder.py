@@ -1,0 +1,23 @@
+"""Gives a process without a home folder one: a container's user may have neither HOME nor an entry in passwd."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from kvscope_telemetry.keys.private_files import make_private_folder
+from kvscope_telemetry.sockets.bind_address import shared_folder
+
+
+def ensure_home() -> None:
+    """Set HOME to a private folder below /tmp if the user has no home.
+
+    Libraries ask for it in many ways: Qt then uses /, and Python raises a RuntimeError. Raises BadInput if the folder
+    belongs to another user.
+    """
+    try:
+        Path.home()
+    except RuntimeError:
+        folder = shared_folder()
+        make_private_folder(folder, "home folder")
+        os.environ["HOME"] = str(folder)

@@ -1,0 +1,61 @@
+"""Which blocks belong to a request, also after it ended: its text is still cached then, as far as nothing was evicted.
+
+Knows the ledger and the block tables of a mirror; no Qt, no sockets.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.ledger import BlockState, Ledger
+from kvscope_telemetry.state.mirror import Mirror
+
+Rows = npt.NDArray[np.int64]
+
+
+def blocks_of_request(mirror: Mirror, number: int) -> Rows:
+    """Rows of the ledger that request `number` holds, shape (n,).
+
+    For a request that ended: the cached rows that it wrote, then the rows before them in its text, which it reused.
+    Reused rows are found by parent hashes, from its last full block on. Which one that was is known if the mirror saw
+    the request run; otherwise there are none where it wrote no full block.
+    """
+    held = mirror.requests.blocks(number).astype(np.int64)
+    if held.size:
+        return held
+    ledger = mirror.ledger
+    written = np.flatnonzero((ledger.owner == number) & (ledger.state == BlockState.CACHED))
+    return np.concatenate([written, _rows_before(ledger, written, mirror.last_hashes.get(number, 0))])
+
+
+def _rows_before(ledger: Ledger, rows: Rows, last_hash: int) -> Rows:
+    """Rows of the cached or held blocks that come before `rows` in their texts, without `rows`.
+
+    The block with `last_hash` and those before it are among them; 0: none. Costs a pass over the ledger for each
+    request that wrote part of the text, not for each block.
+    """
+    seen = set(ledger.hash[rows].tolist())
+    missing = ({*ledger.parent[rows].tolist(), last_hash}) - seen
+    found: list[int] = []
+    while missing:
+        wanted = missing.pop()
+        if wanted in seen:
+            continue
+        seen.add(wanted)
+        at = np.flatnonzero(ledger.hash == np.uint64(wanted)) if wanted else ()
+        by_hash: dict[int, list[int]] = {}
+        for writer in {int(ledger.owner[row]) for row in at}:
+            for row in np.flatnonzero(ledger.owner == writer).tolist():
+                by_hash.setdefault(int(ledger.hash[row]), []).append(row)
+        by_hash.pop(0, None)
+        while wanted in by_hash:
+            same = by_hash.pop(wanted)
+            found += same
+            seen.add(wanted)
+            wanted = int(ledger.parent[same[0]])
+            if wanted in seen:
+                break
+        if wanted not in seen:
+            missing.add(wanted)
+    return np.array(found, np.int64)

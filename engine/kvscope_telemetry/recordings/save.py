@@ -1,0 +1,152 @@
+"""What is whole of a recording, or a part of it, into a new file: never in place. `kvscope recover` is this, of all.
+
+The messages are told anew, without what is damaged, and what a recording has besides (keyframes, delta checkpoints,
+summaries) is made again: the file is whole in itself. A part begins with the state there; bookmarks and texts of its
+time go along.
+
+Owns what becomes of the file when that ends early. Knows neither rings nor who asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.messages.telemetry import Frame, Snapshot
+from kvscope_telemetry.recordings.keyframes import snapshot_of
+from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
+from kvscope_telemetry.recordings.reader import FOREVER_NS, Recording
+from kvscope_telemetry.recordings.writer import RecordingWriter
+from kvscope_telemetry.state.continuity import Continuity
+from kvscope_telemetry.summaries.bookmark import Bookmark, in_order, settled
+from kvscope_telemetry.texts.block_texts import RecordedText
+
+_LOOK_EVERY: Final = 256
+_MAX_QUEUED_BYTES: Final = 4 << 20
+"""Reading is quicker than writing: more of it would only wait, in several times these bytes of memory."""
+_TEXTS_TOGETHER: Final = 256
+_TEXTS_LATE_NS: Final = 5_000_000_000
+"""A text is written so long after its block was so at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What is in the new file."""
+
+    num_frames: int
+    num_without_state: int
+    """Frames of these that follow no state that could be read: nobody can go to them."""
+    length_s: float
+
+
+def save(
+    recorded: Recording,
+    path: Path | str,
+    from_s: float = 0.0,
+    until_s: float | None = None,
+    *,
+    watch: ProgressCallback | None = None,
+) -> Saved:
+    """Write what was recorded from `from_s` until `until_s` (both included) to `path`, which ends in `.mcap`.
+
+    It is called `path.part` until it is whole; when that fails nothing is left of it. Raises BadInput for a path that
+    will not do, KvscopeError for a disk that is full or where no state can be read, OpeningCancelled when `watch` says
+    so.
+    """
+    writer = RecordingWriter(path, max_queued_bytes=_MAX_QUEUED_BYTES)
+    try:
+        saved = _copy(recorded, writer, from_s, until_s, watch)
+        writer.close()
+    except BaseException as error:
+        with contextlib.suppress(KvscopeError):
+            writer.close()
+        for left in (writer.part, writer.path):
+            left.unlink(missing_ok=True)
+        if not (writer.failure and isinstance(error, KvscopeError)):
+            raise
+        raise KvscopeError(f"recording {str(path)!r} cannot be written: {writer.failure}") from None
+    return saved
+
+
+def _copy(
+    recorded: Recording, writer: RecordingWriter, from_s: float, until_s: float | None, watch: ProgressCallback | None
+) -> Saved:
+    begin_ns = recorded.start_ns + round(max(from_s, recorded.first_s) * 1e9)
+    until_ns = FOREVER_NS if until_s is None else recorded.start_ns + round(until_s * 1e9)
+    length_ns = max(1, min(until_ns, recorded.end_ns) - begin_ns)
+    from_ns, continuity = 0, Continuity()
+    if from_s > recorded.first_s:
+        from_ns = begin_ns
+        state = _write_state(recorded, writer, from_s, from_ns)
+        if state is not None:
+            continuity.takes(state)
+            from_ns += 1  # the state has all until then
+    num_frames = num_without_state = 0
+    begin_s = max(from_ns - recorded.start_ns, 0) / 1e9
+    for count, (at_s, message) in enumerate(recorded.messages(begin_s, until_s, keyframes=True)):
+        log_time_ns = recorded.start_ns + round(at_s * 1e9)
+        if count % _LOOK_EVERY == 0:
+            _tell(watch, (log_time_ns - begin_ns) / length_ns)
+        # Keyframes are made anew; behind damage one of them, or the state from delta checkpoints, is what goes on.
+        if isinstance(message, Frame | Snapshot):
+            goes_on = continuity.takes(message)
+            if isinstance(message, Frame):
+                num_frames, num_without_state = num_frames + 1, num_without_state + (not goes_on)
+            elif not goes_on:
+                continue
+        if not writer.write(message, wait=True, log_time_ns=log_time_ns):
+            break
+    for bookmark in _bookmarks_of(recorded, from_ns, until_ns):
+        writer.mark(bookmark)
+    texts = _texts_of(recorded, from_ns, until_ns)
+    while together := list(islice(texts, _TEXTS_TOGETHER)):
+        writer.write_texts(together, wait=True)
+    if continuity.epoch is None:
+        is_part = from_s > recorded.first_s or until_s is not None
+        where = f" from {from_s:g} s to {'its end' if until_s is None else f'{until_s:g} s'}" if is_part else ""
+        raise KvscopeError(f"nothing was saved: {str(recorded.path)!r} has no readable state{where}")
+    _tell(watch, 1.0)
+    return Saved(num_frames, num_without_state, length_ns / 1e9)
+
+
+def _write_state(recorded: Recording, writer: RecordingWriter, from_s: float, from_ns: int) -> Snapshot | None:
+    """Begin with the state at `from_s`; None where there is none."""
+    mirror = recorded.state_at(from_s)
+    if mirror.hello is None:
+        return None
+    writer.write(mirror.hello, wait=True, log_time_ns=from_ns)
+    memory = recorded.memory_before(from_s, mirror.hello.epoch)
+    if memory is not None:
+        writer.write(memory, wait=True, log_time_ns=from_ns)
+    state = snapshot_of(mirror)
+    writer.write(state, wait=True, log_time_ns=from_ns)
+    return state
+
+
+def _bookmarks_of(recorded: Recording, from_ns: int, until_ns: int) -> list[Bookmark]:
+    """Those of this time, as they stand."""
+    stand = in_order(settled(recorded.bookmarks()).values())
+    return [each for each in stand if from_ns <= max(each.time_ns, each.until_ns) and each.time_ns <= until_ns]
+
+
+def _texts_of(recorded: Recording, from_ns: int, until_ns: int) -> Iterator[RecordedText]:
+    """Those of this time, and of before it the newest of each block, which may still be held; no request's of then."""
+    older = (text for text in recorded.texts() if text.time_ns < from_ns and text.request is None) if from_ns else ()
+    before = {text.block: text for text in older}
+    for text in before.values():
+        yield msgspec.structs.replace(text, time_ns=from_ns)
+    for text in recorded.texts(from_ns):
+        if from_ns <= text.time_ns <= until_ns + _TEXTS_LATE_NS:
+            yield msgspec.structs.replace(text, time_ns=min(text.time_ns, until_ns))
+
+
+def _tell(watch: ProgressCallback | None, share: float) -> None:
+    if watch is not None and not watch(max(0.0, min(1.0, share))):
+        raise OpeningCancelled

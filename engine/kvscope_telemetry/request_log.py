@@ -1,0 +1,558 @@
+"""All requests of a session as numpy columns: arrival, latencies, end, and the reason for each delay.
+
+Fed with telemetry in its order, live or from a recording; keeps requests that ended and those of earlier engine starts.
+Latencies follow `latencies`, so they equal those of the exports. Thread-safe. Knows no Qt and no files.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.delays import KINDS, Delays
+from kvscope_telemetry.latencies import Moments, running_s, tokens_per_s
+from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.messages.telemetry import (
+    Event,
+    Frame,
+    RequestInfo,
+    RequestRows,
+    Snapshot,
+    TelemetryMessage,
+)
+from kvscope_telemetry.running_time import RunningTime
+from kvscope_telemetry.state.coalesce import join_request_rows
+
+FloatArray = npt.NDArray[np.float64]
+Places = npt.NDArray[np.intp]
+IntArray = npt.NDArray[np.int64]
+MAX_REQUESTS: Final = 250_000
+"""Requests that are kept: of more, the oldest engine starts and then the oldest requests are dropped."""
+_UNSEEN: Final = -2
+"""A moment that was before anything was received: what is seen later is not the first."""
+_UNKNOWN: Final = -1
+_COLUMNS: Final = (
+    *("number", "arrival_ns", "num_prompt_tokens", "max_tokens", "client"),
+    *("state", "num_computed_tokens", "num_cached_tokens", "num_output_tokens", "num_preemptions"),
+    *("num_draft_tokens", "num_accepted_tokens", "waits_for"),
+    *("started_ns", "first_token_ns", "last_token_ns", "ended_ns", "ending", "aside_ns", "aside_since_ns"),
+)
+"""Columns of an engine start; times are on its clock, and `_UNKNOWN` or `_UNSEEN` where they are not known."""
+_MOMENTS: Final = ("started_ns", "first_token_ns", "last_token_ns", "ended_ns", "aside_since_ns")
+_KEY_SHIFT: Final = 40
+_FRAMES_AT_ONCE: Final = 128
+"""More would keep the lock for longer than a display frame."""
+_Read = TypeVar("_Read")
+
+
+class Ending(IntEnum):
+    """How a request ended, as its last event says."""
+
+    UNKNOWN = 0
+    """It has not ended, or its end was not reported."""
+    FINISHED = 1
+    ABORTED = 2
+    REFUSED = 3
+
+
+ENDINGS: Final = {"finished": Ending.FINISHED, "aborted": Ending.ABORTED, "refused": Ending.REFUSED}
+
+
+@dataclass(frozen=True, slots=True)
+class RequestColumns:
+    """Requests as columns, oldest first, each of shape (n,); a copy. Times of a request that goes on are as of now."""
+
+    request_ids: list[str]
+    adapters: list[str]
+    """LoRA adapters by name; empty: none."""
+    key: IntArray
+    """Identifies a request among all engine starts; ascending."""
+    epoch: IntArray
+    number: IntArray
+    client: IntArray
+    """Which client sent it; 0: unknown."""
+    arrival_ns: IntArray
+    """Wall clock of the timeline."""
+    end_ns: IntArray
+    """Wall clock of the timeline; now for a request that goes on, the arrival where the end was not seen."""
+    state: IntArray
+    """A `RequestState`."""
+    has_ended: npt.NDArray[np.bool_]
+    ending: IntArray
+    """An `Ending`."""
+    num_prompt_tokens: IntArray
+    num_computed_tokens: IntArray
+    num_cached_tokens: IntArray
+    num_output_tokens: IntArray
+    num_output_now: IntArray
+    """Output tokens at the moment shown."""
+    max_tokens: IntArray
+    num_blocks: IntArray
+    num_preemptions: IntArray
+    num_draft_tokens: IntArray
+    num_accepted_tokens: IntArray
+    tokens_per_s: FloatArray
+    """Output tokens per second after the first token; NaN before there are two, and where the first was not seen."""
+    ttft_s: FloatArray
+    queue_s: FloatArray
+    """Time from the arrival to the start, or until now; NaN where the start was not seen."""
+    time_s: FloatArray
+    """Time from the arrival to the end, or until now."""
+    aside_s: FloatArray
+    """Time spent preempted."""
+    cached_share: FloatArray
+    """Share of the prompt that came from the prefix cache, 0 to 1; NaN for a request that has not started."""
+
+    def __len__(self) -> int:
+        return len(self.request_ids)
+
+    @property
+    def tpot_s(self) -> FloatArray:
+        """Mean time per output token after the first, as `tokens_per_s`."""
+        known = self.tokens_per_s > 0
+        return np.where(known, 1 / np.where(known, self.tokens_per_s, 1.0), np.nan)
+
+    @property
+    def delay_s(self) -> FloatArray:
+        """Time in which the request was not served: in the queue, and preempted."""
+        return np.nan_to_num(self.queue_s) + np.nan_to_num(self.aside_s)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestWallTimes:
+    """When a request arrived, started, got its first token and ended, by the wall clock of the timeline; None: not
+    known."""
+
+    arrival_ns: int
+    started_ns: int | None
+    first_token_ns: int | None
+    ended_ns: int | None
+
+
+class RequestLog:
+    """Requests of a session, over all engine starts."""
+
+    def __init__(self, max_requests: int = MAX_REQUESTS) -> None:
+        self.version = 0
+        """Grows with each change."""
+        self._max_requests = max_requests
+        self._starts: list[_EngineStart] = []
+        self._num_starts = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        with self._lock:
+            return sum(len(start) for start in self._starts)
+
+    @property
+    def epoch(self) -> int | None:
+        """The newest engine start; None before the first snapshot."""
+        with self._lock:
+            return self._starts[-1].epoch if self._starts else None
+
+    def restate(self, snapshot: Snapshot, offset_ns: int) -> None:
+        """Add a snapshot: a new engine start, or the state after a gap. `offset_ns` turns its clock into the wall clock
+        of the timeline."""
+        with self._lock:
+            if not self._starts or self._starts[-1].epoch != snapshot.hello.epoch:
+                hello = snapshot.hello
+                self._starts.append(_EngineStart(hello.epoch, self._num_starts, hello.cache.max_num_seqs))
+                self._num_starts += 1
+            self._starts[-1].offset_ns = offset_ns
+            self._starts[-1].restate(snapshot)
+            self._changed()
+
+    def add(
+        self,
+        infos: Iterable[RequestInfo],
+        rows: Sequence[tuple[RequestRows, IntArray]],
+        events: Iterable[Event],
+        time_ns: int,
+        offset_ns: int,
+    ) -> None:
+        """Add what happened in the newest engine start until `time_ns` on its clock.
+
+        Args:
+            rows: Changes of requests, oldest first, with the engine's time of each row.
+            offset_ns: As in `restate`.
+        """
+        with self._lock:
+            if not self._starts:
+                return
+            newest = self._starts[-1]
+            newest.offset_ns = offset_ns
+            newest.time_ns = max(newest.time_ns, time_ns)
+            newest.announce(infos)
+            for each, times_ns in rows:
+                newest.change(each, times_ns)
+            newest.add_events(events)
+            self._changed()
+
+    def columns(self) -> RequestColumns:
+        """Return all requests, oldest first."""
+        with self._lock:
+            return _joined([start.columns() for start in self._starts])
+
+    def columns_of(self, epoch: int, number: int) -> RequestColumns | None:
+        """Return one request; None for an unknown one."""
+        key = self.key_of(epoch, number)
+        return None if key is None else self._of(key, _EngineStart.row_columns, None)
+
+    def key_of(self, epoch: int, number: int) -> int | None:
+        """Return the key of a request; None for an unknown one."""
+        with self._lock:
+            start = next((each for each in reversed(self._starts) if each.epoch == epoch), None)
+            is_known = start is not None and start.row_of(number) is not None
+            return (start.place << _KEY_SHIFT) + number if start is not None and is_known else None
+
+    def first_token_ns(self, epoch: int, number: int) -> int:
+        """Return when the first token of a request came, by its engine's clock; -1 where that is not known."""
+        with self._lock:
+            start = next((each for each in reversed(self._starts) if each.epoch == epoch), None)
+            row = None if start is None else start.row_of(number)
+            return -1 if start is None or row is None else start.first_token_ns(row)
+
+    def chain(self, key: int) -> tuple[str, ...]:
+        """Return what delayed a request, oldest first (`Delays.chain`); empty for an unknown one."""
+        nothing: tuple[str, ...] = ()
+        return self._of(key, lambda start, row: start.chain(row), nothing)
+
+    def reason(self, key: int) -> str:
+        """Return why a request took long, in one line (`Delays.reason`); empty where nothing delayed it."""
+        return self._of(key, lambda start, row: start.reason(row), "")
+
+    def times(self, key: int) -> RequestWallTimes | None:
+        """Return the moments of a request; None for an unknown one."""
+        nothing: RequestWallTimes | None = None
+        return self._of(key, lambda start, row: start.times(row), nothing)
+
+    def _of(self, key: int, read: Callable[[_EngineStart, int], _Read], default: _Read) -> _Read:
+        with self._lock:
+            for start in self._starts:
+                row = start.row_of(key & ((1 << _KEY_SHIFT) - 1)) if start.place == key >> _KEY_SHIFT else None
+                if row is not None:
+                    return read(start, row)
+        return default
+
+    def _changed(self) -> None:
+        self.version += 1
+        surplus = sum(len(start) for start in self._starts) - self._max_requests
+        if surplus > 0:
+            surplus += self._max_requests // 8  # so that this is done seldom
+            while len(self._starts) > 1 and surplus >= len(self._starts[0]):
+                surplus -= len(self._starts.pop(0))
+            self._starts[0].drop_oldest(surplus)
+
+
+class _EngineStart:
+    """Requests of one engine start, a row each in the order of their numbers. Times are on the engine's clock."""
+
+    def __init__(self, epoch: int, place: int, batch_limit: int) -> None:
+        self.epoch = epoch
+        self.place = place
+        self.offset_ns = 0
+        self.time_ns = 0
+        self.delays = Delays(batch_limit=batch_limit)
+        self.running = RunningTime()
+        self.request_ids: list[str] = []
+        self.adapters: list[str] = []
+        self._data = np.zeros((len(_COLUMNS), 64), np.int64)
+        self._expose()
+
+    def __len__(self) -> int:
+        return len(self.request_ids)
+
+    def row_of(self, number: int) -> int | None:
+        """Return the row of a request."""
+        row = int(np.searchsorted(self._column["number"], number))
+        return row if row < len(self) and self._column["number"][row] == number else None
+
+    def announce(self, infos: Iterable[RequestInfo]) -> None:
+        """Add those requests that are not known yet."""
+        fresh = {info.number: info for info in infos}
+        fresh = {number: info for number, info in fresh.items() if self.row_of(number) is None}
+        if not fresh:
+            return
+        begin, is_in_order = len(self), not len(self) or min(fresh) > self._column["number"][-1]
+        added = [fresh[number] for number in sorted(fresh)]
+        self.request_ids += [info.request_id for info in added]
+        self.adapters += [info.adapter for info in added]
+        if len(self) > self._data.shape[1]:
+            more = max(len(self) - self._data.shape[1], self._data.shape[1])
+            self._data = np.concatenate((self._data, np.zeros((len(_COLUMNS), more), np.int64)), axis=1)
+        self._data[:, begin : len(self)] = 0
+        self._expose()
+        for name in ("number", "arrival_ns", "num_prompt_tokens", "max_tokens", "client"):
+            self._column[name][begin:] = [getattr(info, name) for info in added]
+        for name in _MOMENTS:
+            self._column[name][begin:] = _UNKNOWN
+        if not is_in_order:
+            self._keep(np.argsort(self._column["number"], kind="stable"))
+
+    def restate(self, snapshot: Snapshot) -> None:
+        """Take the state of a snapshot. Moments that passed before it, and were not seen, stay unknown."""
+        self.time_ns = max(self.time_ns, snapshot.time_ns)
+        self.running.catch_up(snapshot.stops, snapshot.time_ns)
+        there = [info.number for info in snapshot.requests_info]
+        column = self._column
+        missing = (column["state"] != RequestState.FINISHED) & ~np.isin(column["number"], there)
+        column["state"][missing] = RequestState.FINISHED
+        column["ended_ns"][missing] = _UNSEEN
+        self.announce(snapshot.requests_info)
+        at, kept = self._rows_in(snapshot.requests)
+        self._write(snapshot.requests, at, kept)
+        column = self._column
+        passed = {
+            "started_ns": column["state"][at] != RequestState.WAITING,
+            "first_token_ns": column["num_output_tokens"][at] > 0,
+        }
+        for name, has_passed in passed.items():
+            unseen = at[has_passed & (column[name][at] == _UNKNOWN)]
+            column[name][unseen] = _UNSEEN
+
+    def change(self, rows: RequestRows, times_ns: IntArray) -> None:
+        """Take changes of requests, oldest first, at `times_ns` each; a request may have several."""
+        column = self._column
+        at, kept = self._rows_in(rows)
+        if not at.size:
+            return
+        tokens_before = column["num_output_tokens"][at]
+        self._write(rows, at, kept)
+        times = times_ns[kept]
+        states = np.frombuffer(rows.state, "u1")[kept]
+        tokens = np.frombuffer(rows.num_output_tokens, "<u4")[kept]
+        for name, happens in (
+            ("started_ns", states == RequestState.RUNNING),
+            ("first_token_ns", tokens > 0),
+            ("ended_ns", states == RequestState.FINISHED),
+        ):
+            first = happens & (column[name][at] == _UNKNOWN)
+            column[name][at[first][::-1]] = times[first][::-1]  # the first time of each request stays
+        # A request's newest token came with the first row that has as many tokens as its last one.
+        is_newest = (tokens == column["num_output_tokens"][at]) & (tokens > tokens_before)
+        column["last_token_ns"][at[is_newest][::-1]] = times[is_newest][::-1]
+
+    def add_events(self, events: Iterable[Event]) -> None:
+        """Take what events say of starts, preemptions, ends and stops of the engine."""
+        column = self._column
+        for event in events:
+            self.running.note(event)
+            if event.kind not in KINDS:
+                continue
+            self.delays.add(event)
+            row = self.row_of(event.number)
+            if row is None:
+                continue
+            if event.kind == "admitted":
+                column["started_ns"][row] = event.time_ns
+            elif event.kind == "preempted":
+                column["aside_since_ns"][row] = event.time_ns
+            elif column["aside_since_ns"][row] != _UNKNOWN:
+                aside_ns = self.running.running_ns(int(column["aside_since_ns"][row]), event.time_ns)
+                column["aside_ns"][row] += aside_ns
+                column["aside_since_ns"][row] = _UNKNOWN
+            if event.kind in ENDINGS:
+                column["state"][row] = RequestState.FINISHED
+                column["ended_ns"][row], column["ending"][row] = event.time_ns, ENDINGS[event.kind]
+
+    def columns(self, part: slice = slice(None)) -> RequestColumns:
+        """Return copies of some rows of the columns, and what follows from them."""
+        column, running = {name: values[part] for name, values in self._column.items()}, self.running
+        arrival, first, ended = column["arrival_ns"], column["first_token_ns"], column["ended_ns"]
+        has_ended = column["state"] == RequestState.FINISHED
+        now = np.maximum(self.time_ns, arrival)
+        end = np.where(has_ended, ended, now)
+        waits = (column["state"] == RequestState.WAITING) & (column["started_ns"] < 0)
+        since = column["aside_since_ns"]
+        aside_s = column["aside_ns"] / 1e9 + np.where(since >= 0, np.nan_to_num(running_s(since, now, running)), 0.0)
+        copied = (*_COUNTS, "number", "state", "ending", "num_prompt_tokens", "max_tokens", "client")
+        return RequestColumns(
+            request_ids=self.request_ids[part],
+            adapters=self.adapters[part],
+            key=(self.place << _KEY_SHIFT) + column["number"],
+            epoch=np.full(arrival.size, self.epoch),
+            arrival_ns=arrival + self.offset_ns,
+            end_ns=np.maximum(end, arrival) + self.offset_ns,
+            has_ended=has_ended,
+            num_blocks=np.zeros(arrival.size, np.int64),
+            num_output_now=column["num_output_tokens"].copy(),
+            tokens_per_s=tokens_per_s(
+                column["num_output_tokens"], first, np.where(has_ended, ended, column["last_token_ns"]), running
+            ),
+            ttft_s=running_s(arrival, first, running),
+            queue_s=running_s(arrival, np.where(waits, now, column["started_ns"]), running),
+            time_s=running_s(arrival, end, running),
+            aside_s=aside_s,
+            cached_share=cached_share(*(column[name] for name in SHARE_OF)),
+            **{name: column[name].copy() for name in copied},
+        )
+
+    def row_columns(self, row: int) -> RequestColumns | None:
+        """Return the columns of one row."""
+        return self.columns(slice(row, row + 1))
+
+    def chain(self, row: int) -> tuple[str, ...]:
+        """Return what delayed the request, oldest first."""
+        column = self._column
+        moments, output = self._moments(row), int(column["num_output_tokens"][row])
+        return self.delays.chain(int(column["number"][row]), moments, output, int(column["waits_for"][row]))
+
+    def reason(self, row: int) -> str:
+        """Return why the request took long, in one line."""
+        column = self._column
+        number, output, waits_for = (int(column[name][row]) for name in ("number", "num_output_tokens", "waits_for"))
+        return self.delays.reason(number, self._moments(row), output, waits_for, self.time_ns)
+
+    def times(self, row: int) -> RequestWallTimes:
+        """Return the moments of the request by the wall clock."""
+        moments, offset_ns = self._moments(row), self.offset_ns
+
+        def wall_ns(time_ns: int | None) -> int | None:
+            return None if time_ns is None else time_ns + offset_ns
+
+        return RequestWallTimes(
+            moments.arrival_ns + offset_ns,
+            wall_ns(moments.started_ns),
+            wall_ns(moments.first_token_ns),
+            wall_ns(moments.ended_ns),
+        )
+
+    def first_token_ns(self, row: int) -> int:
+        """Return when the first token came, -1 where that was not seen."""
+        return max(int(self._column["first_token_ns"][row]), _UNKNOWN)
+
+    def drop_oldest(self, count: int) -> None:
+        """Drop the `count` requests with the lowest numbers."""
+        self._keep(np.arange(min(count, len(self)), len(self)))
+
+    def _moments(self, row: int) -> Moments:
+        def known(name: str) -> int | None:
+            time_ns = int(self._column[name][row])
+            return None if time_ns < 0 else time_ns
+
+        return Moments(
+            int(self._column["arrival_ns"][row]),
+            known("started_ns"),
+            known("first_token_ns"),
+            known("ended_ns"),
+            self.running,
+        )
+
+    def _rows_in(self, rows: RequestRows) -> tuple[Places, Places]:
+        """Return the rows here that `rows` change, and which of `rows` those are: of requests that are known."""
+        numbers = np.frombuffer(rows.number, "<u4").astype(np.int64)
+        if not len(self) or numbers.size != len(rows.state):
+            return np.empty(0, np.intp), np.empty(0, np.intp)
+        at = np.minimum(np.searchsorted(self._column["number"], numbers), len(self) - 1)
+        kept = np.flatnonzero(self._column["number"][at] == numbers)
+        return at[kept], kept
+
+    def _write(self, rows: RequestRows, at: Places, kept: Places) -> None:
+        """Write the counts and states of the rows `kept` of `rows` into the rows `at`; the last of a request stays."""
+        if not at.size:
+            return
+        states = np.frombuffer(rows.state, "u1")[kept]
+        self._column["state"][at] = states
+        for name, dtype in _COUNTS.items():
+            if packed := getattr(rows, name):
+                self._column[name][at] = np.frombuffer(packed, dtype)[kept]
+        if rows.waits_for:
+            waits_for = np.frombuffer(rows.waits_for, "<u4")[kept]
+            waits = (waits_for > 0) & (states == RequestState.WAITING)
+            self._column["waits_for"][at[waits]] = waits_for[waits]
+
+    def _keep(self, order: Places) -> None:
+        """Keep the rows `order`, in that order."""
+        self._data[:, : len(order)] = self._data[:, order]
+        rows = order.tolist()
+        self.request_ids = [self.request_ids[row] for row in rows]
+        self.adapters = [self.adapters[row] for row in rows]
+        self._expose()
+
+    def _expose(self) -> None:
+        self._column = {name: self._data[place, : len(self)] for place, name in enumerate(_COLUMNS)}
+
+
+class RequestLogReader:
+    """Fills a `RequestLog` with the messages of a recording, many frames at once."""
+
+    def __init__(self, log: RequestLog) -> None:
+        self._log = log
+        self._frames: list[Frame] = []
+        self._offset_ns = 0
+
+    def add_message(self, message: TelemetryMessage, log_time_ns: int) -> bool:
+        """Add the next message, recorded at `log_time_ns`; whether frames were handed to the log."""
+        if isinstance(message, Frame):
+            if message.epoch != self._log.epoch:  # nothing is known of the state before it
+                return False
+            self._frames.append(message)
+            self._offset_ns = log_time_ns - message.time_ns
+            is_full = len(self._frames) >= _FRAMES_AT_ONCE
+            if is_full:
+                self.flush()
+            return is_full
+        if isinstance(message, Snapshot):
+            self.flush()
+            self._log.restate(message, log_time_ns - message.time_ns)
+            return True
+        return False
+
+    def flush(self) -> None:
+        """Hand the collected frames to the log."""
+        frames, self._frames = self._frames, []
+        if not frames:
+            return
+        with_rows = [frame for frame in frames if frame.requests.number]
+        rows = []
+        if with_rows:
+            counts = [len(frame.requests.number) // 4 for frame in with_rows]
+            times = np.repeat(np.array([frame.time_ns for frame in with_rows], np.int64), counts)
+            rows = [(join_request_rows([frame.requests for frame in with_rows]), times)]
+        infos = [info for frame in frames for info in frame.new_requests]
+        events = [event for frame in frames for event in frame.events]
+        self._log.add(infos, rows, events, frames[-1].time_ns, self._offset_ns)
+
+
+SHARE_OF: Final = ("num_prompt_tokens", "num_cached_tokens", "num_computed_tokens", "num_output_tokens")
+
+
+def cached_share(prompt: IntArray, cached: IntArray, computed: IntArray, output: IntArray) -> FloatArray:
+    """Return the share of each prompt that came from the prefix cache; NaN for a request that has not started."""
+    has_started = (cached > 0) | (computed > 0) | (output > 0)
+    share: FloatArray = np.where(has_started, cached / np.maximum(prompt, 1), np.nan)
+    return share
+
+
+_COUNTS: Final = {
+    "num_computed_tokens": "<u4",
+    "num_cached_tokens": "<u4",
+    "num_output_tokens": "<u4",
+    "num_preemptions": "<u2",
+    "num_draft_tokens": "<u4",
+    "num_accepted_tokens": "<u4",
+}
+
+
+def _joined(parts: Sequence[RequestColumns]) -> RequestColumns:
+    """One after another; none is empty columns."""
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        return _EngineStart(0, 0, 0).columns()
+    joined = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in RequestColumns.__slots__
+        if name not in ("request_ids", "adapters")
+    }
+    return RequestColumns(
+        request_ids=[each for part in parts for each in part.request_ids],
+        adapters=[each for part in parts for each in part.adapters],
+        **joined,
+    )

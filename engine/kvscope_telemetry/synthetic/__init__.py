@@ -1,1 +1,0 @@
-"""An engine without a model, on real sockets: for the desktop, tests and benchmarks."""

@@ -1,0 +1,109 @@
+"""Signals that end a program in order: SIGINT (Ctrl-C), SIGTERM, and SIGHUP (its terminal was closed).
+
+Every command handles them through this module, so that recordings are completed, sockets removed and layouts saved
+however the program is ended. Imports nothing of ours: it also covers the time while everything else is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import stat
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+INTERRUPTED = 130
+"""Exit code after SIGINT. After another signal it is 128 plus its number, as in a shell."""
+
+Handler = Callable[[int, FrameType | None], object]
+
+
+@contextmanager
+def handling_signals(handler: Handler, numbers: Iterable[signal.Signals] = END_SIGNALS) -> Iterator[None]:
+    """Call `handler` for each of `numbers` inside the context; afterwards the earlier handlers are back.
+
+    Does nothing outside the main thread. An ignored SIGHUP stays ignored: `nohup` asks for that. A second SIGHUP is
+    ignored from the first on, because a closed terminal may send two: its own and its shell's.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {each: signal.signal(each, _Installed(handler)) for each in numbers if is_main and not _is_ignored(each)}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            if not _is_ignored(number):
+                signal.signal(number, earlier)
+
+
+@contextmanager
+def exiting_on_signals() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into SystemExit, so that every `finally` runs, as KeyboardInterrupt does for SIGINT."""
+    with handling_signals(_exit, (signal.SIGTERM, signal.SIGHUP)):
+        yield
+
+
+@contextmanager
+def leaving_while_importing(program: str, first: Callable[[], object] | None = None) -> Iterator[None]:
+    """End the process at a signal with one line, after a call of `first`; a second signal kills it at once.
+
+    Raises nothing: imports turn an exception of a signal handler into other errors, or lose it. Signals that something
+    else than this module or Python handles are left to it.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        if number != signal.SIGHUP:  # of which a closed terminal may send two
+            signal.signal(number, signal.SIG_DFL)
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"{program}: interrupted\n")
+            sys.stderr.flush()
+        try:
+            if first is not None:
+                first()
+        finally:
+            os._exit(128 + number)
+
+    with handling_signals(leave, filter(_is_default, END_SIGNALS)):
+        yield
+
+
+class _Installed:
+    """A signal handler of this module, which `leaving_while_importing` can recognise."""
+
+    def __init__(self, handler: Handler) -> None:
+        self.handler = handler
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            signal.signal(number, signal.SIG_IGN)
+            _replace_dead_terminal()
+        self.handler(number, frame)
+
+
+def _exit(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def _is_ignored(number: signal.Signals) -> bool:
+    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
+
+
+def _is_default(number: signal.Signals) -> bool:
+    current = signal.getsignal(number)
+    ours = isinstance(current, _Installed) and current.handler is _exit
+    return ours or current in (signal.SIG_DFL, signal.default_int_handler)
+
+
+def _replace_dead_terminal() -> None:
+    """Let output to a terminal that was closed go nowhere: each write to it would raise an OSError."""
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, descriptor)
+                os.close(null)

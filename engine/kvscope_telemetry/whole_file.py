@@ -1,0 +1,66 @@
+"""Saves a file whole or not at all, in place of an earlier one, and never in place of what is no regular file.
+
+As root, replacing `/dev/full` would take the device away from the whole machine. For files that must not replace
+anything see `exports.new_file`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import Final
+
+_KINDS: Final = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def kind_of(mode: int) -> str:
+    """Return what a file of this `st_mode` is: "a folder", "a device", …; only for what is no regular file."""
+    return next((text for is_kind, text in _KINDS if is_kind(mode)), "no plain file")
+
+
+def require_regular(path: Path) -> None:
+    """Raise OSError, with a text for a person, if `path` exists and is no regular file."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, f"it is {kind_of(mode)}, not a file", str(path))
+
+
+def replace_file(part: Path, path: Path) -> None:
+    """Rename `part` to `path`. Raises OSError as `require_regular` does."""
+    require_regular(path)
+    os.replace(part, path)
+
+
+def write_whole(path: Path, data: bytes, *, private: bool = False, sync: bool = False) -> None:
+    """Write `data` to `path`: readers see the earlier file or this one, never a part.
+
+    Only this user may read a `private` file; with `sync` it is on the disk before it replaces another. Raises OSError;
+    then `path` is as it was.
+    """
+    require_regular(path)
+    part = path.with_name(f".kvscope-{secrets.token_hex(8)}.part")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if private else 0o666)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            if sync:
+                os.fsync(descriptor)
+        replace_file(part, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise

@@ -1,1 +1,0 @@
-"""`python -m kvscope_kernels.benchmark`: the kernels on this machine's GPU, against what its memory can do."""

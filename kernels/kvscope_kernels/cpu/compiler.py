@@ -1,0 +1,152 @@
+"""Building the C sources beside this file for this very CPU, once: where the result is kept, and when it is trusted.
+
+Owns the compiler's name and options, the file's name (it follows from sources, options and CPU, so that another CPU or
+version builds its own) and the trial in a process of its own, where an instruction that is missing does no harm.
+Nothing here raises for what a machine lacks: no compiler, no room and no rights all mean that there is no library.
+
+See docs/internals/decisions/0013-cpu-operations-are-compiled-where-they-run.md.
+"""
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+SWITCH: Final = "KVSCOPE_NATIVE"
+"""Set to 0, nothing is compiled or loaded."""
+MORE_OPTIONS: Final = "KVSCOPE_NATIVE_OPTIONS"
+"""More for the compiler, as `-march=haswell`: the code that other CPUs get."""
+SOURCES: Final = ("linear.c", "grouped.c", "grouped_float.c", "attention.c", "prefill.c", "layers.c", "layer.c")
+HEADERS: Final = ("numbers.h", "grouped.h", "decode.h", "rotation.h")
+OPTIONS: Final = (
+    *("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"),
+    *("-fPIC", "-fvisibility=hidden", "-w"),
+)
+TIMEOUT_SECONDS: Final = 600.0
+"""The largest source takes 25 s of a processor; a machine that is that busy starts without."""
+_COMPILERS: Final = ("cc", "gcc", "clang")
+_TRIAL: Final = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).kvscope_trial())"
+
+
+def built_library() -> Path | None:
+    """The compiled operations; built when there are none for this CPU. None where that cannot be."""
+    compiler = _compiler()
+    if compiler is None:
+        return None
+    try:
+        name = _name(compiler)
+        return _found(name) or _built(compiler, next(_folders()) / name)
+    except (OSError, RuntimeError, subprocess.SubprocessError):  # RuntimeError: nobody's home
+        return None
+
+
+def must_build() -> bool:
+    """Whether `built_library` compiles before it answers: a person waits for that."""
+    compiler = _compiler()
+    try:
+        return compiler is not None and _found(_name(compiler)) is None
+    except (OSError, RuntimeError):
+        return False
+
+
+def _compiler() -> str | None:
+    if os.environ.get(SWITCH) == "0" or sys.platform != "linux":
+        return None
+    return next(filter(None, map(shutil.which, _COMPILERS)), None)
+
+
+def _name(compiler: str) -> str:
+    return f"kvscope-{_key(compiler)}.so"
+
+
+def _found(name: str) -> Path | None:
+    found = (folder / name for folder in _folders() if (folder / name).exists() and _is_ours(folder))
+    return next(found, None)
+
+
+def _built(compiler: str, library: Path) -> Path | None:
+    library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _is_ours(library.parent):
+        return None
+    with open(library.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # whoever holds it is done within the timeout
+        return library if library.exists() or _build(compiler, library) else None
+
+
+def _build(compiler: str, library: Path) -> bool:
+    here = Path(__file__).parent
+    with tempfile.TemporaryDirectory(prefix="build-", dir=library.parent) as scratch:
+        made = Path(scratch) / library.name
+        objects = [f"{scratch}/{name}.o" for name in SOURCES]
+        compiling = [
+            [compiler, *_options(), "-c", "-o", one, str(here / name)]
+            for name, one in zip(SOURCES, objects, strict=True)
+        ]
+        linking = [compiler, *_options(), "-shared", "-o", str(made), *objects, "-lm"]
+        trial = [sys.executable, "-I", "-S", "-c", _TRIAL, str(made)]
+        if not (_succeed(compiling) and _succeed([linking]) and _succeed([trial])):
+            return False
+        os.replace(made, library)
+    return True
+
+
+def _succeed(commands: list[list[str]]) -> bool:
+    """Run side by side. None of them, nor what they started, outlives this."""
+    until, running = time.monotonic() + TIMEOUT_SECONDS, list[subprocess.Popen[bytes]]()
+    quiet = subprocess.DEVNULL
+    try:
+        for command in commands:
+            process = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+            running.append(process)
+        return all(process.wait(max(0.0, until - time.monotonic())) == 0 for process in running)
+    finally:
+        for process in running:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def _folders() -> Iterator[Path]:
+    """Where it may be: the first is where it is built."""
+    own = os.environ.get("KVSCOPE_CACHE")
+    if own:
+        yield Path(own) / "native"
+    yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvscope" / "native"
+
+
+def _is_ours(folder: Path) -> bool:
+    """And nobody else's to write: code is loaded from it."""
+    found = folder.stat()
+    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _options() -> tuple[str, ...]:
+    return (*OPTIONS, *os.environ.get(MORE_OPTIONS, "").split())
+
+
+def _key(compiler: str) -> str:
+    """Of all that the result hangs on."""
+    here = Path(__file__).parent
+    texts = [(here / name).read_bytes() for name in (*SOURCES, *HEADERS)]
+    facts = (*_options(), os.path.realpath(compiler), platform.machine(), _cpu())
+    return hashlib.sha256(b"\0".join([*texts, *map(str.encode, facts)])).hexdigest()[:16]
+
+
+def _cpu() -> str:
+    """Name and instructions of the first CPU; empty without /proc."""
+    words = ("model name", "flags", "features", "cpu implementer", "cpu part")
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").split("\n\n", 1)[0].splitlines()
+    except OSError:
+        return ""
+    return "\n".join(line for line in lines if line.lower().startswith(words))

@@ -1,0 +1,49 @@
+"""Decode attention on a CPU that reads blocks where they lie, from attention.c."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from kvscope_kernels.attention_args import AttentionArgs
+from kvscope_kernels.attention_scores.block_attention import check_shares
+from kvscope_kernels.cpu.library import DecodeParts, library
+from kvscope_kernels.decode.plan import DecodePlans
+from kvscope_kernels.paged_decode_attention import check_decode, paged_decode_attention_torch
+
+_DTYPES = (torch.bfloat16, torch.float32)
+
+
+def paged_decode_attention_native(
+    args: AttentionArgs, plans: DecodePlans | None = None, shares: Tensor | None = None
+) -> Tensor:
+    """`paged_decode_attention` for bfloat16 and float32; the rest (caches of 8 bits, float16, heads
+    that 16 does not divide) goes the reference's way.
+
+    `shares` take what `block_attention_torch` adds, in the same pass. Sums and weights are float32, so it is nearer to
+    the exact result than torch's own bfloat16 product.
+    """
+    found = library()
+    query, k_cache, v_cache, block_tables, seq_lens = args[:5]
+    is_ours = query.dtype in _DTYPES and k_cache.dtype == query.dtype
+    if found is None or not is_ours or query.shape[-1] % 16 or v_cache.shape[3] % 16:
+        return paged_decode_attention_torch(args, shares=shares)
+    if shares is not None:
+        check_shares(query, shares, block_tables.shape[1])
+    check_decode(args)
+    batch, heads, head_dim = query.shape
+    block_size, kv_heads, value_dim = v_cache.shape[1:]
+    out = args.made_out()
+    sinks = None if args.sinks is None else args.sinks.float()
+    parts = DecodeParts(
+        *(query.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), block_tables.data_ptr(), seq_lens.data_ptr()),
+        *(None if sinks is None else sinks.data_ptr(), out.data_ptr()),
+        *(*query.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3]),
+        *(block_tables.stride(0), *out.stride()[:2]),
+        *(batch, heads, kv_heads, head_dim, value_dim, block_size, args.sliding_window or 0),
+        *(args.scale, args.softcap or 0.0, query.dtype == torch.float32, args.is_chunked, torch.get_num_threads()),
+        *((None, 0) if shares is None else (shares.data_ptr(), shares.stride(0))),
+    )
+    if found.kvscope_decode(ctypes.addressof(parts)):
+        raise MemoryError("no memory for attention's sums")
+    return out

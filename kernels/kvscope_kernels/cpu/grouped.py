@@ -1,0 +1,77 @@
+"""Products with grouped weights on a CPU, from grouped.c and grouped_float.c. Owns the layout they have there."""
+
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from kvscope_kernels.cpu.library import GroupedParts, library
+from kvscope_kernels.cpu.product import NativeProduct
+from kvscope_kernels.cpu.weight_buffer import WeightBuffer
+from kvscope_kernels.quantized_linear.grouped_weight import CHUNK, GroupedWeight
+
+PANEL: Final = 32
+"""Outputs side by side in the layout."""
+_TINY: Final = 1e-30
+
+
+class NativeGrouped(NativeProduct):
+    """`weight` as this CPU reads it, and the product with it.
+
+    Activations stay as they are, and the product is that of the widened weight but for the order of float32 sums; with
+    `rounds_activations` they are rounded to 8 bits, CHUNK at a time. Raises RuntimeError where there is no compiled
+    library (`library`).
+    """
+
+    def __init__(
+        self,
+        weight: GroupedWeight,
+        bias: Tensor | None = None,
+        buffer: WeightBuffer | None = None,
+        *,
+        rounds_activations: bool = False,
+    ) -> None:
+        """`room` is where it is kept, with others; by itself without."""
+        self.function = "kvscope_grouped" if rounds_activations else "kvscope_grouped_float"
+        found = library()
+        if found is None:
+            raise RuntimeError("weights of 4 bits need a C compiler on a Linux machine (cc, gcc or clang)")
+        self.outputs, self.inputs = weight.codes.shape
+        self._codes, self._facts = (_kept(part, buffer) for part in (_packed_codes(weight), _packed_facts(weight)))
+        panels, chunks = len(self._facts), -(-self.inputs // CHUNK)
+        self._bias = None if bias is None else pad(bias.detach().float(), (0, panels * PANEL - self.outputs))
+        bias_pointer = None if self._bias is None else self._bias.data_ptr()
+        pointers = (self._codes.data_ptr(), self._facts.data_ptr(), bias_pointer)
+        sizes = (self.outputs, self.inputs, chunks, weight.group // CHUNK)
+        parts = GroupedParts(*pointers, *sizes, weight.bits, self._facts.dtype == torch.float16)
+        self._is_held(found, parts, self._codes, self._facts, self._bias)
+
+
+def native_product_torch(x: Tensor, weight: GroupedWeight) -> Tensor:
+    """What `NativeGrouped.product` computes of rounded activations, in float64."""
+    wide = pad(x.double(), (0, -x.shape[-1] % CHUNK)).view(*x.shape[:-1], -1, CHUNK)
+    scale = (wide.abs().amax(-1, keepdim=True) / 127.0).clamp_min(_TINY)
+    rounded = ((wide / scale).round() * scale).flatten(-2)[..., : x.shape[-1]]
+    return torch.matmul(rounded, weight.widened().double().T)
+
+
+def _packed_codes(weight: GroupedWeight) -> Tensor:
+    """[panels, inputs / 4, 64] uint8 of two codes each, or [panels, inputs / 4, PANEL * 4] of one."""
+    rows, columns = (-size % part for size, part in zip(weight.codes.shape, (PANEL, CHUNK), strict=True))
+    codes = pad(weight.codes, (0, columns, 0, rows))
+    quads = codes.view(len(codes) // PANEL, PANEL, -1, 4).transpose(1, 2)  # (panels, inputs / 4, PANEL, 4)
+    if weight.bits == 8:
+        return quads.flatten(2).contiguous()
+    return torch.add(quads[:, :, : PANEL // 2], quads[:, :, PANEL // 2 :] * 16).flatten(2).contiguous()
+
+
+def _kept(packed: Tensor, buffer: WeightBuffer | None) -> Tensor:
+    return packed if buffer is None else buffer.allocate(tuple(packed.shape), packed.dtype).copy_(packed)
+
+
+def _packed_facts(weight: GroupedWeight) -> Tensor:
+    """[panels, groups, 2, PANEL] of the type of scales."""
+    both = torch.stack(weight.facts, -1)  # (outputs, groups, 2)
+    padded = pad(both, (0, 0, 0, 0, 0, -len(both) % PANEL))
+    return padded.view(len(padded) // PANEL, PANEL, -1, 2).permute(0, 2, 3, 1).contiguous()

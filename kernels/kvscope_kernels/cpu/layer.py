@@ -1,0 +1,208 @@
+"""A decoder layer over a batch of decodes in one call, from layer.c: what the operations beside this file give one by
+one, to the last bit, without the time between them.
+
+Owns what a layer and a step must be for that; whoever has another layer or step calls the operations themselves.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import addressof
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kvscope_kernels.cpu.grouped import NativeGrouped
+from kvscope_kernels.cpu.layers import FEW_NUMBERS
+from kvscope_kernels.cpu.library import DecodeParts, LayerParts, NormParts, ProductParts, StepParts, library
+from kvscope_kernels.cpu.linear import Int8Weight
+from kvscope_kernels.rotate_write import Turn
+
+DTYPES = (torch.bfloat16, torch.float32)
+
+
+Weight = Int8Weight | NativeGrouped
+"""Those whose functions in C are called alike."""
+
+
+class Norm(NamedTuple):
+    """RMSNorm of a layer's numbers."""
+
+    weight: Tensor
+    """(hidden,) float32, contiguous, where nothing else is said"""
+    eps: float
+
+
+class LayerForm(NamedTuple):
+    """What a layer is made of: sums around attention and a gated feed-forward block, each with its norm before."""
+
+    products: Sequence[Weight]
+    """Queries, keys and values in one; attention's output; gate and up in one; down. Of either kind, each by itself."""
+    norms: tuple[Norm, Norm, Norm | None]
+    """Before attention, before the block, and of the layer that comes next, where there is one."""
+    head_norm: Norm | None
+    """Of each query and key head before its rotation: weight (num_heads + num_kv_heads, head_dim)."""
+    activation: int
+    """A key of `gated_activation.ACTIVATIONS`."""
+    num_heads: int
+    num_kv_heads: int
+    scale: float
+    sliding_window: int | None
+    softcap: float | None
+    sinks: Tensor | None
+    """(num_heads,) float32, contiguous"""
+    is_chunked: bool
+    """As in `AttentionArgs`."""
+    dtype: torch.dtype
+    """Of the numbers between, and of the caches."""
+    sum_dtype: torch.dtype
+    """Of what the layer is given, and returns."""
+
+
+class DecodeStep:
+    """A batch of decodes, one token a request, as all layers see it. None of its tensors may change while it is used.
+
+    turn          of the tokens, (T, 1, head_dim) each
+    slot_mapping  (T,) int64
+    block_tables  (T, blocks) int32
+    seq_lens      (T,) int32
+    shares        None, or (T, blocks) float32: each layer adds there what `block_attention_torch` does
+    """
+
+    def __init__(
+        self, turn: Turn, slot_mapping: Tensor, block_tables: Tensor, seq_lens: Tensor, shares: Tensor | None = None
+    ) -> None:
+        self.num_tokens = len(slot_mapping)
+        self.dtype, self.head_dim = turn.cos.dtype, turn.cos.shape[-1]
+        self.tensors = (turn, slot_mapping, block_tables, seq_lens)
+        self._shares = shares
+        self.parts = StepParts(
+            cos=turn.cos.data_ptr(),
+            sin=turn.signed_sin.data_ptr(),
+            slots=slot_mapping.data_ptr(),
+            tables=block_tables.data_ptr(),
+            seq_lens=seq_lens.data_ptr(),
+            tokens=self.num_tokens,
+            turn_stride=turn.cos.stride(0),
+            table_stride=block_tables.stride(0),
+            threads=torch.get_num_threads(),
+            shares=None if shares is None else shares.data_ptr(),
+            shares_stride=0 if shares is None else shares.stride(0),
+        )
+        self.address = addressof(self.parts)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it can be read as it lies."""
+        (cos, sin), slots, tables, lens = self.tensors
+        shape, count = (self.num_tokens, 1, self.head_dim), self.num_tokens
+        turns = cos.shape == sin.shape == shape and cos.dtype == sin.dtype and cos.stride() == sin.stride()
+        types = self.dtype in DTYPES and slots.dtype == torch.int64 and tables.dtype == lens.dtype == torch.int32
+        flat = cos.stride(2) == 1 and slots.is_contiguous() and lens.is_contiguous() and tables.stride(-1) == 1
+        shares = self._shares is None or _takes_shares(self._shares, tables)
+        return turns and types and flat and shares and count > 0 and len(tables) == len(lens) == count
+
+
+class CompiledLayer:
+    """A layer bound to its keys and values. Holds the weights; of the caches only where they are."""
+
+    def __init__(self, form: LayerForm, k_cache: Tensor, v_cache: Tensor) -> None:
+        """Raises ValueError for a form that layer.c does not have (`can_compile`)."""
+        found = library()
+        if found is None or not can_compile(form, k_cache, v_cache):
+            raise ValueError("a layer that is not compiled: see can_compile")
+        self._form = form
+        self._hidden, self._has_next = form.products[1].outputs, form.norms[2] is not None
+        self._head_dim = k_cache.shape[3]
+        self._most_tokens = FEW_NUMBERS // max(form.products[0].outputs, form.products[2].outputs, self._hidden)
+        self._call = found.kvscope_layer
+        self._parts = LayerParts(
+            *(_product(found, weight) for weight in form.products),
+            *(_norm(norm) for norm in (*form.norms, form.head_norm)),
+            *(self._hidden, form.products[3].inputs, form.activation),
+            *(form.dtype == torch.float32, form.sum_dtype == torch.float32),
+            _attention(form, k_cache, v_cache),
+        )
+        self._address = addressof(self._parts)
+
+    def takes(self, x: Tensor, normed: Tensor | None, step: DecodeStep) -> bool:
+        """Whether they are what `__call__` is given, and no more tokens than the single operations compute here."""
+        form, shape = self._form, (step.num_tokens, self._hidden)
+        is_step = step.dtype == form.dtype and step.head_dim == self._head_dim and shape[0] <= self._most_tokens
+        is_x = x.shape == shape and x.dtype == form.sum_dtype and x.is_contiguous()
+        is_norm = normed is None or (normed.shape == shape and normed.dtype == form.dtype and normed.is_contiguous())
+        return is_step and is_x and is_norm
+
+    def __call__(self, x: Tensor, normed: Tensor | None, step: DecodeStep) -> tuple[Tensor, Tensor | None]:
+        """x (T, hidden) of `sum_dtype`, contiguous, and its norm if it is there already, to the layer's result and
+        the next one's norm of it. Keys and values are written, whatever else happens. Raises MemoryError."""
+        out = torch.empty_like(x)
+        out_normed = torch.empty(x.shape, dtype=self._form.dtype) if self._has_next else None
+        parts = step.parts
+        parts.x, parts.out = x.data_ptr(), out.data_ptr()
+        parts.normed = None if normed is None else normed.data_ptr()
+        parts.out_normed = None if out_normed is None else out_normed.data_ptr()
+        if self._call(self._address, step.address):
+            raise MemoryError("no memory for a layer's numbers")
+        return out, out_normed
+
+
+def can_compile(form: LayerForm, k_cache: Tensor, v_cache: Tensor) -> bool:
+    """Whether layer.c computes such a layer, over such caches."""
+    qkv, o, gate_up, down = form.products
+    head_dim, hidden = k_cache.shape[3], o.outputs
+    kv_heads, attended = form.num_kv_heads, form.num_heads * head_dim
+    sizes = (
+        qkv.outputs == attended + 2 * kv_heads * head_dim and o.inputs == attended and down.outputs == hidden,
+        qkv.inputs == gate_up.inputs == hidden and gate_up.outputs == 2 * down.inputs,
+        form.num_heads % kv_heads == 0 and head_dim % 16 == 0,
+    )
+    caches = k_cache.shape == v_cache.shape and k_cache.shape[2] == kv_heads and k_cache.dtype == v_cache.dtype
+    types = form.dtype in DTYPES and form.sum_dtype in DTYPES and k_cache.dtype == form.dtype
+    norms = all(_is_plain(norm.weight, hidden) for norm in form.norms if norm is not None)
+    heads = form.head_norm is None or _is_plain(form.head_norm.weight, form.num_heads + kv_heads, head_dim)
+    sinks = form.sinks is None or _is_plain(form.sinks, form.num_heads)
+    flat = k_cache.stride(3) == v_cache.stride(3) == 1
+    return library() is not None and all((*sizes, caches, types, norms, heads, sinks, flat))
+
+
+def _takes_shares(shares: Tensor, tables: Tensor) -> bool:
+    is_wide = shares.dim() == 2 and len(shares) == len(tables) and shares.shape[1] >= tables.shape[1]
+    return is_wide and shares.dtype == torch.float32 and shares.stride(1) == 1
+
+
+def _is_plain(tensor: Tensor, *shape: int) -> bool:
+    return tensor.shape == shape and tensor.dtype == torch.float32 and tensor.is_contiguous()
+
+
+def _norm(norm: Norm | None) -> NormParts:
+    return NormParts() if norm is None else NormParts(norm.weight.data_ptr(), norm.eps)
+
+
+def _product(found: ctypes.CDLL, weight: Weight) -> ProductParts:
+    return ProductParts(weight.address, ctypes.cast(getattr(found, weight.function), ctypes.c_void_p).value)
+
+
+def _attention(form: LayerForm, k_cache: Tensor, v_cache: Tensor) -> DecodeParts:
+    head_dim, width = k_cache.shape[3], form.num_heads * k_cache.shape[3]
+    return DecodeParts(
+        k_cache=k_cache.data_ptr(),
+        v_cache=v_cache.data_ptr(),
+        sinks=None if form.sinks is None else form.sinks.data_ptr(),
+        query_stride_t=width,
+        query_stride_h=head_dim,
+        **dict(zip(("k_stride_b", "k_stride_s", "k_stride_h"), k_cache.stride()[:3], strict=True)),
+        **dict(zip(("v_stride_b", "v_stride_s", "v_stride_h"), v_cache.stride()[:3], strict=True)),
+        out_stride_t=width,
+        out_stride_h=head_dim,
+        heads=form.num_heads,
+        kv_heads=form.num_kv_heads,
+        head_dim=head_dim,
+        value_dim=head_dim,
+        block_size=k_cache.shape[1],
+        window=form.sliding_window or 0,
+        is_chunked=form.is_chunked,
+        scale=form.scale,
+        softcap=form.softcap or 0.0,
+        is_f32=form.dtype == torch.float32,
+    )

@@ -1,0 +1,87 @@
+"""The small operations of a layer on a CPU, from layers.c, one pass over the numbers each.
+
+What the library does not do (float16, caches of 8 bits) goes the reference's way.
+"""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from kvscope_kernels.cpu.library import RotationParts, library
+from kvscope_kernels.gated_activation import ACTIVATIONS, gated_activation_torch
+from kvscope_kernels.kv_formats import Cache
+from kvscope_kernels.rms_norm import rms_norm_torch
+from kvscope_kernels.rotate_write import Rotation, check_rotation, rotate_write_torch
+
+_DTYPES = (torch.bfloat16, torch.float32)
+FEW_NUMBERS = 1 << 18
+"""One thread does them; more of them are torch's, which divides them among threads."""
+
+
+def rms_norm_native(x: Tensor, weight: Tensor, eps: Tensor, dtype: torch.dtype) -> Tensor:
+    """`rms_norm`; a row is read twice and written once."""
+    found = library()
+    is_weight = weight.dtype == torch.float32 and weight.shape == x.shape[-1:] and weight.is_contiguous()
+    is_ours = is_weight and x.dtype in _DTYPES and dtype in _DTYPES and x.is_contiguous()
+    if found is None or not is_ours or not 0 < x.numel() <= FEW_NUMBERS:
+        return rms_norm_torch(x, weight, eps, dtype)
+    out = torch.empty(x.shape, dtype=dtype)
+    size = x.shape[-1]
+    types = x.dtype == torch.float32, dtype == torch.float32
+    rows = x.numel() // size
+    found.kvscope_rms_norm(x.data_ptr(), weight.data_ptr(), float(eps), out.data_ptr(), rows, size, *types)
+    return out
+
+
+def add_rms_norm_native(
+    x: Tensor, delta: Tensor, weight: Tensor, eps: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """`add_rms_norm`."""
+    total = (x + delta).to(x.dtype)
+    return total, rms_norm_native(total, weight, eps, dtype)
+
+
+def gated_activation_native(both: Tensor, kind: int) -> Tensor:
+    """`gated_activation`."""
+    found = library()
+    is_ours = both.dtype in _DTYPES and both.is_contiguous() and kind in ACTIVATIONS and both.shape[-1] % 2 == 0
+    if found is None or not is_ours or not 0 < both.numel() <= FEW_NUMBERS:
+        return gated_activation_torch(both, kind)
+    size = both.shape[-1] // 2
+    out = torch.empty((*both.shape[:-1], size), dtype=both.dtype)
+    is_f32 = both.dtype == torch.float32
+    found.kvscope_gate(both.data_ptr(), out.data_ptr(), out.numel() // size, size, kind, is_f32)
+    return out
+
+
+def rotate_write_native(
+    heads: Tensor,
+    rotation: Rotation,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> Tensor:
+    """`rotate_write`; heads that are not rotated go the reference's way."""
+    found, turn = library(), rotation.turn
+    is_ours = turn is not None and heads.dtype in _DTYPES and k_cache.dtype == heads.dtype
+    if found is None or turn is None or not is_ours or heads.numel() > FEW_NUMBERS or not heads.is_contiguous():
+        return rotate_write_torch(heads, rotation, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+    check_rotation(heads, rotation, Cache(k_cache, v_cache, k_scale, v_scale), slot_mapping)
+    if turn.cos.dtype != heads.dtype or turn.cos.stride(0) != turn.signed_sin.stride(0):
+        return rotate_write_torch(heads, rotation, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+    tokens, _, dim = heads.shape
+    query = torch.empty((tokens, rotation.num_heads, dim), dtype=heads.dtype)
+    norm = rotation.norm
+    parts = RotationParts(
+        *(heads.data_ptr(), None if norm is None else norm.weight.data_ptr()),
+        *(turn.cos.data_ptr(), turn.signed_sin.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()),
+        *(slot_mapping.data_ptr(), query.data_ptr()),
+        *(tokens, rotation.num_heads, k_cache.shape[2], dim, turn.cos.stride(0), k_cache.shape[1]),
+        *(*k_cache.stride()[:3], *v_cache.stride()[:3]),
+        *(0.0 if norm is None else float(norm.eps), heads.dtype == torch.float32),
+    )
+    found.kvscope_rotate_write(ctypes.addressof(parts))
+    return query

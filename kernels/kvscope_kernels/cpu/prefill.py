@@ -1,0 +1,43 @@
+"""Prefill attention on a CPU that reads blocks where they lie, from prefill.c."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
+from kvscope_kernels.cpu.library import PrefillParts, library
+from kvscope_kernels.paged_prefill_attention import check_prefill, paged_prefill_attention_torch
+
+_DTYPES = (torch.bfloat16, torch.float32)
+
+
+def paged_prefill_attention_native(args: AttentionArgs, runs: QueryRuns) -> Tensor:
+    """`paged_prefill_attention` for bfloat16 and float32; the rest (caches of 8 bits, float16, an odd head_dim) goes
+    the reference's way.
+
+    Sums and softmax are float32; where the CPU multiplies pairs of bfloat16, weights are rounded to that, as torch
+    does too. A token's result is the same whatever runs beside it and however its request was cut into chunks.
+    """
+    found = library()
+    query, k_cache, v_cache, block_tables, seq_lens = args[:5]
+    is_ours = query.dtype in _DTYPES and k_cache.dtype == query.dtype and query.shape[-1] % 2 == 0
+    if found is None or not is_ours:
+        return paged_prefill_attention_torch(args, runs)
+    check_prefill(args, runs)
+    _, heads, head_dim = query.shape
+    block_size, kv_heads, value_dim = v_cache.shape[1:]
+    out = args.made_out()
+    query_start = runs.start.contiguous()
+    sinks = None if args.sinks is None else args.sinks.float()
+    parts = PrefillParts(
+        *(query.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), block_tables.data_ptr()),
+        *(query_start.data_ptr(), seq_lens.data_ptr(), None if sinks is None else sinks.data_ptr(), out.data_ptr()),
+        *(*query.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3]),
+        *(block_tables.stride(0), *out.stride()[:2]),
+        *(len(seq_lens), heads, kv_heads, head_dim, value_dim, block_size, args.sliding_window or 0),
+        *(args.scale, args.softcap or 0.0, query.dtype == torch.float32, args.is_chunked, torch.get_num_threads()),
+    )
+    if found.kvscope_prefill(ctypes.addressof(parts)):
+        raise MemoryError("no memory for attention's sums")
+    return out

@@ -1,0 +1,37 @@
+"""Memory for packed weights, in pieces that the system may back by pages of 2 MiB.
+
+A product reads each weight once, as fast as memory gives it; with pages of 4 KiB a core stops at the end of each to
+look for the next. Measured on one core: 19 to 22 GB/s with these, 25 with large ones.
+"""
+
+import torch
+from torch import Tensor
+
+from kvscope_kernels.cpu.library import library
+
+PIECE_BYTES = 64 << 20
+"""Taken at once. What is never written takes no memory."""
+_ALIGNMENT = 64
+
+
+class WeightBuffer:
+    """Hands out memory, one tensor after the other. Each piece lives as long as a tensor in it."""
+
+    def __init__(self) -> None:
+        self._piece = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A contiguous tensor, not written yet. Raises RuntimeError where there is no memory, as torch does."""
+        num_bytes = torch.Size(shape).numel() * dtype.itemsize
+        if self._used + num_bytes > len(self._piece):
+            self._begin(num_bytes)
+        start, self._used = self._used, self._used + -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+        return self._piece[start : start + num_bytes].view(dtype).view(shape)
+
+    def _begin(self, num_bytes: int) -> None:
+        self._piece = torch.empty(max(num_bytes, PIECE_BYTES), dtype=torch.uint8)
+        self._used = 0
+        found = library()
+        if found is not None:
+            found.kvscope_large_pages(self._piece.data_ptr(), len(self._piece))

@@ -1,0 +1,275 @@
+"""Products of weights in FP8 (e4m3) with activations rounded to FP8, a scale a token.
+
+Owns what such a weight is, how rows are rounded, and what multiplies them: on a GPU torch's scaled product where it has
+one for this card, else our kernel, which widens in registers; on a CPU the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, pad
+
+from kvscope_kernels.checks import require
+from kvscope_kernels.launch import compute_capability
+from kvscope_kernels.quantized_linear.grouped_weight import CHUNK, in_parts
+from kvscope_kernels.quantized_linear.triton_product import (
+    GroupFacts,
+    check_product,
+    counters,
+    launch_product,
+    out_type,
+)
+from kvscope_kernels.triton_language import jit, next_power_of_2, require_triton, tl
+
+E4M3: Final = torch.float8_e4m3fn
+LARGEST: Final = 448.0
+"""Of e4m3."""
+_LARGEST = tl.constexpr(LARGEST)
+_NAN: Final = 0x7F
+"""And a sign."""
+_LARGEST_SCALE: Final = 128.0
+"""Of a weight: its product with 2^120 is a float32."""
+_SMALLEST_SCALE: Final = 2.0**-40
+_SMALLEST_SCALE_TL = tl.constexpr(_SMALLEST_SCALE)
+_FEW_ROWS: Final = 16
+"""Up to which our kernel reads the weight: torch's tiles are made for more."""
+_WIDEST: Final = 4096
+_TRIED_OUTPUTS: Final = 64
+_ALLOWED: Final = 1e-2
+"""Error of a product, over its size: its result is bfloat16."""
+_REFUSALS: Final = (RuntimeError, TypeError, ValueError)
+"""torch's, for a form or a card that it has no product for, and its libraries'."""
+
+
+@dataclass(frozen=True)
+class Fp8Weight:
+    """weight[n, k] = scale[n, k // group] * codes[n, k], in float32."""
+
+    codes: Tensor
+    """(outputs, inputs) float8_e4m3fn, without NaN."""
+    scale: Tensor
+    """(outputs, groups) float32, each below 2^7; groups = ceil(inputs / group)."""
+    group: int
+    """Inputs, a multiple of CHUNK; at least `inputs` where a row has one scale."""
+
+    def __post_init__(self) -> None:
+        if self.codes.dim() != 2 or not self.codes.numel() or self.codes.dtype != E4M3:
+            require(False, "codes", self.codes, "(outputs, inputs) float8_e4m3fn, neither of them 0,")
+        shape = len(self.codes), -(-self.codes.shape[1] // self.group)
+        if self.group % CHUNK or self.scale.shape != shape or self.scale.dtype != torch.float32:
+            require(False, "scale", self.scale, f"{shape} float32")
+        if int((self.codes.view(torch.uint8) & _NAN).max()) == _NAN:  # of which the kernel would make 480
+            require(False, "codes", self.codes, "float8_e4m3fn without NaN")
+        if not bool((self.scale.abs() < _LARGEST_SCALE).all()):
+            require(False, "scale", float(self.scale.abs().max()), f"below {_LARGEST_SCALE}")
+
+    def widened(self) -> Tensor:
+        """(outputs, inputs) float32."""
+        return self.scale.repeat_interleave(self.group, 1)[:, : self.codes.shape[1]] * self.codes.float()
+
+
+def joined_fp8(weights: Sequence[Fp8Weight]) -> Fp8Weight | None:
+    """One weight with the outputs of all, one after the other; None if their groups or inputs differ."""
+    if len({(weight.group, weight.codes.shape[1]) for weight in weights}) > 1:
+        return None
+    codes = torch.cat([weight.codes.view(torch.uint8) for weight in weights]).view(E4M3)
+    return Fp8Weight(codes, torch.cat([weight.scale for weight in weights]), weights[0].group)
+
+
+def rounded_fp8(weight: Tensor) -> Fp8Weight:
+    """`weight` (outputs, inputs) in e4m3, a scale a row. Raises ValueError for what is empty or not finite.
+
+    See docs/internals/decisions/0018-fp8-has-one-scale-per-row.md.
+    """
+    require(weight.dim() == 2 and weight.numel() > 0, "weight", weight, "(outputs, inputs), neither of them 0,")
+    parts = [round_rows_torch(rows) for rows in in_parts(weight.detach())]
+    codes, scale = (torch.cat([part[i] for part in parts]) for i in range(2))
+    require(bool(torch.isfinite(scale).all()), "weight", weight, "finite numbers")
+    return Fp8Weight(codes, scale[:, None], -(-weight.shape[1] // CHUNK) * CHUNK)
+
+
+def round_rows_torch(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Reference of `round_rows`: (rows, inputs) to e4m3 and (rows,) float32 scales, a row's largest number 448. A row
+    that has a NaN or an infinite number is all NaN once it is widened."""
+    wide = x.float()
+    scale = (wide.abs().amax(-1) / LARGEST).clamp(min=_SMALLEST_SCALE)
+    return (wide / scale[:, None]).clamp(-LARGEST, LARGEST).to(E4M3), scale
+
+
+def round_rows(x: Tensor, *, widened: bool = False) -> tuple[Tensor, Tensor]:
+    """(rows, inputs) to e4m3 and (rows,) float32 scales, in one launch. With `widened` e4m3 come in the type of x."""
+    require_triton()
+    rows, inputs = x.shape
+    codes = torch.empty(x.shape, dtype=x.dtype if widened else E4M3, device=x.device)
+    scale = torch.empty(rows, dtype=torch.float32, device=x.device)
+    if rows:
+        tile = min(_WIDEST, next_power_of_2(inputs))
+        _round_rows_kernel[(rows,)](x.contiguous(), codes, scale, INPUTS=inputs, TILE=tile, num_warps=8)
+    return codes, scale
+
+
+@jit
+def _round_rows_kernel(
+    x: tl.tensor, codes: tl.tensor, scale: tl.tensor, INPUTS: tl.constexpr, TILE: tl.constexpr
+) -> None:
+    """One program: a row, read twice where it is wider than a tile."""
+    row = tl.program_id(0).to(tl.int64)
+    largest = tl.zeros([TILE], tl.int32)  # bits of what is not negative are in its order, and NaN's are the largest
+    for start in range(0, INPUTS, TILE):
+        k = start + tl.arange(0, TILE)
+        numbers = tl.load(x + row * INPUTS + k, mask=k < INPUTS, other=0.0).to(tl.float32)
+        largest = tl.maximum(largest, numbers.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+    factor = tl.math.div_rn(tl.max(largest, 0).to(tl.float32, bitcast=True), _LARGEST)
+    factor = tl.maximum(factor, _SMALLEST_SCALE_TL, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(scale + row, factor)
+    for start in range(0, INPUTS, TILE):
+        k = start + tl.arange(0, TILE)
+        numbers = tl.load(x + row * INPUTS + k, mask=k < INPUTS, other=0.0).to(tl.float32)
+        scaled = tl.math.div_rn(numbers, factor + tl.zeros([TILE], tl.float32))
+        scaled = tl.clamp(scaled, -_LARGEST, _LARGEST, propagate_nan=tl.PropagateNan.ALL)
+        tl.store(codes + row * INPUTS + k, _rounded(scaled).to(codes.dtype.element_ty), mask=k < INPUTS)
+
+
+@jit
+def _rounded(numbers: tl.tensor) -> tl.tensor:
+    """To the nearest e4m3, ties to even, still in float32: by sums that leave no place for the bits that go. No card
+    before compute capability 8.9 converts, and all give the same here."""
+    exponent = (numbers.to(tl.int32, bitcast=True) >> 23) & 0xFF
+    step = ((tl.maximum(exponent, 121) + 20) << 23).to(tl.float32, bitcast=True) * 1.5
+    return (numbers + step) - step
+
+
+class TorchFp8:
+    """Reference of `GpuFp8`, for any device: weight and rows are widened. Small, but slow."""
+
+    def __init__(self, weight: Fp8Weight, bias: Tensor | None, *, rounds_activations: bool = True) -> None:
+        self._weight, self._rounds = weight, rounds_activations
+        self._bias = None if bias is None else bias.detach().float()
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that is kept in memory."""
+        held = (self._weight.codes, self._weight.scale)
+        return held if self._bias is None else (*held, self._bias)
+
+    def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """x (..., inputs) to (..., outputs) of `dtype`, or of `add`, which is added, or of x. Raises ValueError."""
+        check_product(x, add, (self._weight.codes.shape[0], self._weight.codes.shape[1]))
+        if self._rounds:
+            codes, scale = round_rows_torch(x.reshape(-1, x.shape[-1]))
+            sums = linear(codes.float(), self._weight.widened()) * scale[:, None]
+        else:
+            sums = linear(x.reshape(-1, x.shape[-1]).float(), self._weight.widened())
+        sums = (sums if self._bias is None else sums + self._bias).view(*x.shape[:-1], -1)
+        return (sums if add is None else sums + add.float()).to(out_type(x, add, dtype))
+
+
+class GpuFp8:
+    """x @ weight.T summed in float32, both in e4m3 whatever the number of rows; or x as it is, in our kernel alone.
+
+    torch's product is tried with the weight itself as this is made, and not asked again once it fails. One stream at a
+    time may multiply with it: see `GroupFacts.arrived`.
+    """
+
+    def __init__(
+        self, weight: Fp8Weight, bias: Tensor | None, device: torch.device, *, rounds_activations: bool = True
+    ) -> None:
+        self._rounds = rounds_activations
+        self.outputs, self.inputs = weight.codes.shape
+        codes = pad(weight.codes.view(torch.uint8), (0, -self.inputs % CHUNK)).contiguous()
+        self._codes, self._scale = codes.view(E4M3).to(device), weight.scale.contiguous().to(device)
+        self._arrived, self._group = counters(self.outputs, device), weight.group
+        self._bias = None if bias is None else bias.detach().float().to(device)
+        is_whole = self.inputs % CHUNK == 0 and self.outputs % 16 == 0 and self._scale.shape[1] == 1
+        self._is_scaled = rounds_activations and is_whole and multiplies_fp8(device)
+        self._tell: Callable[[str], object] = lambda line: None
+        self._line = ""
+        if self._is_scaled and (why := self._fault()):
+            self._give_up(why)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that is kept in memory."""
+        held = (self._codes, self._scale, self._arrived)
+        return held if self._bias is None else (*held, self._bias)
+
+    def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """x (..., inputs) to (..., outputs) of `dtype`, or of `add`, which is added, or of x. Raises ValueError."""
+        check_product(x, add, (self.outputs, self.inputs))
+        rows = x.reshape(-1, self.inputs)
+        asked = out_type(x, add, dtype)
+        if self._is_scaled and len(rows) > _FEW_ROWS and torch.bfloat16 in (x.dtype, asked):
+            codes, scale = round_rows(rows)
+            try:
+                found = _scaled_product(codes, self._codes, scale, self._scale).view(*x.shape[:-1], self.outputs)
+            except torch.OutOfMemoryError:
+                raise
+            except _REFUSALS as error:
+                self._give_up(_in_words(error))
+            else:
+                found = found if self._bias is None else found + self._bias
+                return (found if add is None else found + add).to(asked)
+        taken, row_scale = round_rows(rows, widened=True) if self._rounds else (rows, None)
+        out = torch.empty((*x.shape[:-1], self.outputs), dtype=asked, device=x.device)
+        held = GroupFacts(self._codes.view(torch.int32), self._scale, None, self._arrived, 8, self._group)
+        launch_product(taken, held, out, self._bias, add, row_scale)
+        return out
+
+    def tell_failure(self, tell: Callable[[str], object]) -> None:
+        """`tell` is told on a line that torch's product failed, if it did, or once it does."""
+        self._tell = tell
+        if self._line:
+            tell(self._line)
+
+    def _give_up(self, why: str) -> None:
+        self._is_scaled = False
+        self._line = (
+            f"torch's product of FP8 failed with {self.outputs:,} x {self.inputs:,} weights, kvscope's own kernel "
+            f"multiplies instead: {why}"
+        )
+        self._tell(self._line)
+
+    def _fault(self) -> str:
+        """What torch says of a product with this weight; where it multiplies, how far its result is off, if it is."""
+        some = slice(None, None, max(1, self.outputs // _TRIED_OUTPUTS))
+        x = torch.randn(_FEW_ROWS + 1, self.inputs, generator=torch.Generator().manual_seed(0))
+        codes, scale = round_rows_torch(x.to(self._codes.device))
+        try:
+            found = _scaled_product(codes, self._codes, scale, self._scale)[:, some].float()
+        except torch.OutOfMemoryError:
+            raise
+        except _REFUSALS as error:
+            return _in_words(error)
+        expected = (codes.float() @ self._codes[some].float().T) * scale[:, None] * self._scale[some, 0]
+        off = float((found - expected).norm() / expected.norm().clamp(min=_SMALLEST_SCALE))
+        return "" if off <= _ALLOWED else f"its result is off by {off:.0%}"
+
+
+def fp8_product(
+    weight: Fp8Weight, bias: Tensor | None, device: torch.device, *, rounds_activations: bool = True
+) -> GpuFp8 | TorchFp8:
+    """A GPU's product, or the reference."""
+    if device.type == "cuda":
+        return GpuFp8(weight, bias, device, rounds_activations=rounds_activations)
+    return TorchFp8(weight, bias, rounds_activations=rounds_activations)
+
+
+def multiplies_fp8(device: torch.device) -> bool:
+    """Whether a card has matrix units for it, so that torch may have a product."""
+    return device.type == "cuda" and compute_capability(device) >= 89
+
+
+def _in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split()):.160}"
+
+
+def _scaled_product(codes: Tensor, weight: Tensor, scale: Tensor, weight_scale: Tensor) -> Tensor:
+    found: Tensor = torch._scaled_mm(
+        codes, weight.t(), scale[:, None], weight_scale.view(1, -1), out_dtype=torch.bfloat16
+    )
+    return found

@@ -1,0 +1,441 @@
+"""Products of a GPU with grouped weights of 4 and 8 bits, widened in registers.
+
+Owns the layout that the kernels read, their tiles, and into how many parts the inputs are split.
+
+Words lie so that 16 bytes, which a thread loads at once, hold a unit of 32 inputs of 4 bits or 16 of 8: input
+4 * j + i of a unit is number j of its word i. A number becomes float32 by two operations on bits: moved to the end of a
+mantissa whose exponent makes it 2^n plus the number.
+"""
+
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from kvscope_kernels.checks import FLOAT_DTYPES, require
+from kvscope_kernels.launch import num_multiprocessors
+from kvscope_kernels.quantized_linear.grouped_weight import CHUNK, GroupedWeight
+from kvscope_kernels.triton_language import (
+    add_product,
+    cdiv,
+    is_interpreting,
+    jit,
+    jit_varying,
+    next_power_of_2,
+    require_triton,
+    tl,
+)
+
+_FEW_ROWS: Final = 16
+_SOME_ROWS: Final = 64
+_PROGRAMS_EACH: Final = {1: 8, _FEW_ROWS: 4, _SOME_ROWS: 2}
+"""Of a multiprocessor, up to which the inputs are split: a row's are small and wait for memory, others' fill it."""
+_UNIT_WORDS: Final = 4
+_SMALLEST_TILE: Final = 16
+"""Outputs of a program, the fewest."""
+
+
+_CHUNK = tl.constexpr(CHUNK)
+_E4M3_EXPONENT = tl.constexpr(120)
+"""By which those of float32 and e4m3 begin apart."""
+
+
+class ProductTiles(NamedTuple):
+    """TILE_M rows by TILE_N outputs, TILE_U units of a row of the weight at a time."""
+
+    tile_m: int
+    tile_n: int
+    tile_u: int
+    num_warps: int
+    num_stages: int
+    max_registers: int | None = None
+
+
+class TritonGrouped:
+    """x @ weight.T with the weight widened to the type of x in registers; sums in float32.
+
+    One stream at a time may multiply with it: see `GroupFacts.arrived`.
+    """
+
+    def __init__(self, weight: GroupedWeight, bias: Tensor | None, device: torch.device) -> None:
+        self.outputs, self.inputs = weight.codes.shape
+        self._bits, self._group = weight.bits, weight.group
+        self._words = _words(weight.codes, weight.bits).to(device)
+        self._scale, self._low = (facts.contiguous().to(device) for facts in weight.facts)
+        self._arrived = counters(self.outputs, device)
+        self._bias = None if bias is None else bias.detach().float().to(device)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that is kept in memory."""
+        held = (self._words, self._scale, self._low, self._arrived)
+        return held if self._bias is None else (*held, self._bias)
+
+    def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """x (..., inputs) to (..., outputs) of `dtype`, or of `add`, which is added, or of x. Raises ValueError."""
+        check_product(x, add, (self.outputs, self.inputs))
+        require_triton()
+        facts = GroupFacts(self._words, self._scale, self._low, self._arrived, self._bits, self._group)
+        out = torch.empty((*x.shape[:-1], self.outputs), dtype=out_type(x, add, dtype), device=x.device)
+        launch_product(x, facts, out, self._bias, add)
+        return out
+
+
+class GroupFacts(NamedTuple):
+    """A weight as the kernel reads it; `low` is None for e4m3."""
+
+    words: Tensor
+    scale: Tensor
+    low: Tensor | None
+    arrived: Tensor
+    """Counts the programs of a launch that are done, and is 0 between launches. Two at once would count each other's:
+    all products with a weight, and graphs of them, run on one stream at a time."""
+    bits: int
+    group: int
+
+
+def out_type(x: Tensor, add: Tensor | None, dtype: torch.dtype | None) -> torch.dtype:
+    """Of a product's result: the one that is asked for, else that of `add`, else of x."""
+    return dtype or (x.dtype if add is None else add.dtype)
+
+
+def counters(outputs: int, device: torch.device) -> Tensor:
+    """For `GroupFacts`."""
+    return torch.zeros(cdiv(outputs, _SMALLEST_TILE), dtype=torch.int32, device=device)
+
+
+def launch_product(
+    x: Tensor, held: GroupFacts, out: Tensor, bias: Tensor | None, add: Tensor | None, row_scale: Tensor | None = None
+) -> None:
+    """Fills `out`, of which nothing is read before. Nothing waits for the device, so it can be in a graph. On one
+    stream at a time: see `GroupFacts.arrived`."""
+    inputs, outputs = x.shape[-1], out.shape[-1]
+    rows = x.numel() // inputs
+    if not rows:
+        return
+    tiles = product_tiles(rows, held.bits, x.element_size())
+    splits = num_splits(rows, outputs, inputs, held.bits, tiles, num_multiprocessors(x.device))
+    grid = (cdiv(outputs, tiles.tile_n), cdiv(rows, tiles.tile_m), splits)
+    num_sums = grid[0] * splits * tiles.tile_n * tiles.tile_m
+    _grouped_product_kernel[grid](
+        x.contiguous(),
+        held.words,
+        held.scale,
+        held.low,
+        bias,
+        None if add is None else add.contiguous(),
+        out,
+        torch.empty(num_sums, dtype=torch.float32, device=x.device) if splits > 1 else None,
+        held.arrived,
+        row_scale,
+        rows,
+        **product_constants(outputs, inputs, held.group, held.bits, tiles, splits),
+        PLAIN=is_interpreting(),
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+        maxnreg=tiles.max_registers,
+    )
+
+
+def product_tiles(rows: int, bits: int, element_bytes: int) -> ProductTiles:
+    """One row is summed without matrix units; a tile of others is widened for them, in at most 64 KiB."""
+    unit = 128 // bits
+    if rows == 1:
+        return ProductTiles(1, _SMALLEST_TILE, 32, 4, 1, max_registers=96)  # else some spill to fit a program more
+    if element_bytes == 4:
+        return ProductTiles(16, 32, 64 // unit, 4, 2)
+    if rows <= _SOME_ROWS:
+        return ProductTiles(max(16, next_power_of_2(rows)), 64, 128 // unit, 4, 3)
+    return ProductTiles(128, 128, 64 // unit, 8, 3)
+
+
+def num_splits(rows: int, outputs: int, inputs: int, bits: int, tiles: ProductTiles, multiprocessors: int) -> int:
+    """Parts of the inputs, each a program's: enough to fill a GPU, each of two tiles at least but for one row, and none
+    empty."""
+    each = next((count for most, count in _PROGRAMS_EACH.items() if rows <= most), 0)
+    turns = cdiv(inputs, tiles.tile_u * (128 // bits))
+    most = turns if rows == 1 else turns // 2
+    wanted = each * multiprocessors // (cdiv(outputs, tiles.tile_n) * cdiv(rows, tiles.tile_m))
+    splits = max(1, min(most, wanted)) if rows <= tiles.tile_m else 1
+    return cdiv(turns, cdiv(turns, splits))
+
+
+def product_constants(
+    outputs: int, inputs: int, group: int, bits: int, tiles: ProductTiles, splits: int
+) -> dict[str, int]:
+    """The kernel's constants, by name."""
+    return {
+        "OUTPUTS": outputs,
+        "INPUTS": inputs,
+        "GROUP": group,
+        "BITS": bits,
+        "TILE_M": tiles.tile_m,
+        "TILE_N": tiles.tile_n,
+        "TILE_U": tiles.tile_u,
+        "SPLITS": splits,
+    }
+
+
+@jit_varying(numbers=("num_rows",))
+def _grouped_product_kernel(
+    x: tl.tensor,
+    words: tl.tensor,
+    scale: tl.tensor,
+    low: tl.tensor,
+    bias: tl.tensor,
+    add: tl.tensor,
+    out: tl.tensor,
+    sums: tl.tensor,
+    arrived: tl.tensor,
+    row_scale: tl.tensor,
+    num_rows: tl.tensor,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr,
+    TILE_U: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PLAIN: tl.constexpr,
+) -> None:
+    """One program: TILE_N outputs of TILE_M rows, over one part of the inputs. Of the programs of a tile, the one that
+    is done last adds up what all have found, in their order, and sets their count back for the next launch. Without
+    `low` numbers are e4m3, in their order; with `row_scale` a row of x is that times what is given."""
+    n = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
+    m = tl.program_id(1) * TILE_M + tl.arange(0, TILE_M)
+    part = tl.program_id(2)
+    unit: tl.constexpr = 128 // BITS
+    turns: tl.constexpr = ((INPUTS + unit - 1) // unit + TILE_U - 1) // TILE_U
+    each: tl.constexpr = (turns + SPLITS - 1) // SPLITS
+    first = part * each * TILE_U
+    last = tl.minimum(first + each * TILE_U, turns * TILE_U)
+    if TILE_M == 1:
+        row = _one_row(x, words, scale, low, n, first, last, OUTPUTS, INPUTS, GROUP, BITS, TILE_N, TILE_U, PLAIN)
+        total = row[:, None]
+    else:
+        total = tl.zeros([TILE_N, TILE_M], tl.float32)
+        for u in range(first, last, TILE_U):
+            units = u + tl.arange(0, TILE_U)
+            tile = _widened(
+                words, scale, low, n, units, x.dtype.element_ty, OUTPUTS, INPUTS, GROUP, BITS, TILE_N, TILE_U, PLAIN
+            )
+            k = u * unit + tl.arange(0, TILE_U * unit)
+            inside = (m < num_rows)[:, None] & (k < INPUTS)[None, :]
+            numbers = tl.load(x + m.to(tl.int64)[:, None] * INPUTS + k[None, :], mask=inside, other=0.0)
+            total = add_product(tile, numbers, total, PLAIN)
+    if SPLITS > 1:
+        at = tl.arange(0, TILE_N)[:, None] * TILE_M + tl.arange(0, TILE_M)[None, :]
+        mine = sums + tl.program_id(0).to(tl.int64) * (SPLITS * TILE_N * TILE_M) + at
+        tl.store(mine + part * (TILE_N * TILE_M), total)
+        tl.debug_barrier()
+        is_last = tl.atomic_add(arrived + tl.program_id(0), 1, sem="acq_rel") == SPLITS - 1
+        if is_last:
+            total = tl.zeros([TILE_N, TILE_M], tl.float32)
+            for other in range(SPLITS):
+                total += tl.load(mine + other * (TILE_N * TILE_M), cache_modifier=".cg")
+            tl.store(arrived + tl.program_id(0), 0)
+            _store(total, row_scale, bias, add, out, n, m, num_rows, OUTPUTS)
+    else:
+        _store(total, row_scale, bias, add, out, n, m, num_rows, OUTPUTS)
+
+
+@jit
+def _one_row(
+    x: tl.tensor,
+    words: tl.tensor,
+    scale: tl.tensor,
+    low: tl.tensor,
+    n: tl.tensor,
+    first: tl.tensor,
+    last: tl.tensor,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    TILE_N: tl.constexpr,
+    TILE_U: tl.constexpr,
+    PLAIN: tl.constexpr,
+) -> tl.tensor:
+    """(TILE_N,) sums of one row. A group's scale and low are applied to a unit's sums: of x times code, and of x."""
+    unit: tl.constexpr = 128 // BITS
+    word = tl.arange(0, 4)
+    parts = tl.zeros([TILE_N, TILE_U], tl.float32)
+    for u in range(first, last, TILE_U):
+        units = u + tl.arange(0, TILE_U)
+        held, factor, groups, in_groups = _units(words, scale, n, units, OUTPUTS, INPUTS, GROUP, BITS)
+        products = tl.zeros([TILE_N, TILE_U, 4], tl.float32)
+        numbers = tl.zeros([TILE_U, 4], tl.float32)
+        offsets = tl.zeros([TILE_U, 4], tl.float32)
+        for shift in tl.static_range(4):
+            if low is None:
+                k = (units * unit)[:, None] + (shift + 4 * word)[None, :]
+                each = tl.load(x + k, mask=k < INPUTS, other=0.0).to(tl.float32)
+                products += _e4m3(held, shift) * 2.0**_E4M3_EXPONENT * each[None, :, :]
+            else:
+                moved = _moved(held, shift)
+                for half in tl.static_range(8 // BITS):
+                    k = (units * unit)[:, None] + (4 * (8 // BITS * shift + half) + word)[None, :]
+                    each = tl.load(x + k, mask=k < INPUTS, other=0.0).to(tl.float32)
+                    numbers += each
+                    offsets += each * (16.0 if half else 256.0)
+                    products += _code(moved, half, BITS, PLAIN) * each[None, :, :]
+        if low is None:
+            parts += tl.sum(products, 2) * factor
+        else:
+            lowest = tl.load(low + groups, mask=in_groups, other=0.0).to(tl.float32)
+            parts += (tl.sum(products, 2) - tl.sum(offsets, 1)[None, :]) * factor + tl.sum(numbers, 1)[None, :] * lowest
+    return tl.sum(parts, 1)
+
+
+@jit
+def _widened(
+    words: tl.tensor,
+    scale: tl.tensor,
+    low: tl.tensor,
+    n: tl.tensor,
+    units: tl.tensor,
+    dtype: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    TILE_N: tl.constexpr,
+    TILE_U: tl.constexpr,
+    PLAIN: tl.constexpr,
+) -> tl.tensor:
+    """(TILE_N, inputs of TILE_U units) numbers of the weight. A thread holds whole units: their order costs nothing."""
+    unit: tl.constexpr = 128 // BITS
+    held, factor, groups, in_groups = _units(words, scale, n, units, OUTPUTS, INPUTS, GROUP, BITS)
+    factor = factor[:, :, None]
+    a, b = _moved(held, 0), _moved(held, 1)
+    c, d = _moved(held, 2), _moved(held, 3)
+    if low is None:
+        power = factor * 2.0**_E4M3_EXPONENT
+        ab = tl.join(_e4m3(held, 0) * power, _e4m3(held, 1) * power)
+        cd = tl.join(_e4m3(held, 2) * power, _e4m3(held, 3) * power)
+        wide = tl.permute(tl.join(ab, cd), (0, 1, 2, 4, 3))
+    else:
+        lowest = tl.load(low + groups, mask=in_groups, other=0.0).to(tl.float32)[:, :, None]
+        below = lowest - 256.0 * factor
+        if BITS == 4:
+            near = lowest - 16.0 * factor
+            a2 = tl.join(_code(a, 0, 4, PLAIN) * factor + below, _code(a, 1, 4, PLAIN) * factor + near)
+            b2 = tl.join(_code(b, 0, 4, PLAIN) * factor + below, _code(b, 1, 4, PLAIN) * factor + near)
+            c2 = tl.join(_code(c, 0, 4, PLAIN) * factor + below, _code(c, 1, 4, PLAIN) * factor + near)
+            d2 = tl.join(_code(d, 0, 4, PLAIN) * factor + below, _code(d, 1, 4, PLAIN) * factor + near)
+            wide = tl.permute(tl.join(tl.join(a2, b2), tl.join(c2, d2)), (0, 1, 5, 4, 3, 2))
+        else:
+            ab = tl.join(_code(a, 0, 8, PLAIN) * factor + below, _code(b, 0, 8, PLAIN) * factor + below)
+            cd = tl.join(_code(c, 0, 8, PLAIN) * factor + below, _code(d, 0, 8, PLAIN) * factor + below)
+            wide = tl.permute(tl.join(ab, cd), (0, 1, 4, 3, 2))
+    return tl.reshape(wide, (TILE_N, TILE_U * unit)).to(dtype)
+
+
+@jit
+def _units(
+    words: tl.tensor,
+    scale: tl.tensor,
+    n: tl.tensor,
+    units: tl.tensor,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Of outputs n (N,) and units (U,) of their inputs: words (N, U, 4), and (N, U) scales in float32, the places of
+    their groups, and whether these are there."""
+    unit: tl.constexpr = 128 // BITS
+    num_units: tl.constexpr = (INPUTS + _CHUNK - 1) // _CHUNK * (_CHUNK // unit)
+    num_groups: tl.constexpr = (INPUTS + GROUP - 1) // GROUP
+    inside = (n < OUTPUTS)[:, None] & (units < num_units)[None, :]
+    places = (n.to(tl.int64)[:, None] * num_units + units[None, :])[:, :, None] * 4 + tl.arange(0, 4)[None, None, :]
+    held = tl.load(words + places, mask=inside[:, :, None], other=0)
+    groups = n[:, None] * num_groups + (units * unit // GROUP)[None, :]
+    in_groups = inside & (units * unit < INPUTS)[None, :]
+    return held, tl.load(scale + groups, mask=in_groups, other=0.0).to(tl.float32), groups, in_groups
+
+
+@jit
+def _moved(words: tl.tensor, shift: tl.constexpr) -> tl.tensor:
+    """Byte `shift` of each word at bits 15 to 22, the last ones of a float32's mantissa."""
+    if shift < 2:
+        return words << (15 - 8 * shift)
+    return words >> (8 * shift - 15)
+
+
+@jit
+def _code(moved: tl.tensor, half: tl.constexpr, BITS: tl.constexpr, PLAIN: tl.constexpr) -> tl.tensor:
+    """A byte's number as float32, or that of its lower or upper half, plus 256, or 16 where it is the upper half."""
+    if BITS == 8:
+        return _masked(moved, 0x7F8000, 0x43800000, PLAIN)
+    if half == 0:
+        return _masked(moved, 0x78000, 0x43800000, PLAIN)
+    return _masked(moved, 0x780000, 0x41800000, PLAIN)
+
+
+@jit
+def _masked(words: tl.tensor, mask: tl.constexpr, exponent: tl.constexpr, PLAIN: tl.constexpr) -> tl.tensor:
+    """words & mask | exponent as float32: one instruction, of which the assembler would make two."""
+    if PLAIN:
+        bits = (words & mask) | exponent
+    else:
+        bits = tl.inline_asm_elementwise(
+            "lop3.b32 $0, $1, $2, $3, 0xEA;",
+            "=r,r,r,r",
+            [words, tl.full((), mask, tl.int32), tl.full((), exponent, tl.int32)],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+    return bits.to(tl.float32, bitcast=True)
+
+
+@jit
+def _e4m3(words: tl.tensor, shift: tl.constexpr) -> tl.tensor:
+    """Byte `shift` of each word, an e4m3, as float32 times 2^-120: sign, exponent and mantissa at their places."""
+    return (((words << (24 - 8 * shift)) >> 4) & -0x78100000).to(tl.float32, bitcast=True)
+
+
+@jit
+def _store(
+    total: tl.tensor,
+    row_scale: tl.tensor,
+    bias: tl.tensor,
+    add: tl.tensor,
+    out: tl.tensor,
+    n: tl.tensor,
+    m: tl.tensor,
+    num_rows: tl.tensor,
+    OUTPUTS: tl.constexpr,
+) -> None:
+    """(TILE_N, TILE_M) sums to their places, with what is added to them."""
+    in_n = n < OUTPUTS
+    if row_scale is not None:
+        total *= tl.load(row_scale + m, mask=m < num_rows, other=0.0)[None, :]
+    if bias is not None:
+        total += tl.load(bias + n, mask=in_n, other=0.0)[:, None]
+    places = m.to(tl.int64)[None, :] * OUTPUTS + n[:, None]
+    inside = in_n[:, None] & (m < num_rows)[None, :]
+    if add is not None:
+        total += tl.load(add + places, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + places, total.to(out.dtype.element_ty), mask=inside)
+
+
+def check_product(x: Tensor, add: Tensor | None, shape: tuple[int, int]) -> None:
+    """Raises ValueError for what a product with a weight of `shape` does not take."""
+    outputs, inputs = shape
+    if x.dim() < 1 or x.shape[-1] != inputs or x.dtype not in FLOAT_DTYPES:
+        require(False, "x", x, f"(..., {inputs}), floating,")
+    if add is not None and (add.shape != (*x.shape[:-1], outputs) or add.dtype not in FLOAT_DTYPES):
+        require(False, "add", add, f"{(*x.shape[:-1], outputs)}, floating,")
+
+
+def _words(codes: Tensor, bits: int) -> Tensor:
+    """(outputs, units, 4) int32 of codes below 2^bits, padded to whole chunks."""
+    wide = pad(codes, (0, -codes.shape[1] % CHUNK))
+    numbers = wide.view(len(codes), -1, 32 // bits, _UNIT_WORDS).transpose(2, 3)  # word by word
+    if bits == 4:
+        numbers = numbers[..., 0::2] + numbers[..., 1::2] * 16
+    return numbers.contiguous().view(torch.int32)[..., 0].contiguous()

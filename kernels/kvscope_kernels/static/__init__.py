@@ -1,1 +1,0 @@
-"""What can be read off a compiled kernel without running it. Knows no GPU."""

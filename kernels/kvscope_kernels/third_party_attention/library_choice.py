@@ -1,0 +1,190 @@
+"""Whose attention runs prompts: each library that is installed and fits is tried beside ours, and timed.
+
+Decides once, at a start; knows no engine. A library that computes something else, or fails, is not taken.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from kvscope_kernels.attention_args import QueryRuns
+from kvscope_kernels.attention_workload import AttentionWorkload, Pool, make_pool
+from kvscope_kernels.dispatch import Ops
+from kvscope_kernels.host_lengths import HostLengths
+from kvscope_kernels.third_party_attention.flash_attention import FlashAttention2, FlashAttention3
+from kvscope_kernels.third_party_attention.flashinfer import FlashInfer
+from kvscope_kernels.third_party_attention.library import AttentionShape, Library, Missing, Prefill
+from kvscope_kernels.third_party_attention.preferred import Options, preferring
+
+AUTO: Final = "auto"
+OURS: Final = "kvscope"
+FLASHINFER: Final = "flashinfer"
+FLASH_ATTN: Final = "flash-attn"
+MAKERS: Final[Mapping[str, Mapping[str, Callable[[], Library]]]] = {
+    FLASHINFER: {"FlashInfer": FlashInfer},
+    FLASH_ATTN: {"flash-attn 3": FlashAttention3, "flash-attn 2": FlashAttention2},
+}
+_WORTH: Final = 0.97
+"""Of our time: what is gained must be more than timing's own noise."""
+_TOLERANCE: Final = 0.02
+"""Of the largest number: above what 16 bits round, below what another answer would be."""
+_ROUNDS: Final = 5
+_WINDOW: Final = 300
+_SOFTCAP: Final = 30.0
+
+Call = Callable[[], Tensor]
+Clock = Callable[[Call], float]
+"""Seconds of one call."""
+
+
+class Unusable(Exception):
+    """Why a library that was asked for by name cannot be taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What runs prompts."""
+
+    ops: Ops
+    words: str
+    """For a person, on one line; empty where there was nothing to choose."""
+    failures: list[str] = field(default_factory=list)
+    """Why a library was given up in service, for a person, as soon as it was."""
+
+
+def choose(
+    ops: Ops,
+    shape: AttentionShape,
+    device: torch.device,
+    wanted: str,
+    options: Sequence[Options],
+    clock: Clock,
+    tell: Callable[[str], object] = lambda _: None,
+) -> Choice:
+    """The fastest with `auto`, what is named otherwise. `options` are those of the model's layers; `tell` is told what
+    is tried, since a library may compile its kernels first, which took FlashInfer 86 s on an H100's host.
+
+    Raises Unusable where a library that is named cannot be taken.
+    """
+    if wanted == OURS:
+        return Choice(ops, "attention: kvscope's own kernels")
+    refused: dict[str, str] = {}
+    ratios: dict[str, float] = {}
+    found: dict[str, Library] = {}
+    for name, make in _makers(wanted):
+        try:
+            library = make()
+            if why := library.refusal(shape):
+                raise Missing(why)
+            tell(f"trying {library.name}, whose kernels are compiled when they are first used")
+            with_library = preferring(ops, library, frozenset(options))
+            ratios[library.name] = _tried(ops, with_library, shape, device, options, clock)
+            found[library.name] = library
+        except Missing as missing:
+            refused[name] = str(missing)
+        except Exception as error:  # another's library, its compiler, its driver: it is as if it were not there
+            refused[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+    if wanted != AUTO and not found:
+        raise Unusable("; ".join(f"{name}: {why}" for name, why in refused.items()))
+    best = min(ratios, key=ratios.__getitem__, default="")
+    if wanted == AUTO:
+        tried = [f"{name}: {reason}" for name, reason in refused.items()]
+        tried += [f"{name}: {_beside(ratio)}" for name, ratio in ratios.items()]
+        if not best or ratios[best] >= _WORTH:
+            return Choice(ops, f"attention: kvscope's own kernels ({'; '.join(tried)})")
+        words = f"attention: {best} for prompts ({'; '.join(tried)})"
+    else:
+        words = f"attention: {best} for prompts, as asked for, {_beside(ratios[best])}"
+    failures: list[str] = []
+    return Choice(preferring(ops, found[best], frozenset(options), failures.append), words, failures)
+
+
+def installed() -> dict[str, str]:
+    """The libraries by name: their version where they can be imported, why not where they cannot."""
+    found = {}
+    for name, make in _makers(AUTO):
+        try:
+            found[name] = make().name
+        except Missing as missing:
+            found[name] = str(missing)
+    return found
+
+
+def by_events(call: Call) -> float:
+    """A `Clock` of a GPU."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
+
+
+def host_lengths(work: AttentionWorkload) -> HostLengths:
+    """Of a batch that is measured."""
+    starts = torch.tensor([0, *(work.query_lens or ())]).cumsum(0).to(torch.int32)
+    return HostLengths(starts.numpy(), torch.tensor(work.seq_lens, dtype=torch.int32).numpy())
+
+
+def _makers(wanted: str) -> list[tuple[str, Callable[[], Library]]]:
+    chosen = MAKERS.values() if wanted == AUTO else [MAKERS[wanted]]
+    return [each for makers in chosen for each in makers.items()]
+
+
+def prefill_of(work: AttentionWorkload, pool: Pool) -> Prefill:
+    """The same as libraries take it."""
+    runs = QueryRuns(pool.query_start, pool.max_query_len, host_lengths(work))
+    return Prefill(pool.attention_args(), runs, host_lengths(work))
+
+
+def _beside(ratio: float) -> str:
+    return f"{ratio:.2f} of our time"
+
+
+def _tried(
+    ours: Ops, theirs: Ops, shape: AttentionShape, device: torch.device, options: Sequence[Options], clock: Clock
+) -> float:
+    """Their time over ours, of whole prompts and of a chunk behind cached tokens. Raises Missing for another result."""
+    total = {False: 0.0, True: 0.0}
+    for work in workloads_of(shape):
+        pool = make_pool(work, str(device))
+        for window, softcap in options:
+            given = (_WINDOW if window else None, _SOFTCAP if softcap else None)
+            calls = {each is theirs: partial(_run, each, pool, work, *given) for each in (ours, theirs)}
+            expected, found = calls[False](), calls[True]()
+            if not _is_close(found, expected):
+                raise Missing("computes something else than our kernels")
+            times = {whose: [clock(call) for _ in range(_ROUNDS)] for whose, call in calls.items()}
+            for whose, each in times.items():
+                total[whose] += min(each)
+    return total[True] / total[False]
+
+
+def workloads_of(shape: AttentionShape) -> tuple[AttentionWorkload, ...]:
+    makes = partial(
+        AttentionWorkload,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        block_size=shape.block_size,
+        dtype=shape.dtype,
+    )
+    return (
+        makes(name="prompts", seq_lens=(1024, 517, 1024), query_lens=(1024, 517, 1024)),
+        makes(name="chunk", seq_lens=(2603,), query_lens=(500,)),
+        makes(name="turn", seq_lens=(5003,), query_lens=(12,)),  # whose keys libraries split among programs
+    )
+
+
+def _run(ops: Ops, pool: Pool, work: AttentionWorkload, sliding_window: int | None, softcap: float | None) -> Tensor:
+    args = pool.attention_args(sliding_window=sliding_window, softcap=softcap)
+    return ops.prefill(args, QueryRuns(pool.query_start, pool.max_query_len, host_lengths(work)))
+
+
+def _is_close(found: Tensor, expected: Tensor) -> bool:
+    difference = (found.float() - expected.float()).abs().max()
+    return bool(difference <= _TOLERANCE * expected.float().abs().max())

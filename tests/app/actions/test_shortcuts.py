@@ -1,0 +1,152 @@
+"""Shortcuts: changed, refused, taken from another command, reset, kept, and shown everywhere."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QAction, QColor, QKeySequence, QShortcut
+from PySide6.QtWidgets import QLabel, QPushButton
+
+from kvscope_app.actions.keymap import Command, given, keys_of, rivals
+from kvscope_app.actions.shortcut_editor import ShortcutEditor
+from kvscope_app.look.sheet import Sheet
+from kvscope_app.settings.settings_keeper import read_settings
+
+PLAY = Command("play", "Play", ("Space",))
+OPEN = Command("open", "Open", ("Ctrl+O", "F3"))
+NEW = Command("new", "New", ("Ctrl+N",), within="console")
+ABORT = Command("abort", "Abort", ("Del",), within="requests")
+ALL = (PLAY, OPEN, NEW, ABORT)
+
+
+@pytest.fixture
+def window(session, make_window):
+    return make_window(session)
+
+
+@pytest.fixture
+def editor(window, qtbot):
+    made = ShortcutEditor(window, window.actions_by_name, window.themes.settings, QColor("blue"))
+    made.show()
+    return made
+
+
+def set_key(editor, name, keys):
+    editor.choose(name)
+    editor.keys.setKeySequence(QKeySequence(keys))
+    editor.set.click()
+
+
+def test_who_has_a_key_where():
+    assert rivals(PLAY, ("f3",), ALL, {}) == [OPEN]
+    assert rivals(PLAY, ("F3",), ALL, {"open": ("Ctrl+O",)}) == []
+    assert rivals(PLAY, ("Del",), ALL, {}) == [ABORT], "a key of the window reaches into every dock"
+    assert rivals(NEW, ("Del",), ALL, {}) == [], "two docks do not meet"
+
+
+def test_a_key_is_taken_from_whoever_had_it():
+    chosen = given(PLAY, ("F3",), ALL, {})
+    assert chosen == {"play": ("F3",), "open": ("Ctrl+O",)}
+    back = given(OPEN, OPEN.own_keys, ALL, chosen)
+    assert back == {"play": ()}
+    assert given(PLAY, ("Space",), ALL, back) == {}
+    assert keys_of("play", PLAY.own_keys, {"play": ()}) == ()
+
+
+def test_a_key_is_changed_and_kept(editor, window, session, settings, qtbot):
+    set_key(editor, "play", "Ctrl+K")
+    assert [k.toString() for k in window.actions_by_name["play"].shortcuts()] == ["Ctrl+K"]
+    assert "(Ctrl+K)" in window.actions_by_name["play"].toolTip()
+    assert read_settings(settings).shortcuts == {"play": ("Ctrl+K",)}
+    editor.close()
+    window.activateWindow()
+    window.page_map.canvas.setFocus()
+    qtbot.waitUntil(window.isActiveWindow)
+    qtbot.keyClick(window.page_map.canvas, Qt.Key.Key_Space)
+    assert not session.timeline.paused
+    qtbot.keyClick(window.page_map.canvas, Qt.Key.Key_K, Qt.KeyboardModifier.ControlModifier)
+    assert session.timeline.paused
+
+
+@pytest.mark.parametrize("theme", ["dark", "light"])
+def test_the_chosen_command_can_be_read(editor, window, qtbot, theme):
+    window.themes.choose(theme)
+    editor.choose("play")
+    for widget in (editor.list, editor.keys):  # where the keys are pressed it is still seen for which command
+        widget.setFocus()
+        qtbot.waitUntil(widget.hasFocus)
+        row = editor.list.visualItemRect(editor.list.currentItem())
+        image = editor.list.viewport().grab(row).toImage()
+        lights = [image.pixelColor(x, y).lightness() for x in range(image.width()) for y in range(image.height())]
+        behind = max(set(lights), key=lights.count)
+        assert max(abs(light - behind) for light in lights) > 90, "its words stand out"
+        below = row.translated(0, row.height())
+        other = editor.list.viewport().grab(below).toImage().pixelColor(image.width() - 2, image.height() // 2)
+        assert other.lightness() != image.pixelColor(image.width() // 2, 2).lightness(), "and it from the others"
+
+
+def test_a_key_of_another_command_is_taken_when_told_to_twice(editor, window):
+    set_key(editor, "fit", "Ctrl+W")
+    assert "“Close window”" in editor.words.text()
+    assert window.actions_by_name["close"].shortcut().toString() == "Ctrl+W"
+    editor.set.click()
+    assert window.actions_by_name["close"].shortcut().isEmpty()
+    assert window.actions_by_name["fit"].shortcut().toString() == "Ctrl+W"
+
+
+def test_one_is_reset_and_all(editor, window, settings):
+    set_key(editor, "zoom_in", "Z")
+    set_key(editor, "fit", "X")
+    editor.choose("zoom_in")
+    editor.own.click()
+    assert [k.toString() for k in window.actions_by_name["zoom_in"].shortcuts()] == ["+", "="]
+    editor.choose("zoom_in")
+    editor.none.click()
+    assert window.actions_by_name["zoom_in"].shortcuts() == []
+    editor.all_own.click()
+    assert read_settings(settings).shortcuts == {}
+    assert window.actions_by_name["fit"].shortcut().toString() == "F"
+    assert not editor.all_own.isEnabled()
+
+
+def test_all_windows_follow_and_tips_say_the_keys(editor, window, session, make_window):
+    other = make_window(session)
+    set_key(editor, "zoom_in", "Ctrl+Up")
+    assert other.actions_by_name["zoom_in"].shortcut().toString() == "Ctrl+Up"
+    assert "Zoom in (Ctrl+Up)" in [button.toolTip() for button in other.page_map.pool_buttons]
+
+
+def test_commands_and_keys_are_found(editor):
+    def shown():
+        items = [editor.list.topLevelItem(i) for i in range(editor.list.topLevelItemCount())]
+        return [item.text(0) for item in items if not item.isHidden()]
+
+    everything = len(shown())
+    editor.search.setText("ctrl+shift+p")
+    assert shown() == ["Command palette"]
+    editor.search.setText("  reset PREFIX ")
+    assert shown() == ["Reset prefix cache"]
+    editor.search.clear()
+    assert len(shown()) == everything > 60
+
+
+def test_the_sheet_of_shortcuts_shows_those_of_now_and_leads_to_the_editor(editor, window):
+    set_key(editor, "play", "Ctrl+K")
+    editor.close()
+    window.actions_by_name["shortcuts"].trigger()
+    sheet = next(s for s in window.findChildren(Sheet) if s.windowTitle() == "Keyboard shortcuts")
+    assert "Ctrl+K" in [label.text() for label in sheet.findChildren(QLabel)]
+    next(button for button in sheet.findChildren(QPushButton) if button.text() == "Change…").click()
+    assert any(type(s) is ShortcutEditor and s.isVisible() for s in window.findChildren(Sheet))
+
+
+def test_no_key_beside_the_registry(session, make_window):
+    """Every shortcut of a window with all its views is an action of the registry, and no two meet."""
+    window = make_window(session, with_views=True)
+    registered = {id(window.actions_by_name[spec.name]) for spec in window.actions_by_name}
+    assert window.findChildren(QShortcut) == []
+    others = [a for a in window.findChildren(QAction) if a.shortcuts() and id(a) not in registered]
+    assert [(a.text(), a.shortcut().toString()) for a in others] == []
+    commands = window.actions_by_name.commands()
+    meeting = {c.name: [r.name for r in rivals(c, c.own_keys, commands, {})] for c in commands}
+    assert {name: found for name, found in meeting.items() if found} == {}

@@ -1,0 +1,113 @@
+"""The recent recordings: their order, their number, and the menu that opens them."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from PySide6.QtWidgets import QMenu
+
+from kvscope_app.recent_recordings import recent_menu
+from kvscope_app.recent_recordings.recent_files import MAX_RECENT, add_recent, existing_file, recording_folder
+from kvscope_app.recent_recordings.recent_menu import RecentMenu
+from kvscope_app.settings.settings_keeper import SettingsKeeper, read_settings
+
+WAIT_MS = 120_000
+
+
+@pytest.fixture
+def window(session, make_window):
+    """Its `opened` are the names of the files that it opened."""
+    opened = []
+    made = make_window(session, open_recording=lambda recording: opened.append(recording.path.name))
+    made.opened = opened
+    return made
+
+
+@pytest.fixture
+def menu(window):
+    """The menu Open recent of the File menu, as it is after it was shown."""
+
+    def shown():
+        found = window.findChild(RecentMenu)
+        found.aboutToShow.emit()
+        return found
+
+    return shown
+
+
+def names(menu: QMenu) -> list[str]:
+    return [action.text() for action in menu.actions() if not action.isSeparator()]
+
+
+def test_newest_recording_comes_first_and_once(qapp, settings):
+    keeper = SettingsKeeper(settings)
+    for path in ("/a.mcap", "/b.mcap", "/a.mcap.part"):
+        add_recent(keeper, path)
+    assert keeper.values.recent_recordings == ("/a.mcap", "/b.mcap")
+    assert read_settings(settings).recent_recordings == ("/a.mcap", "/b.mcap")
+
+
+def test_recordings_of_two_processes_are_all_listed(qapp, settings):
+    one, other = SettingsKeeper(settings), SettingsKeeper(settings)
+    add_recent(one, "/one.mcap")
+    add_recent(other, "/other.mcap")
+    one.look()
+    assert one.values.recent_recordings == other.values.recent_recordings == ("/other.mcap", "/one.mcap")
+
+
+def test_oldest_recording_is_dropped_from_a_full_list(qapp, settings):
+    keeper = SettingsKeeper(settings)
+    for number in range(MAX_RECENT + 3):
+        add_recent(keeper, f"/{number}.mcap")
+    found = keeper.values.recent_recordings
+    assert (len(found), found[0], found[-1]) == (MAX_RECENT, f"/{MAX_RECENT + 2}.mcap", "/3.mcap")
+
+
+def test_file_that_is_being_written_is_found_by_its_final_name(tmp_path):
+    part = tmp_path / "one.mcap.part"
+    part.write_bytes(b"")
+    assert existing_file(str(tmp_path / "one.mcap")) == str(part)
+    assert existing_file(str(tmp_path / "gone.mcap")) == ""
+
+
+def test_folder_is_that_of_the_last_recording_else_the_documents(qapp, settings, tmp_path):
+    keeper = SettingsKeeper(settings)
+    assert recording_folder(keeper.values).is_absolute()
+    keeper.change(recording_folder=str(tmp_path))
+    assert recording_folder(keeper.values) == tmp_path
+
+
+def test_menu_opens_a_recent_recording_and_disables_a_missing_one(window, menu, record, qtbot, tmp_path):
+    settings = window.themes.settings
+    add_recent(settings, tmp_path / "gone & lost.mcap")
+    add_recent(settings, record("one.mcap"))
+    shown = menu()
+    assert names(shown) == ["one.mcap", "gone && lost.mcap", "Clear list"]
+    there, gone, _, _ = shown.actions()
+    assert there.isEnabled()
+    assert not gone.isEnabled()
+    assert "The file is missing." in gone.toolTip()
+    there.trigger()
+    qtbot.waitUntil(lambda: window.opened == ["one.mcap"], timeout=WAIT_MS)
+
+
+def test_menu_stays_usable_while_a_disk_does_not_answer(window, menu, record, qtbot, monkeypatch):
+    answers = threading.Event()
+    monkeypatch.setattr(recent_menu, "existing_file", lambda path: answers.wait(60) and path)
+    add_recent(window.themes.settings, record("one.mcap"))
+    try:
+        shown = menu()
+        assert names(shown) == ["one.mcap", "Clear list"]
+        assert shown.actions()[0].isEnabled()
+    finally:
+        answers.set()
+
+
+def test_cleared_list_is_empty(window, menu):
+    add_recent(window.themes.settings, "/one.mcap")
+    menu().actions()[-1].trigger()
+    shown = menu()
+    assert names(shown) == ["No recent recordings", "Clear list"]
+    assert not any(action.isEnabled() for action in shown.actions() if not action.isSeparator())
+    assert window.themes.settings.values.recent_recordings == ()

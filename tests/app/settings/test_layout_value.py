@@ -1,0 +1,23 @@
+"""A layout in a file of its own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kvscope_app.settings.layout_value import Part, WindowLayout, read_layout, write_layout
+from kvscope_app.window.arranging.arrangement import KNOWN
+from kvscope_telemetry.errors import BadInput
+
+
+def test_layout_replaces_an_earlier_file_and_nothing_else(tmp_path: Path) -> None:
+    path, pipe, layout = tmp_path / "x.json", tmp_path / "pipe", WindowLayout(left=Part(tabs=("events",)))
+    os.mkfifo(pipe)
+    write_layout(path, WindowLayout())
+    write_layout(path, layout)
+    assert read_layout(path, KNOWN) == layout
+    with pytest.raises(BadInput, match="it is a named pipe, not a file"):
+        write_layout(pipe, layout)
+    assert pipe.is_fifo()

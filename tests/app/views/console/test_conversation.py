@@ -1,0 +1,49 @@
+"""The tree of messages: versions, the shown path, and two windows' copies joined."""
+
+from __future__ import annotations
+
+from kvscope_app.views.console.conversation import Conversation, Message, join_messages
+
+
+def talk():
+    made = Conversation(key="a")
+    made.append("user", "One")
+    made.append("assistant", "re One")
+    return made
+
+
+def contents(conversation):
+    return [message.content for message in conversation.path]
+
+
+def test_message_after_an_earlier_one_is_a_version():
+    made = talk()
+    prompt, answer = made.path
+    made.append("user", "Two")
+    made.last = prompt.key
+    other = made.append("assistant", "other")
+    assert contents(made) == ["One", "other"]
+    assert made.versions(answer) == [answer, other]
+    made.last = made.newest_end(answer)
+    assert contents(made) == ["One", "re One", "Two"]
+
+
+def test_messages_without_keys_are_chained():
+    messages = [Message(role="user", content="One"), Message(role="assistant", content="re One")]
+    assert contents(Conversation(key="a", messages=messages)) == ["One", "re One"]
+
+
+def test_path_of_a_damaged_conversation_ends():
+    messages = [Message(role="user", key="x", parent="y"), Message(role="user", key="y", parent="x")]
+    damaged = Conversation(key="a", messages=messages, last="x")
+    assert len(damaged.path) == 2
+    assert damaged.newest_end(messages[0]) in ("x", "y")
+
+
+def test_joined_copies_have_every_message_as_far_as_either_has_it():
+    ours = [Message(role="user", key="1", content="One"), Message(role="assistant", key="2", parent="1", content="ha")]
+    theirs = [ours[0], Message(role="assistant", key="2", parent="1", content="half"), Message(role="user", key="3")]
+    more = Message(role="user", key="4", parent="1", content="only ours")
+    joined = join_messages([*ours, more], theirs)
+    assert [message.content for message in joined] == ["One", "half", "", "only ours"]
+    assert joined[0] is ours[0]

@@ -1,0 +1,113 @@
+"""Contests: who takes part, and what is made of the times. Nothing is timed here: samplers are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from kvscope_engine.bench.kernels.contest import (
+    OURS,
+    REFERENCE,
+    Absent,
+    BrokenDevice,
+    CallCycle,
+    Contest,
+    measured,
+)
+
+ANSWER = torch.arange(6.0)
+
+
+def contest(**others: Callable[[], Any]) -> Contest:
+    calls = {OURS: lambda: ANSWER, **others}
+    return Contest(
+        kernel="k",
+        case="c",
+        num_bytes=4_000_000,
+        flops=8_000_000,
+        contenders={name: CallCycle([call]) for name, call in calls.items()},
+        absent={"beforehand": "not installed"},
+    )
+
+
+def sampler(*seconds: float) -> Callable[[CallCycle], Callable[[], float]]:
+    """In the order in which they are prepared."""
+    times = iter(seconds)
+
+    def prepare(contender: CallCycle) -> Callable[[], float]:
+        found = next(times)
+        return lambda: found
+
+    return prepare
+
+
+def test_rates_and_ratios() -> None:
+    both = contest(**{REFERENCE: lambda: ANSWER + 0.01})
+    result = measured(both, sampler(1e-3, 4e-3), (lambda: 1e-3, 10_000_000), 3)
+    ours, reference = result.rows
+    assert (ours.contender, reference.contender) == (OURS, REFERENCE)
+    assert ours.gb_per_s == pytest.approx(4.0)
+    assert ours.share_of_read == pytest.approx(0.4)
+    assert ours.tflop_per_s == pytest.approx(0.008)
+    assert reference.ours_over_it == pytest.approx(4.0)
+    assert result.read_gb_per_s == pytest.approx(10.0)
+    assert result.absent == {"beforehand": "not installed"}
+
+
+def raises() -> None:
+    raise ValueError("no such head\nand more")
+
+
+def refuses() -> None:
+    raise Absent("another GPU")
+
+
+def test_who_fails_or_computes_something_else_is_absent_with_the_reason() -> None:
+    given = contest(other=lambda: ANSWER + 1, shape=lambda: ANSWER[:3], fails=raises, refuses=refuses)
+    result = measured(given, sampler(1.0), (lambda: 1.0, 1), 1)
+    assert [row.contender for row in result.rows] == [OURS]
+    assert result.absent == {
+        "beforehand": "not installed",
+        "other": "computes something else",
+        "shape": "computes something else",
+        "fails": "ValueError: no such head",
+        "refuses": "another GPU",
+    }
+
+
+def test_ours_may_not_fail() -> None:
+    given = contest()
+    given.contenders[OURS] = CallCycle([raises])
+    with pytest.raises(ValueError, match="no such head"):
+        measured(given, sampler(), (lambda: 1.0, 1), 1)
+
+
+def test_who_cannot_be_prepared_is_absent() -> None:
+    def prepare(contender: CallCycle) -> Callable[[], float]:
+        if contender is given.contenders["late"]:
+            raise RuntimeError("cannot be captured")
+        return lambda: 1.0
+
+    given = contest(late=lambda: ANSWER)
+    result = measured(given, prepare, (lambda: 1.0, 1), 1)
+    assert result.absent["late"] == "RuntimeError: cannot be captured"
+
+
+def test_who_leaves_the_device_unusable_is_named() -> None:
+    """An error of the device comes when it is waited for, and from then on every time."""
+    broken = [False]
+
+    def breaks() -> torch.Tensor:
+        broken[0] = True
+        return ANSWER
+
+    def settle() -> None:
+        if broken[0]:
+            raise RuntimeError("an illegal memory access\nand more")
+
+    named = "^theirs, k c: RuntimeError: an illegal memory access$"
+    with pytest.raises(BrokenDevice, match=named):
+        measured(contest(theirs=breaks, others=lambda: ANSWER), sampler(1.0, 1.0), (lambda: 1.0, 1), 1, settle)

@@ -1,0 +1,76 @@
+"""The search for tiles, with a kernel and a clock that are made up; and real kernels, the same in other tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.compile_report.cases import candidate_cases
+from kvscope_engine.bench.kernels.contest import CallCycle
+from kvscope_engine.bench.kernels.tile_search import CASES, candidates, kernel_of, reckoned, search
+from kvscope_kernels.attention_args import AttentionArgs
+from kvscope_kernels.attention_workload import AttentionWorkload, make_pool
+from kvscope_kernels.launch import DotTiles, decode_tiles
+from kvscope_kernels.tuning.tile_table import DECODE, from_entry, tuned
+
+WORK = AttentionWorkload(name="w", seq_lens=(20, 20), num_heads=8, num_kv_heads=2, head_dim=64)
+GIVEN = decode_tiles(64, 64, 4, 2)
+
+
+def taken() -> DotTiles:
+    return tuned(DECODE, GIVEN, 4, 2, torch.device("cpu"), is_quantized=False)
+
+
+def searched(seconds: Callable[[DotTiles], float], refuses: Callable[[DotTiles], bool] = lambda _: False) -> Any:
+    def decode(args: AttentionArgs, *_: Any) -> torch.Tensor:
+        if refuses(taken()):
+            raise RuntimeError("out of resource: shared memory")
+        return args.made_out().fill_(2.0 if taken().num_stages == 3 else 1.0)
+
+    def sampler(contender: CallCycle) -> Callable[[], float]:
+        return lambda: seconds(taken())
+
+    ops: Any = SimpleNamespace(decode=decode)
+    return search(WORK, [make_pool(WORK, "cpu")], ops, sampler, lambda *_: None)
+
+
+def test_the_fastest_of_those_that_are_right_wins() -> None:
+    found = searched(lambda tiles: 1.0 / tiles.tile_n / tiles.num_warps, refuses=lambda tiles: tiles.num_warps == 8)
+    assert (found.best.tile_n, found.best.num_warps) == (128, 4)
+    assert found.best.num_stages != 3, "three stages compute something else"
+    assert found.is_worth_it
+    assert found.num_refused > found.num_tried // 3
+    assert from_entry(found.entry(), GIVEN, 4) == found.best
+
+
+def test_a_gain_within_the_noise_is_none() -> None:
+    found = searched(lambda tiles: 1.0 if tiles == GIVEN else 0.99)
+    assert not found.is_worth_it
+
+
+def test_what_is_reckoned_must_run() -> None:
+    with pytest.raises(RuntimeError, match="out of resource"):
+        searched(lambda tiles: 1.0, refuses=lambda tiles: True)
+
+
+@pytest.mark.parametrize("capability", [89, 90])
+def test_candidates_fit_their_shapes_and_are_named_once(capability: int) -> None:
+    for work in CASES:
+        group, given = work.num_heads // work.num_kv_heads, reckoned(work, torch.device("cpu"))
+        found = list(candidates(kernel_of(work), given, group, capability))
+        assert found[0] == given
+        assert len(set(found)) == len(found) <= 82
+        assert all(tiles.tile_m >= group for tiles in found)
+
+
+def test_what_is_tried_for_a_short_turn_may_read_its_keys_once() -> None:
+    """64 queries of 4 heads a KV head are 256 rows; on compute capability 9 some keep them in registers."""
+    tried = list(candidate_cases(90))
+    shapes = {(launch.constants["TILE_M"], launch.constants["QUERY_IN_REGISTERS"]) for launch in tried}
+    assert {(256, False), (256, True), (64, True)} <= shapes
+    assert all(launch.constants["IS_CUT"] for launch in tried)
+    assert not any(launch.constants["QUERY_IN_REGISTERS"] for launch in candidate_cases(89))

@@ -1,0 +1,183 @@
+"""Blocks' bytes after any journey through the tiers, against a model that copies at once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.conftest import examples
+
+from kvscope_engine.model.device_memory.host_slab import HostSlab
+from kvscope_engine.model.kv_cache.kv_offload.block_copies import Copies, PlainCopies
+from kvscope_engine.model.kv_cache.kv_offload.block_layout import BlockLayout
+from kvscope_engine.model.kv_cache.kv_offload.block_mover import BlockMover
+from kvscope_engine.model.kv_cache.kv_offload.disk_open import open_disk_file
+from kvscope_engine.model.kv_cache.kv_offload.disk_tier import DiskTier
+from kvscope_engine.model.kv_cache.kv_offload.staged_copies import StagedCopies
+from kvscope_engine.model.kv_cache.kv_storage import KVStorage
+
+NUM_BLOCKS, NUM_HOST, NUM_DISK = 9, 7, 5
+KINDS = ("write", "save", "save", "load", "load", "offload", "rise", "flush", "drain")
+OPERATIONS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 1 << 30)), max_size=80)
+RELAXED = settings(max_examples=examples(120))
+
+
+def some(draw: random.Random, at_most: int) -> int:
+    """Mostly few, so that not every two calls touch the same, sometimes all."""
+    return draw.choice((1, 1, 2, 3, at_most))
+
+
+class Journey:
+    """A mover beside what every place must hold; None: nobody may ask."""
+
+    def __init__(self, storage: KVStorage, mover: BlockMover, disk: DiskTier, slab: HostSlab, tools: Any) -> None:
+        self.storage, self.mover, self.disk, self.slab = storage, mover, disk, slab
+        self.streams: Any | None = None
+        self.content, self.overwrite = tools.content, tools.overwrite
+        self.scratch = KVStorage(1, storage.block_size, storage.layers, storage.dtype, storage.device)
+        self.pool: list[bytes] = [self.content(storage, block) for block in range(NUM_BLOCKS)]
+        self.host: list[bytes | None] = [None] * NUM_HOST
+        self.cold: list[bytes | None] = [None] * NUM_DISK
+
+    def write(self, draw: random.Random) -> None:
+        """A forward pass: writes behind a flush, on the lane that computes."""
+        self.mover.flush()
+        for block in draw.sample(range(NUM_BLOCKS), draw.randint(1, 3)):
+            self._write(block, draw.getrandbits(30))
+
+    def _write(self, block: int, seed: int) -> None:
+        self.pool[block] = self.overwrite(self.scratch, 0, seed)
+        if self.streams is None:
+            self.overwrite(self.storage, block, seed)
+        else:
+            self.streams.run("compute", lambda: self._overwrite(block, seed))
+
+    def _overwrite(self, block: int, seed: int) -> None:
+        self.overwrite(self.storage, block, seed)
+
+    def save(self, draw: random.Random) -> None:
+        count = some(draw, NUM_HOST)
+        places = draw.sample(range(NUM_HOST), count)
+        blocks = [draw.randrange(NUM_BLOCKS) for _ in range(count)]
+        self.mover.save(blocks, places)
+        for block, place in zip(blocks, places, strict=True):
+            self.host[place] = self.pool[block]
+
+    def load(self, draw: random.Random) -> None:
+        known = [place for place, held in enumerate(self.host) if held is not None]
+        if known:
+            blocks = draw.sample(range(NUM_BLOCKS), some(draw, NUM_BLOCKS))
+            places = [draw.choice(known) for _ in blocks]
+            self.mover.load(places, blocks)
+            for place, block in zip(places, blocks, strict=True):
+                self.pool[block] = self.host[place] or b""
+
+    def offload(self, draw: random.Random) -> None:
+        known = [place for place, held in enumerate(self.host) if held is not None]
+        if known:
+            targets = draw.sample(range(NUM_DISK), some(draw, NUM_DISK))
+            places = [draw.choice(known) for _ in targets]
+            assert all(self.mover.offload(places, targets, [None] * len(targets)))
+            for place, target in zip(places, targets, strict=True):
+                self.cold[target] = self.host[place]
+
+    def rise(self, draw: random.Random) -> None:
+        count = some(draw, NUM_HOST)
+        sources = [draw.randrange(NUM_DISK) for _ in range(count)]
+        places = draw.sample(range(NUM_HOST), count)
+        came = self.mover.rise(sources, places)
+        assert came == [self.cold[source] is not None for source in sources]
+        for source, place in zip(sources, places, strict=True):
+            self.host[place] = self.cold[source]
+
+    def flush(self, draw: random.Random) -> None:
+        self.mover.flush()
+
+    def drain(self, draw: random.Random) -> None:
+        assert self.disk.drain()
+
+    def end(self) -> None:
+        """Everything is where it must be."""
+        self.mover.flush()
+        if self.streams is not None:
+            self.streams.finish("compute")
+            self.streams.finish("copy")
+        assert [self.content(self.storage, block) for block in range(NUM_BLOCKS)] == self.pool
+        self._check_host()
+        assert self.disk.drain()
+        places = [place for place, held in enumerate(self.cold) if held is not None]
+        assert all(self.mover.rise(places, range(len(places))))
+        self.host[: len(places)] = [self.cold[place] for place in places]
+        self._check_host()
+
+    def _check_host(self) -> None:
+        rows = self.slab.rows.numpy()
+        assert all(held is None or rows[place].tobytes() == held for place, held in enumerate(self.host))
+
+
+@contextmanager
+def journey(tools: Any, make: Callable[..., KVStorage], streams: Any | None) -> Iterator[Journey]:
+    storage = make(NUM_BLOCKS)
+    words = BlockLayout(storage)
+    slab = HostSlab(NUM_HOST, words.block_bytes)
+    copies: Copies = PlainCopies(words, slab.rows) if streams is None else StagedCopies(words, slab.rows, streams, 3)
+    disk = DiskTier(open_disk_file(None, NUM_DISK * 4096, keep=False), NUM_DISK, words.block_bytes)
+    mover = BlockMover(copies, slab, disk, None, "")
+    try:
+        trip = Journey(storage, mover, disk, slab, tools)
+        trip.streams = streams
+        yield trip
+    finally:
+        mover.close()
+
+
+def travel(trip: Journey, operations: list[tuple[str, int]]) -> None:
+    for kind, seed in operations:
+        draw = random.Random(seed)
+        getattr(trip, kind)(draw)
+        if trip.streams is not None:
+            trip.streams.advance(draw.randint(0, 12))
+    trip.end()
+
+
+@RELAXED
+@given(operations=OPERATIONS)
+def test_plain_copies_bring_back_what_was_there(
+    operations: list[tuple[str, int]], tools: Any, random_blocks: Callable[..., KVStorage], own_cache: Path
+) -> None:
+    with journey(tools, random_blocks, None) as trip:
+        travel(trip, operations)
+
+
+@pytest.mark.parametrize("shortages", [0.0, 0.2])
+@RELAXED
+@given(operations=OPERATIONS, seed=st.integers(0, 1 << 30))
+def test_lanes_that_run_as_late_as_they_may_bring_back_what_was_there(
+    operations: list[tuple[str, int]],
+    seed: int,
+    shortages: float,
+    tools: Any,
+    random_blocks: Callable[..., KVStorage],
+    own_cache: Path,
+    late_streams: Callable[..., Any],
+) -> None:
+    """Also where now and then there is no memory for a mark."""
+    draw = random.Random(seed)
+    streams = late_streams(draw)
+    mark = streams.mark
+
+    def mark_if_there_is_memory(lane: Any) -> Any:
+        if draw.random() < shortages:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return mark(lane)
+
+    streams.mark = mark_if_there_is_memory
+    with journey(tools, random_blocks, streams) as trip:
+        travel(trip, operations)

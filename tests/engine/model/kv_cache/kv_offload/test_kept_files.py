@@ -1,0 +1,213 @@
+"""What a kept file holds is used at the next start, if it is whole and of the same model."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.conftest import examples
+
+from kvscope_engine.model.kv_cache.kv_offload.block_mover import BlockMover
+from kvscope_engine.model.kv_cache.kv_offload.kept_index import Expected, KeptBlock, KeptIndex, read_index, write_index
+from kvscope_engine.model.kv_cache.kv_storage import KVStorage
+from kvscope_engine.policy.prefixes.prefix_index import Prefix
+from kvscope_telemetry.errors import BadInput
+
+MakeMover = Callable[..., BlockMover]
+Contents = Callable[[Sequence[int]], list[bytes]]
+NumberedPrefix = Callable[[int], Prefix]
+
+
+@pytest.fixture
+def kept(make_mover: MakeMover, prefix: NumberedPrefix, tmp_path: Path) -> Path:
+    """A file whose places 0, 2 and 3 hold blocks 0, 2 and 3 by prefixes; place 1 is a request's alone."""
+    mover = make_mover(4, 6, tmp_path / "kv", keep=True)
+    mover.save(range(4), range(4))
+    assert all(mover.offload(range(4), range(4), [prefix(0), None, prefix(2), prefix(3)]))
+    assert mover.close() == ""
+    return tmp_path / "kv"
+
+
+def test_prefixes_come_back_at_the_next_start(
+    make_mover: MakeMover,
+    kept: Path,
+    prefix: NumberedPrefix,
+    contents: Contents,
+    random_blocks: Callable[..., KVStorage],
+    tools: Any,
+) -> None:
+    others = random_blocks(seed=9)
+    mover = make_mover(4, 6, kept, keep=True, storage=others)
+    assert dict(mover.kept()) == {place: prefix(place) for place in (0, 2, 3)}
+    assert mover.note == ""
+    assert mover.rise([0, 1, 2, 3], [0, 1, 2, 3]) == [True, False, True, True]
+    mover.load([0, 2, 3], [7, 8, 9])
+    mover.flush()
+    assert [tools.content(others, block) for block in (7, 8, 9)] == contents([0, 2, 3])
+
+
+def test_the_salt_stays_with_the_file(make_mover: MakeMover, kept: Path, tmp_path: Path) -> None:
+    first = make_mover(4, 6, kept, keep=True)
+    salt = first.salt
+    first.close()
+    assert salt is not None
+    assert make_mover(4, 6, kept, keep=True).salt == salt
+    assert make_mover(4, 6, tmp_path / "other", keep=True).salt != salt
+
+
+def test_what_is_kept_follows_what_is_sunk(make_mover: MakeMover, kept: Path, prefix: NumberedPrefix) -> None:
+    mover = make_mover(4, 6, kept, keep=True)
+    mover.save(range(4), range(4))
+    assert all(mover.offload([0, 1, 2], [0, 4, 5], [None, prefix(2), prefix(8)]))
+    mover.close()
+    assert dict(make_mover(4, 6, kept, keep=True).kept()) == {3: prefix(3), 4: prefix(2), 5: prefix(8)}
+
+
+def test_what_was_forgotten_is_not_found_at_the_next_start(
+    make_mover: MakeMover, kept: Path, prefix: NumberedPrefix
+) -> None:
+    mover = make_mover(4, 6, kept, keep=True)
+    mover.forget_prefixes()
+    mover.save([5], [0])
+    assert mover.offload([0], [1], [prefix(5)]) == [True]
+    assert mover.close() == ""
+    assert make_mover(4, 6, kept, keep=True).kept() == [(1, prefix(5))]
+
+
+def test_fewer_places_keep_what_still_fits(make_mover: MakeMover, kept: Path, prefix: NumberedPrefix) -> None:
+    mover = make_mover(4, 3, kept, keep=True)
+    assert dict(mover.kept()) == {0: prefix(0), 2: prefix(2)}
+    assert all(mover.rise([0, 2], [0, 1]))
+
+
+def test_of_another_model_nothing_is_used(make_mover: MakeMover, kept: Path) -> None:
+    mover = make_mover(4, 6, kept, keep=True, fingerprint="other")
+    assert mover.kept() == []
+    assert mover.note == f"{str(kept)!r} is used anew: its index is of another model or layout"
+    assert mover.rise([0], [0]) == [False]
+
+
+def test_a_crash_leaves_nothing_to_be_believed_and_the_file_usable(make_mover: MakeMover, kept: Path) -> None:
+    mover = make_mover(4, 6, kept, keep=True)
+    index = Path(f"{kept}.index").read_bytes()
+    mover.close()
+    Path(f"{kept}.index").write_bytes(index)  # as it was while the engine ran
+    assert make_mover(4, 6, kept, keep=True).kept() == []
+
+
+def test_a_file_in_use_is_refused(make_mover: MakeMover, kept: Path) -> None:
+    make_mover(4, 6, kept, keep=True)
+    for keep in (True, False):
+        with pytest.raises(BadInput, match="in use by another engine"):
+            make_mover(4, 6, kept, keep=keep)
+
+
+def test_a_record_that_changed_since_is_lost_and_the_rest_is_used(make_mover: MakeMover, kept: Path) -> None:
+    raw = bytearray(kept.read_bytes())
+    raw[2 * 4096] ^= 0x80
+    kept.write_bytes(raw)
+    mover = make_mover(4, 6, kept, keep=True)
+    assert mover.rise([0, 2, 3], [0, 1, 2]) == [True, False, True]
+    assert (mover.has_disk, mover.stats.num_lost) == (True, 1)
+
+
+def test_a_file_of_another_size_is_used_anew(make_mover: MakeMover, kept: Path) -> None:
+    os.truncate(kept, 4096)
+    mover = make_mover(4, 6, kept, keep=True)
+    assert mover.kept() == []
+    assert "its index is for a file of 24576 bytes, not 4096" in mover.note
+
+
+def test_a_failed_tier_keeps_nothing(make_mover: MakeMover, kept: Path, prefix: NumberedPrefix) -> None:
+    mover = make_mover(4, 6, kept, keep=True)
+    kept.unlink()
+    mover.offload([0], [0], [prefix(0)])
+    assert "is not kept" in mover.close()
+    assert not kept.exists()
+
+
+def test_without_keeping_a_kept_file_goes(make_mover: MakeMover, kept: Path) -> None:
+    mover = make_mover(4, 6, kept)
+    assert mover.kept() == []
+    assert list(kept.parent.glob("kv*")) == []
+
+
+EXPECTED = Expected("model", 4, 10)
+
+
+def an_index(*blocks: KeptBlock) -> KeptIndex:
+    return KeptIndex("model", b"s" * 32, 100, list(blocks))
+
+
+def a_block(**changes: object) -> KeptBlock:
+    fields: dict[str, object] = {
+        "place": 1,
+        "checksum": 5,
+        "digest": b"d" * 32,
+        "start": 8,
+        "tokens": b"t" * 16,
+        "parent": b"p" * 32,
+    }
+    return KeptBlock(**(fields | changes))  # type: ignore[arg-type]
+
+
+def test_an_index_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    index = an_index(a_block(), a_block(place=2, digest=b"e" * 32, start=0, parent=b""))
+    write_index(tmp_path / "index", index)
+    assert read_index(tmp_path / "index", EXPECTED, 100) == (index, "")
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+    assert (tmp_path / "index").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        [a_block(place=-1)],
+        [a_block(checksum=1 << 32)],
+        [a_block(checksum=-1)],
+        [a_block(digest=b"short")],
+        [a_block(tokens=b"t" * 15)],
+        [a_block(start=-4)],
+        [a_block(start=3)],
+        [a_block(start=1 << 40)],
+        [a_block(), a_block(digest=b"e" * 32)],
+        [a_block(), a_block(place=2)],
+    ],
+)
+def test_numbers_in_an_index_are_bounded_before_they_are_believed(tmp_path: Path, blocks: list[KeptBlock]) -> None:
+    write_index(tmp_path / "index", an_index(*blocks))
+    assert read_index(tmp_path / "index", EXPECTED, 100) == (None, "is damaged")
+
+
+def test_an_index_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    with open(tmp_path / "index", "wb") as file:
+        file.truncate(1 << 40)
+    found, reason = read_index(tmp_path / "index", EXPECTED, 100)
+    assert found is None
+    assert reason.startswith("is larger than ")
+
+
+@settings(max_examples=examples(60))
+@given(at=st.integers(0, 10_000), flip=st.integers(1, 255), cut=st.booleans())
+def test_no_damage_is_believed_or_raised(tmp_path: Path, at: int, flip: int, cut: bool) -> None:
+    write_index(tmp_path / "index", an_index(a_block(digest=secrets.token_bytes(32))))
+    raw = bytearray((tmp_path / "index").read_bytes())
+    at %= len(raw)
+    if cut:
+        del raw[at:]
+    else:
+        raw[at] ^= flip
+    (tmp_path / "index").write_bytes(raw)
+    assert read_index(tmp_path / "index", EXPECTED, 100) == (None, "is damaged")
+
+
+def test_a_folder_where_the_index_should_be_is_told(make_mover: MakeMover, tmp_path: Path) -> None:
+    (tmp_path / "kv.index").mkdir()
+    with pytest.raises(BadInput, match=r"cannot write '.*kv\.index'"):
+        make_mover(4, 6, tmp_path / "kv", keep=True)

@@ -1,0 +1,210 @@
+"""Copies over staging buffers: bounded, batched, and never waited for without need. Bytes: `test_journeys`."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from kvscope_engine.model.kv_cache.kv_offload.block_layout import BlockLayout
+from kvscope_engine.model.kv_cache.kv_offload.staged_copies import StagedCopies
+from kvscope_engine.model.kv_cache.kv_storage import KVStorage
+
+STAGING_BLOCKS = 4
+
+
+class CountingCopies(StagedCopies):
+    """Notes each copy to and from the host: (first row of staging, first place, places)."""
+
+    copied: list[tuple[int, int, int]]
+    rows: torch.Tensor
+    """Of the host."""
+
+    def _to_host(self, chunk: Any, rows: torch.Tensor) -> None:
+        self.copied += chunk.runs
+        super()._to_host(chunk, rows)
+
+
+@pytest.fixture
+def streams(late_streams: Callable[..., Any]) -> Any:
+    return late_streams(random.Random(0))
+
+
+@pytest.fixture
+def copies(storage: KVStorage, streams: Any) -> CountingCopies:
+    words = BlockLayout(storage)
+    rows = torch.zeros(16, words.block_bytes, dtype=torch.uint8)
+    copies = CountingCopies(words, rows, streams, STAGING_BLOCKS)
+    copies.copied, copies.rows = [], rows
+    return copies
+
+
+def finish(streams: Any) -> None:
+    streams.finish("compute")
+    streams.finish("copy")
+
+
+def test_many_small_saves_go_in_few_large_copies(copies: CountingCopies, streams: Any) -> None:
+    for number in range(8):
+        copies.save([number], [7 - number])
+    assert not any(streams.lanes.values()), "nothing starts before it must"
+    copies.flush()
+    finish(streams)
+    assert copies.copied == [(0, 0, 4), (0, 4, 4)]
+    assert copies.saving.num_blocks == 0, "how long it took is taken in later"
+    copies.measure()
+    assert copies.saving.num_blocks == 8
+
+
+def test_gaps_between_places_part_a_copy(copies: CountingCopies, streams: Any) -> None:
+    copies.save([3, 4, 5], [9, 2, 3])
+    copies.flush()
+    finish(streams)
+    assert copies.copied == [(0, 2, 2), (2, 9, 1)]
+
+
+def test_only_what_is_under_way_is_waited_for(copies: CountingCopies, streams: Any) -> None:
+    copies.save([0, 1], [0, 1])
+    copies.settle([5])
+    assert not streams.lanes["copy"], "another's place made them start"
+    copies.flush()
+    copies.settle([5])
+    assert streams.lanes["copy"], "another's place was waited for"
+    copies.settle([1])
+    assert not streams.lanes["copy"]
+    assert copies.copied == [(0, 0, 2)]
+
+
+def test_flush_waits_for_nothing(copies: CountingCopies, streams: Any) -> None:
+    copies.save([0], [0])
+    copies.flush()
+    copies.load([0], [1])
+    copies.flush()
+    copies.measure()
+    assert copies.copied == []
+    assert copies.saving.seconds_per_block == 0
+
+
+def test_closing_ends_everything(copies: CountingCopies, streams: Any) -> None:
+    copies.save([0], [0])
+    copies.close()
+    assert copies.copied == [(0, 0, 1)]
+    assert not any(streams.lanes.values())
+
+
+def test_a_load_waits_for_the_staging_buffer_that_it_goes_through(
+    copies: CountingCopies, streams: Any, storage: KVStorage, tools: Any
+) -> None:
+    """Three chunks, two buffers, and a link that is faster than the device."""
+    before = [tools.content(storage, block) for block in range(12)]
+    copies.save(range(12), range(12))
+    copies.flush()
+    finish(streams)
+    copies.load(range(12), range(11, -1, -1))
+    copies.flush()
+    streams.finish("copy")
+    streams.finish("compute")
+    assert [tools.content(storage, block) for block in range(12)] == before[::-1]
+
+
+# Where the device has no memory left
+
+
+NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+
+
+def there_and_back(copies: StagedCopies, storage: KVStorage, tools: Any, streams: Any) -> None:
+    """All blocks, in three chunks each way, though what runs next writes to them."""
+    before = [tools.content(storage, block) for block in range(12)]
+    copies.save(range(12), range(11, -1, -1))
+    copies.flush()
+    finish(streams)
+    for block in range(12):
+        tools.overwrite(storage, block, block)
+    copies.load(range(12), range(12))
+    copies.flush()
+    finish(streams)
+    assert [tools.content(storage, block) for block in range(12)] == before[::-1]
+
+
+@pytest.mark.parametrize("operation", ["index_select", "index_copy_"])
+def test_blocks_are_copied_where_nothing_can_be_gathered_or_scattered(
+    storage: KVStorage, prompt_streams: Callable[..., Any], tools: Any, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    def fails(*given: Any) -> None:
+        raise NO_MEMORY
+
+    words, streams = BlockLayout(storage), prompt_streams()
+    rows = torch.zeros(16, words.block_bytes, dtype=torch.uint8)
+    copies = StagedCopies(words, rows, streams, STAGING_BLOCKS)
+    monkeypatch.setattr(torch.Tensor, operation, fails)
+    there_and_back(copies, storage, tools, streams)
+
+
+def test_blocks_are_copied_whichever_mark_there_is_no_memory_for(
+    storage: KVStorage, late_streams: Callable[..., Any], tools: Any
+) -> None:
+    words = BlockLayout(storage)
+    for failing in itertools.count(1):
+        streams, calls = late_streams(random.Random(failing)), itertools.count(1)
+        mark = streams.mark
+
+        def failing_mark(lane: Any, *, mark: Any = mark, calls: Any = calls, failing: int = failing) -> Any:
+            if next(calls) == failing:
+                raise NO_MEMORY
+            return mark(lane)
+
+        streams.mark = failing_mark
+        rows = torch.zeros(16, words.block_bytes, dtype=torch.uint8)
+        there_and_back(StagedCopies(words, rows, streams, STAGING_BLOCKS), storage, tools, streams)
+        if next(calls) <= failing:
+            break
+    assert failing == 6 * 3 + 1, "three marks for each chunk, six chunks"
+
+
+def test_a_settled_place_is_done_with_where_there_was_no_memory(
+    copies: CountingCopies, streams: Any, tools: Any, storage: KVStorage
+) -> None:
+    """Read from at once when it was saved to, and written to when it was loaded from."""
+
+    def no_memory(lane: Any) -> Any:
+        raise NO_MEMORY
+
+    streams.mark = no_memory
+    before = tools.content(storage, 0)
+    copies.save([0], [5])
+    copies.settle([5])
+    assert copies.rows[5].numpy().tobytes() == before
+    copies.load([5], [1])
+    copies.settle([5])
+    copies.rows[5] = 0
+    finish(streams)
+    assert tools.content(storage, 1) == before
+
+
+def test_what_could_not_be_handed_over_is_pending_still(
+    storage: KVStorage, prompt_streams: Callable[..., Any], tools: Any
+) -> None:
+    """Two chunks: the first was saved, and is not saved again from blocks that hold something else since."""
+    words = BlockLayout(storage)
+    rows = torch.zeros(16, words.block_bytes, dtype=torch.uint8)
+    errors = [None] * 3 + [RuntimeError("an illegal instruction was encountered")]
+
+    def before_mark() -> None:
+        error = errors.pop(0) if errors else None
+        if error is not None:
+            raise error
+
+    copies = StagedCopies(words, rows, prompt_streams(before_mark), STAGING_BLOCKS)
+    before = [tools.content(storage, block) for block in range(8)]
+    copies.save(range(8), range(8))
+    with pytest.raises(RuntimeError, match="illegal instruction"):
+        copies.flush()
+    for block in range(4):
+        tools.overwrite(storage, block, block)
+    copies.flush()
+    assert [row.numpy().tobytes() for row in rows[:8]] == before

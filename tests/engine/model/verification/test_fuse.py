@@ -1,0 +1,198 @@
+"""Fused and packed parts equal what they replace; what only looks alike is left as it came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.engine.recurrent_models import recurrent_model
+from torch import nn
+
+from kvscope_engine.model.layers.fused.fused_norm import FastRMSNorm
+from kvscope_engine.model.layers.fused.packed_linear import (
+    FusedLinear,
+    PackedLinear,
+    can_pack,
+    fast_linear,
+    pack_linears,
+)
+from kvscope_engine.model.layers.weight_bytes import weights_bytes
+from kvscope_engine.model.loaded_model import LoadedModel
+from kvscope_engine.model.tensor_agreement import close
+from kvscope_engine.model.verification.fuse import fuse_model
+from kvscope_engine.model.verification.trial import TrialContext, run_trial
+
+CPU = torch.device("cpu")
+MODELS = ("llama", "qwen3", "mistral", "gemma2", "gpt_oss")
+Load = Callable[..., LoadedModel]
+
+
+def logits_of(module: Any, num_tokens: int = 6) -> torch.Tensor:
+    """With attention that is a fixed function of its layer, for more tokens than the trial knew."""
+    positions = torch.arange(num_tokens)[None] * 3
+    with torch.inference_mode():
+        logits: torch.Tensor = module(
+            input_ids=positions + 4, position_ids=positions, use_cache=False, paged=TrialContext()
+        ).logits
+    return logits
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_logits_are_those_of_the_plain_model(model_type: str, tiny_loaded: Load) -> None:
+    module = tiny_loaded(model_type).module
+    expected = logits_of(module)
+    fused = fuse_model(module)
+    assert fused.attentions == 2
+    torch.testing.assert_close(logits_of(module), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_bfloat16_differs_by_rounding_alone(tiny_loaded: Load) -> None:
+    module = tiny_loaded("llama").module
+    exact = logits_of(module)
+    plain = logits_of(module.to(torch.bfloat16)).float()
+    fused = fuse_model(module)
+    assert fused.layers == 2
+    assert fused.float32_residual
+    error, allowed = ((x - exact).square().mean().sqrt() for x in (logits_of(module).float(), plain))
+    assert float(error) <= 1.1 * float(allowed)
+
+
+@pytest.mark.parametrize("where", ["norm", "embed_tokens"])
+def test_a_residual_in_float32_that_is_not_taken_stays_as_it_was(where: str, tiny_loaded: Load) -> None:
+    module: Any = tiny_loaded("llama").module.to(torch.bfloat16)
+    if where == "norm":  # what follows the layers takes no other type
+        module.model.norm = nn.LayerNorm(64, dtype=torch.bfloat16)
+    else:  # what goes before is none of our business
+        module.model.embed_tokens.register_forward_hook(lambda part, args, output: output * 2)
+    expected = logits_of(module).float()
+    fused = fuse_model(module)
+    assert fused.float32_residual == (where != "norm")
+    difference = (logits_of(module).float() - expected).square().mean().sqrt()
+    assert float(difference) <= 0.02 * float(expected.square().mean().sqrt())
+
+
+def test_a_model_fused_without_packing_is_the_same(tiny_loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvscope_engine.model.verification.fuse.can_pack", lambda dtype, device: False)
+    module = tiny_loaded("qwen3").module
+    expected, before = logits_of(module), weights_bytes(module)
+    assert not fuse_model(module).packed
+    assert not any(isinstance(part, PackedLinear) for part in module.modules())
+    torch.testing.assert_close(logits_of(module), expected, rtol=1e-4, atol=1e-4)
+    assert weights_bytes(module) == pytest.approx(before, rel=0.01)  # but for the norms that were joined
+
+
+def test_plain_weights_are_given_up(tiny_loaded: Load) -> None:
+    module = tiny_loaded("llama").module
+    before = weights_bytes(module)
+    if not fuse_model(module).packed:
+        pytest.skip("this CPU has no packed layers")
+    left = sum(parameter.numel() for parameter in module.parameters())
+    assert left == 320 * 64 + 5 * 64, "the embedding and the norms"
+    assert weights_bytes(module) == pytest.approx(before, rel=0.01)  # but for the norms that were joined
+
+
+@pytest.mark.parametrize(
+    ("where", "change"),
+    [
+        ("mlp", lambda module, x: module.down_proj(module.act_fn(module.up_proj(x)) * module.gate_proj(x))),
+        ("input_layernorm", lambda module, x: nn.functional.layer_norm(x, x.shape[-1:], module.weight)),
+    ],
+)
+def test_what_only_looks_alike_is_left(where: str, change: Any, tiny_loaded: Load) -> None:
+    module: Any = tiny_loaded("llama").module
+    odd = getattr(module.model.layers[0], where)
+    odd.forward = lambda x: change(odd, x)
+    expected = logits_of(module)
+    fused = fuse_model(module)
+    assert fused.layers == 1
+    assert not hasattr(odd, "kvscope_fused")
+    torch.testing.assert_close(logits_of(module), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_an_attention_that_scales_its_keys_is_left(tiny_loaded: Load) -> None:
+    module: Any = tiny_loaded("llama").module
+    odd = module.model.layers[1].self_attn
+    odd.k_proj.register_forward_hook(lambda part, args, output: output * 1.5)
+    expected = logits_of(module)
+    assert fuse_model(module).attentions == 1
+    torch.testing.assert_close(logits_of(module), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_modules_called_twice_are_not_kept(tiny_loaded: Load) -> None:
+    module: Any = tiny_loaded("llama").module
+    layers = module.model.layers
+    layers[1].mlp = layers[0].mlp
+    assert layers[0].mlp not in run_trial(module).calls
+    assert fuse_model(module).mlps == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("biases", [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("packed", [True, False])
+def test_joined_layers_equal_their_parts(dtype: torch.dtype, biases: tuple[bool, ...], packed: bool) -> None:
+    if packed and not can_pack(dtype, CPU):
+        pytest.skip("this CPU has no packed layers")
+    torch.manual_seed(0)
+    parts = [nn.Linear(33, size, bias=bias).to(dtype) for size, bias in zip((7, 20), biases, strict=True)]
+    for shape in ((1, 33), (5, 33), (1, 9, 33)):
+        x, other = torch.randn(shape).to(dtype), torch.randn(*shape[:-1], 27).to(dtype)
+        with torch.inference_mode():
+            joined = fast_linear(parts, packed)
+            expected = torch.cat([part(x) for part in parts], dim=-1)
+            assert isinstance(joined, PackedLinear if packed else FusedLinear)
+            bound = 1e-5 if dtype == torch.float32 else 2e-2
+            torch.testing.assert_close(joined(x), expected, rtol=bound, atol=bound)
+            torch.testing.assert_close(joined.forward_add(x, other), expected + other, rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize("family", ["rwkv", "granitemoehybrid"])
+def test_linears_that_run_in_another_order_than_they_stand_are_packed(family: str) -> None:
+    module = recurrent_model(family)
+    if not fuse_model(module).packed:
+        pytest.skip("this CPU has no packed layers")
+    assert [name for name, part in module.named_modules() if type(part) is nn.Linear] == []
+
+
+def test_only_plain_linears_are_packed() -> None:
+    if not can_pack(torch.float32, CPU):
+        pytest.skip("this CPU has no packed layers")
+
+    class Special(nn.Linear):
+        pass
+
+    module = nn.Sequential(nn.Linear(8, 8), Special(8, 8), nn.Sequential(nn.Linear(8, 4)))
+    x = torch.randn(3, 8)
+    with torch.inference_mode():
+        expected = module(x)
+        pack_linears(module, set(module.modules()))
+        torch.testing.assert_close(module(x), expected)
+    kinds = [type(part) for part in module.modules() if not isinstance(part, nn.Sequential)]
+    assert kinds == [PackedLinear, Special, PackedLinear]
+    packed = module[0]
+    assert isinstance(packed, PackedLinear)
+    assert (packed.weight.shape, packed.weight.dtype) == ((8, 8), torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norm_equals_its_formula(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 40).to(dtype)
+    weight = torch.randn(3, 40)
+    wide = x.double()
+    expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    actual = FastRMSNorm(weight, 1e-5, dtype)(x)
+    assert actual.dtype == dtype
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5 if dtype == torch.float32 else 8e-3, atol=1e-5)
+
+
+def test_close_sees_what_differs() -> None:
+    one = torch.randn(3, 5)
+    assert close((one, None), (one + 1e-6, None))
+    assert not close((one, None), (one * 1.01, None))
+    assert not close((one,), (one, None))
+    assert not close(one, one.double())
+    assert not close(one, one[:2])
+    assert not close(one * float("nan"), one)
+    assert not close(None, one)

@@ -1,0 +1,29 @@
+"""What a loaded model is made into: proven, its head in float32, its parts joined; once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from kvscope_engine.model.layers.fused.float32_head import Float32Head
+from kvscope_engine.model.loaded_model import LoadedModel
+from kvscope_engine.model.verification.ready_to_run import make_ready_to_run
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_logits_of_sixteen_bits_are_float32(tiny_loaded: Callable[..., LoadedModel], dtype: torch.dtype) -> None:
+    """In 16 bits the likeliest tokens tie, and the lower number wins, whatever it says."""
+    module: Any = tiny_loaded("llama").module.to(dtype)
+    found = make_ready_to_run(module)
+    assert found.layers == 2
+    assert isinstance(module.get_output_embeddings(), Float32Head)
+    assert make_ready_to_run(module) is found
+
+
+def test_a_float32_model_keeps_its_head(tiny_loaded: Callable[..., LoadedModel]) -> None:
+    module: Any = tiny_loaded("llama").module
+    make_ready_to_run(module)
+    assert not isinstance(module.get_output_embeddings(), Float32Head)

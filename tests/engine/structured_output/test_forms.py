@@ -1,0 +1,409 @@
+"""Forms, walked through at random with the default model's vocabulary: whatever is said is of the form."""
+
+from __future__ import annotations
+
+import json
+import queue
+import random
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from kvscope_engine.structured_output import forms as forms_module
+from kvscope_engine.structured_output.compiling import MAX_WHITESPACE
+from kvscope_engine.structured_output.forms import Forms, PreparedPrompt, matcher_for, prepared
+from kvscope_engine.structured_output.matcher import FormMatcher
+from kvscope_engine.tokenization.tokenizer import Tokenizer
+from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.messages.structured import Structured
+
+NUM_LOGITS = 49_280
+"""More than the default model's 49,152, as a head that is padded has."""
+LONG_S = 60.0
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 2, "maxLength": 6},
+        "kind": {"enum": ["cat", "dog", "\U0001f600"]},
+        "sizes": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 2},
+    },
+    "required": ["name", "kind", "sizes"],
+}
+CHOICES = ("red", 'with "quotes" and \\', "new\nline\tand tab", "naïve \U0001f600", "redder", "\x7f\u2028\u00a0x")
+
+
+@pytest.fixture(scope="module")
+def forms(default_tokenizer: Tokenizer) -> Iterator[Forms]:
+    pytest.importorskip("xgrammar")
+    with closing(Forms(default_tokenizer, NUM_LOGITS, {2})) as forms:
+        yield forms
+
+
+def allowed(matcher: FormMatcher, *, may_end: bool = True) -> list[int]:
+    words = np.zeros((3, NUM_LOGITS // 32), np.int32)
+    matcher.fill(words, 1, may_end=may_end)
+    assert not words[[0, 2]].any(), "other rows are left alone"
+    bits = np.unpackbits(words[1].view(np.uint8), bitorder="little")
+    return [int(token) for token in np.flatnonzero(bits)]
+
+
+def walk(matcher: FormMatcher, tokenizer: Tokenizer, seed: int) -> str:
+    """What comes of tokens drawn from those that are allowed, its end preferred."""
+    drawn = random.Random(seed)
+    said: list[int] = []
+    while not matcher.has_ended:
+        tokens = allowed(matcher)
+        assert not tokenizer.special_token_ids - {2} & set(tokens)
+        assert max(tokens) < tokenizer.vocab_size
+        token = 2 if 2 in tokens and drawn.random() < 0.5 else drawn.choice(tokens)
+        matcher.accept(token)
+        said.append(token)
+        assert len(said) < 2000
+    assert said.pop() == 2
+    return tokenizer.decode(said, skip_special_tokens=True)
+
+
+def is_of_schema(text: str) -> bool:
+    value = json.loads(text)
+    return (
+        list(value) == ["name", "kind", "sizes"]
+        and 2 <= len(value["name"]) <= 6
+        and value["kind"] in ("cat", "dog", "\U0001f600")
+        and len(value["sizes"]) <= 2
+        and all(type(size) is int and 0 <= size <= 99 for size in value["sizes"])
+    )
+
+
+KINDS: dict[str, tuple[str, Callable[[str], object]]] = {
+    "json_schema": (json.dumps(SCHEMA), is_of_schema),
+    "regex": (r"[a-f]{2,4}-(\d|é)+", re.compile(r"[a-f]{2,4}-([0-9]|é)+").fullmatch),
+    "grammar": ('root ::= "(" root ")" | [xyz] | "\\u00e9"', re.compile(r"\(*[xyzé]\)*").fullmatch),
+    "choice": (json.dumps(CHOICES), CHOICES.__contains__),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_is_drawn_is_of_the_form(kind: Any, forms: Forms, default_tokenizer: Tokenizer) -> None:
+    text, is_right = KINDS[kind]
+    form = forms.get(Structured(kind=kind, text=text))
+    for seed in range(12):
+        said = walk(form.matcher(), default_tokenizer, seed)
+        assert is_right(said), said
+
+
+def test_every_choice_can_be_made(forms: Forms, default_tokenizer: Tokenizer) -> None:
+    form = forms.get(Structured(kind="choice", text=json.dumps(CHOICES)))
+    for choice in CHOICES:
+        matcher = form.matcher()
+        for token in default_tokenizer.encode(choice, add_special_tokens=False):
+            matcher.accept(token)
+        assert 2 in allowed(matcher)
+
+
+def test_a_json_object_may_be_any(forms: Forms, default_tokenizer: Tokenizer) -> None:
+    matcher = forms.get(Structured(kind="json_object")).matcher()
+    for token in default_tokenizer.encode('{"a": [1, null, {"b": "c"}]}', add_special_tokens=False):
+        matcher.accept(token)
+    assert 2 in allowed(matcher)
+
+
+def test_nothing_goes_on_for_ever_between_two_parts(forms: Forms, default_tokenizer: Tokenizer) -> None:
+    matcher = forms.get(Structured(kind="json_object")).matcher()
+    (newline,) = default_tokenizer.encode("\n", add_special_tokens=False)
+    matcher.accept(*default_tokenizer.encode("{", add_special_tokens=False))
+    for _ in range(MAX_WHITESPACE):
+        assert newline in allowed(matcher)
+        matcher.accept(newline)
+    assert newline not in allowed(matcher)
+    with pytest.raises(KvscopeError, match="not of the form"):
+        matcher.accept(newline)
+
+
+def test_an_end_waits_for_min_tokens_where_something_else_may_come(forms: Forms) -> None:
+    matcher = forms.get(Structured(kind="regex", text="a*")).matcher()
+    assert 2 in allowed(matcher)
+    assert 2 not in allowed(matcher, may_end=False)
+    only_ends = forms.get(Structured(kind="regex", text="(b)?")).matcher()
+    (b,) = [token for token in allowed(only_ends) if token != 2]
+    only_ends.accept(b)
+    assert allowed(only_ends, may_end=False) == [2]
+
+
+def test_completions_go_their_own_ways(forms: Forms) -> None:
+    form = forms.get(Structured(kind="regex", text="[ab]c"))
+    first, second = form.matcher(), form.matcher()
+    first.accept(allowed(first)[0])
+    assert allowed(second) != allowed(first)
+
+
+def test_many_are_asked_at_once_and_each_has_its_own_mask(forms: Forms) -> None:
+    form = forms.get(Structured(kind="regex", text="a[bc]|d[ef]|g[hi]"))
+    for _ in range(3):
+        matchers = [form.matcher() for _ in range(40)]
+        firsts = [token for token in allowed(matchers[0]) if token < 256][:3]
+        for number, matcher in enumerate(matchers):
+            matcher.accept(firsts[number % 3])
+        forms.send()
+        while not all(matcher.is_ready for matcher in matchers):
+            forms.await_masks(is_idle=True)
+        found = [tuple(allowed(matcher)) for matcher in matchers]
+        assert len(set(found[:3])) == 3
+        assert found == (found[:3] * 14)[:40]
+
+
+def test_those_in_use_have_a_bound_of_memory_together(
+    default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("xgrammar")
+    with closing(Forms(default_tokenizer, NUM_LOGITS, {2})) as forms:
+        kept = forms.get(Structured(kind="regex", text="kept"))
+        monkeypatch.setattr(forms_module, "MAX_BYTES", 1)
+        with pytest.raises(BadInput, match="the engine is behind: forms in use take"):
+            forms.get(Structured(kind="regex", text="another"))
+        del kept
+        assert allowed(forms.get(Structured(kind="regex", text="another")).matcher())
+
+
+def test_without_an_end_in_the_vocabulary_a_whole_text_is_the_end(default_tokenizer: Tokenizer) -> None:
+    pytest.importorskip("xgrammar")
+    with closing(Forms(default_tokenizer, NUM_LOGITS, ())) as forms:
+        matcher = forms.get(Structured(kind="regex", text="ab")).matcher()
+        for token in default_tokenizer.encode("ab", add_special_tokens=False):
+            assert not matcher.has_ended
+            matcher.accept(token)
+        assert matcher.has_ended
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "named"),
+    [
+        ("regex", "[a-z", "regex is not accepted: Regex parsing error"),
+        ("regex", r"(a)\1", "regex is not accepted: Regex parsing error at position 4: Backreference"),
+        ("json_schema", "{", "json_schema='{' is not accepted: it is no JSON"),
+        ("json_schema", "[1]", r"json_schema='\[1\]' is not accepted: an object or a boolean"),
+        ("json_schema", '{"type": "foo"}', 'json_schema is not accepted: Unsupported type "foo"'),
+        ("json_schema", '{"$ref": "#/nowhere"}', "json_schema is not accepted: Cannot find field nowhere"),
+        ("json_schema", "[" * 100_000, "json_schema is not accepted: 100000 levels are nested, at most 128"),
+        ("grammar", "root ::= other", 'Rule "other" is not defined'),
+        ("grammar", 'start ::= "a"', 'The root rule with name "root" is not found'),
+        ("grammar", 'root ::= root "a"', "grammar is not accepted: no text of this model's tokens is of that form"),
+        ("regex", "(" * 50_000 + ")" * 50_000, "regex is not accepted: EBNF parser error"),
+        ("regex", "a\ud800", "regex is not accepted: '.*' is no character"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(forms: Forms, kind: Any, text: str, named: str) -> None:
+    with pytest.raises(BadInput, match=named) as refusal:
+        forms.get(Structured(kind=kind, text=text))
+    assert "\n" not in str(refusal.value)
+    assert len(str(refusal.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("json_schema", '{"type": "object", "properties": {"a": ' * 250 + "{}" + "}}" * 250),
+        ("json_schema", '{"items": ' * 500 + "{}" + "}" * 500),
+        ("json_schema", '{"anyOf": [' * 100 + "{}" + "]}" * 100),
+        ("structural_tag", '{"type": "structural_tag", "format": ' + '{"items": ' * 200 + "{}" + "}" * 201),
+    ],
+)
+def test_deeply_nested_schema_is_refused_before_anything_is_compiled(kind: Any, text: str) -> None:
+    without_tokenizer: Any = None
+    with pytest.raises(BadInput, match=r"levels are nested, at most 128 are accepted"):
+        Forms(without_tokenizer, NUM_LOGITS, {2}).get(Structured(kind=kind, text=text))
+
+
+def test_brackets_inside_strings_are_not_nested(forms: Forms) -> None:
+    text = json.dumps({"const": '\\"' + "[{" * 200})
+    assert allowed(forms.get(Structured(kind="json_schema", text=text)).matcher())
+
+
+def test_a_form_is_compiled_once_and_kept(forms: Forms) -> None:
+    asked = Structured(kind="choice", text='["kept"]')
+    assert not forms.has(asked)
+    kept = forms.get(asked)
+    assert forms.has(asked)
+    assert forms.get(asked) is kept
+    prompt = prepared([1, 2], asked, forms)
+    assert prompt == [1, 2]
+    assert isinstance(prompt, PreparedPrompt)
+    assert prepared(prompt, asked, None) is prompt, "what was prepared is not compiled again"
+    assert matcher_for(prompt) is not None
+    assert matcher_for([1, 2]) is None
+
+
+def test_those_used_last_are_kept_and_those_in_use_stay(
+    default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("xgrammar")
+    monkeypatch.setattr(forms_module, "MAX_KEPT", 1)
+    monkeypatch.setattr(forms_module, "MAX_FORMS", 2)
+    a, b, c, d = (Structured(kind="regex", text=text) for text in "abcd")
+    with closing(Forms(default_tokenizer, NUM_LOGITS, {2})) as forms:
+        in_use = forms.get(a)
+        forms.get(b)
+        assert forms.has(a)
+        assert forms.has(b)
+        forms.get(c)
+        assert not forms.has(b)
+        also_in_use = forms.get(d)
+        assert not forms.has(c)
+        with pytest.raises(BadInput, match="the engine is behind: 2 forms are in use already"):
+            forms.get(c)
+        assert allowed(in_use.matcher())
+        assert allowed(also_in_use.matcher())
+
+
+COSTLY = {
+    "endless masks": "(.{1,60}){1,60}(.{1,60}){1,60}",
+    "a second a mask": "(.{1,60}){1,60}",
+    "costly where it goes on": "x{30}(.{1,60}){1,60}",
+    "many stars": "(a*)*" * 500,
+    "large": "(" * 900 + "a{1,900}" + "){1,900}" * 900,
+}
+
+
+@pytest.mark.parametrize("name", COSTLY)
+def test_a_form_that_is_too_costly_is_refused_before_it_is_accepted(name: str, forms: Forms) -> None:
+    with pytest.raises(BadInput, match=r"too costly|Repetition|limit") as refusal:
+        forms.get(Structured(kind="regex", text=COSTLY[name]))
+    assert "\n" not in str(refusal.value)
+    assert allowed(forms.get(Structured(kind="regex", text="ab")).matcher()), "others are as they were"
+
+
+LATE = "x{400}(.{1,60}){1,60}(.{1,60}){1,60}"
+"""Nobody finds out before a token is four hundred letters away."""
+
+
+@pytest.fixture
+def late(default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Iterator[FormMatcher]:
+    """One token before what is too costly, where nobody looked."""
+    pytest.importorskip("xgrammar")
+    with closing(Forms(default_tokenizer, NUM_LOGITS, {2}, LONG_S)) as forms:
+        matcher = forms.get(Structured(kind="regex", text=LATE)).matcher()
+        ids = default_tokenizer.encode("x" * 400, add_special_tokens=False)
+        for token in ids:
+            matcher.accept(token)
+        yield matcher
+
+
+def test_a_token_that_takes_too_long_ends_its_request_and_nobody_else_waits(
+    late: FormMatcher, forms: Forms, default_tokenizer: Tokenizer
+) -> None:
+    assert not late.is_ready
+    other = forms.get(Structured(kind="regex", text="(yes|no)+")).matcher()
+    for _ in range(20):
+        other.accept(*default_tokenizer.encode("yes", add_special_tokens=False))
+        assert allowed(other)
+    words = np.zeros((1, NUM_LOGITS // 32), np.int32)
+    late.fill(words, 0, may_end=True)
+    assert late.is_ready
+    with pytest.raises(
+        KvscopeError, match=r"took more than 0.25 s of computing for one token|did not respond for 60 s"
+    ):
+        late.accept(3)
+
+
+def test_a_form_that_nobody_waits_for_is_given_up(forms: Forms) -> None:
+    asked = Structured(kind="regex", text="(.{1,60}){1,60}(.{1,60}){1,60}(.{1,60}){1,60}")
+    is_wanted = threading.Event()
+    is_wanted.set()
+    reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def ask() -> None:
+        with pytest.raises(BadInput) as refusal:
+            forms.get(asked, is_wanted.is_set)
+        reasons.put(str(refusal.value))
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    is_wanted.clear()
+    assert [reasons.get(timeout=LONG_S) for _ in threads] == ["no client waits for this form any more"] * 2
+    for thread in threads:
+        thread.join()
+
+
+def go_on(matcher: FormMatcher, count: int) -> None:
+    for _ in range(count):
+        matcher.accept(allowed(matcher)[0])
+
+
+def test_a_lost_process_ends_its_requests_and_the_next_ask_makes_another(default_tokenizer: Tokenizer) -> None:
+    pytest.importorskip("xgrammar")
+    asked = Structured(kind="regex", text="[ab]+")
+    before = psutil.Process().children()
+    with closing(Forms(default_tokenizer, NUM_LOGITS, {2})) as forms:
+        matcher = forms.get(asked).matcher()
+        (keeper,) = (child for child in psutil.Process().children() if child not in before)
+        keeper.kill()
+        keeper.wait()
+        allowed(matcher)
+        with pytest.raises(KvscopeError, match="the process of its structured output"):
+            go_on(matcher, 100)
+        del matcher
+        assert allowed(forms.get(asked).matcher())
+
+
+def test_no_process_is_left_behind(default_tokenizer: Tokenizer) -> None:
+    pytest.importorskip("xgrammar")
+    before = set(psutil.Process().children(recursive=True))
+    with closing(Forms(default_tokenizer, NUM_LOGITS, {2})) as forms:
+        form = forms.get(Structured(kind="regex", text="[ab]+"))
+        mine = set(psutil.Process().children(recursive=True)) - before
+        assert len(mine) == 2, "the keeper and the form"
+    assert form.num_bytes
+    _, left = psutil.wait_procs(mine, timeout=LONG_S)
+    assert not left
+
+
+def test_where_it_cannot_start_forms_are_refused_with_the_reason(
+    default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("xgrammar")
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with closing(Forms(default_tokenizer, NUM_LOGITS, {2})) as forms, pytest.raises(BadInput) as refusal:
+        forms.get(Structured(kind="json_object"))
+    assert str(refusal.value).startswith("json_object is not accepted: its process does not start: ")
+
+
+def test_a_model_without_text_has_no_forms() -> None:
+    with pytest.raises(BadInput, match="no tokenizer"):
+        prepared([1], Structured(kind="json_object"), None)
+
+
+def test_an_engine_that_ends_waits_for_no_process_that_starts(default_tokenizer: Tokenizer) -> None:
+    pytest.importorskip("xgrammar")
+    forms = Forms(default_tokenizer, NUM_LOGITS, {2})
+    refusals: queue.SimpleQueue[BadInput] = queue.SimpleQueue()
+
+    def ask() -> None:
+        with pytest.raises(BadInput) as refusal:
+            forms.get(Structured(kind="choice", text=json.dumps(["a", "b"])))
+        refusals.put(refusal.value)
+
+    asking, ending = threading.Thread(target=ask, daemon=True), threading.Thread(target=forms.close, daemon=True)
+    before = set(psutil.Process().children())
+    asking.start()
+    deadline_s = time.monotonic() + LONG_S
+    while not (new := set(psutil.Process().children()) - before):
+        assert time.monotonic() < deadline_s, "no process was started"
+        time.sleep(0.005)
+    (keeper,) = new
+    while not any("structured_output.keeper" in word for word in keeper.cmdline()):  # its parent waits for that
+        assert time.monotonic() < deadline_s, "the process never became itself"
+        time.sleep(0.001)
+    keeper.suspend()  # a busy machine gives it no time
+    ending.start()
+    ending.join(LONG_S)
+    assert not ending.is_alive(), "half of what a process may take to start"
+    refusals.get(timeout=LONG_S)
+    assert not keeper.is_running() or keeper.status() == psutil.STATUS_ZOMBIE

@@ -1,0 +1,64 @@
+"""Turns of tools and calls as templates read them: as those of transformers do."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from kvscope_engine.tokenization.tokenizer import Tokenizer, as_template_reads
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import ChatMessage, ToolCall
+
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+TEMPLATE = (
+    "{% for tool in tools or [] %}<tool>{{ tool | tojson }}{% endfor %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}<call {{ call.id }}>{{ call.function.name }}"
+    "{{ call.function.arguments | tojson }}{% endfor %}"
+    "{% if m.name is defined %}<by {{ m.name }}>{% endif %}"
+    "{% if m.tool_call_id is defined %}<answers {{ m.tool_call_id }}>{% endif %}{% endfor %}"
+)
+
+
+class Nothing:
+    """A codec that has no tokens."""
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return []
+
+
+def written(*messages: ChatMessage, tools: list[dict[str, Any]] | None = None) -> str:
+    codec: Any = Nothing()
+    return Tokenizer(codec, {}, TEMPLATE).chat_text(messages, tools=tools)
+
+
+def test_a_tool_that_is_called_and_answers() -> None:
+    call = ToolCall(id="c1", name="weather", arguments='{"city": "Köln"}')
+    text = written(
+        ChatMessage(role="user", content="And?"),
+        ChatMessage(role="assistant", content="", tool_calls=(call,)),
+        ChatMessage(role="tool", content="rain", tool_call_id="c1", name="weather"),
+        tools=TOOLS,
+    )
+    tool, rest = text.removeprefix("<tool>").split("<user>")
+    assert json.loads(tool) == TOOLS[0]
+    expected = 'And?<assistant><call c1>weather{"city": "Köln"}<tool>rain<by weather><answers c1>'
+    assert rest == expected
+
+
+def test_what_a_turn_does_not_have_is_not_there() -> None:
+    assert as_template_reads(ChatMessage(role="user", content="x")) == {"role": "user", "content": "x"}
+
+
+@pytest.mark.parametrize("arguments", ["[1]", "{", "nonsense", "1"])
+def test_arguments_are_an_object(arguments: str) -> None:
+    message = ChatMessage(role="assistant", content="", tool_calls=(ToolCall(name="f", arguments=arguments),))
+    with pytest.raises(BadInput, match=r"arguments=.* of 'f' are not accepted: a JSON object"):
+        as_template_reads(message)
+
+
+def test_no_arguments_are_an_empty_object() -> None:
+    message = ChatMessage(role="assistant", content="", tool_calls=(ToolCall(name="f", arguments=""),))
+    assert as_template_reads(message)["tool_calls"][0]["function"]["arguments"] == {}

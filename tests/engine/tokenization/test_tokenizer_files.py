@@ -1,0 +1,82 @@
+"""A tokenizer read back from a folder is the one that was put there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvscope_engine.http.shapes.bodies import Message
+from kvscope_engine.http.shapes.conversation import conversation_text
+from kvscope_engine.tokenization import tokenizer_files
+from kvscope_engine.tokenization.tokenizer_files import (
+    EXTRAS_FILE,
+    PROCESSOR_TEMPLATE_FILE,
+    load_tokenizer,
+    save_tokenizer,
+)
+from kvscope_telemetry.errors import BadInput
+
+MESSAGES = [{"role": "user", "content": "Hi </s> é"}]
+
+
+def test_no_tokenizer(tmp_path: Path) -> None:
+    assert load_tokenizer(tmp_path) is None
+
+
+def test_transformers_files(tiny_tokenizer: Any, tmp_path: Path) -> None:
+    tiny_tokenizer.save_pretrained(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert loaded is not None
+    assert (
+        loaded.chat(MESSAGES) == tiny_tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True)["input_ids"]
+    )
+    assert loaded.eos_token_id == 2
+
+
+def test_our_files_need_no_transformers(tiny_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tokenizer(tiny_tokenizer, tmp_path)
+    monkeypatch.setattr(tokenizer_files, "from_transformers", None)
+    loaded = load_tokenizer(tmp_path)
+    assert loaded is not None
+    assert (
+        loaded.chat(MESSAGES) == tiny_tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True)["input_ids"]
+    )
+    assert (loaded.bos_token_id, loaded.eos_token_id) == (1, 2)
+    assert json.loads((tmp_path / EXTRAS_FILE).read_bytes())["chat_template"] == tiny_tokenizer.chat_template
+
+
+def test_several_templates(tiny_tokenizer: Any, tmp_path: Path) -> None:
+    tiny_tokenizer.chat_template = {"default": "{{ messages[0].content }}", "tool_use": "x"}
+    tiny_tokenizer.save_pretrained(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert loaded is not None
+    assert loaded.chat_text(MESSAGES) == MESSAGES[0]["content"]
+
+
+def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "nothing"}}')
+    with pytest.raises(BadInput, match="cannot be read") as refused:
+        load_tokenizer(tmp_path)
+    assert repr(str(tmp_path)) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+PARTS = (
+    "{% for m in messages %}<{{ m.role }}>{% for part in m.content %}"
+    "{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}{% endfor %}"
+)
+
+
+def test_a_template_that_reads_parts_alone_is_given_parts(tiny_tokenizer: Any, tmp_path: Path) -> None:
+    tiny_tokenizer.chat_template = None
+    tiny_tokenizer.save_pretrained(tmp_path)
+    (tmp_path / PROCESSOR_TEMPLATE_FILE).write_text(json.dumps({"chat_template": PARTS}))
+    loaded = load_tokenizer(tmp_path)
+    assert loaded is not None
+    assert loaded.chat_text(MESSAGES) == f"<user>{MESSAGES[0]['content']}"
+    asked = msgspec.convert(MESSAGES, list[Message])
+    assert conversation_text(loaded, asked) == f"<user>{MESSAGES[0]['content']}"

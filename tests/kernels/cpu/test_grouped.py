@@ -1,0 +1,127 @@
+"""Products with grouped weights: what they are, for every shape; and that a row does not see its neighbours."""
+
+import pytest
+import torch
+
+from kvscope_kernels.cpu.grouped import NativeGrouped, native_product_torch
+from kvscope_kernels.cpu.library import library
+from kvscope_kernels.quantized_linear.grouped_weight import GroupedWeight, grouped, rounded
+
+pytestmark = pytest.mark.skipif(library() is None, reason="needs a C compiler")
+
+
+def some(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def some_weight(outputs: int, inputs: int, bits: int = 4, group: int = 32) -> GroupedWeight:
+    """Of any codes, with scales that float16 holds."""
+    generator = torch.Generator().manual_seed(1)
+    codes = torch.randint(0, 2**bits, (outputs, inputs), generator=generator, dtype=torch.uint8)
+    groups = -(-inputs // group)
+    scale, low = some(outputs, groups, seed=2).half().float(), some(outputs, groups, seed=3).half().float()
+    return grouped(codes, scale, low, bits, group)
+
+
+def rounding(weight: GroupedWeight, bias: torch.Tensor | None = None) -> NativeGrouped:
+    return NativeGrouped(weight, bias, rounds_activations=True)
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """But for the last bit of a rounding here and there: a step is 1/127 of a chunk's largest number."""
+    error, size = (x.double().square().mean().sqrt() for x in (found.double() - expected, expected))
+    assert float(error) <= 2e-3 * float(size)
+    assert float((found.double() - expected).abs().max()) <= 5e-2 * float(size)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("rows", [1, 2, 3, 10, 101])
+@pytest.mark.parametrize(("outputs", "inputs", "group"), [(1, 1, 32), (64, 64, 32), (100, 70, 64), (130, 333, 128)])
+def test_is_the_product_of_rounded_numbers(bits: int, rows: int, outputs: int, inputs: int, group: int) -> None:
+    x, bias, add = some(rows, inputs), some(outputs, seed=2), some(rows, outputs)
+    weight = some_weight(outputs, inputs, bits, group)
+    expected = native_product_torch(x, weight) + bias + add
+    assert_close(rounding(weight, bias).product(x, add), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 7, 10, 101])
+@pytest.mark.parametrize(("outputs", "inputs", "group"), [(1, 1, 32), (64, 64, 32), (100, 70, 64), (130, 333, 512)])
+def test_activations_stay_as_they_are(
+    dtype: torch.dtype, bits: int, rows: int, outputs: int, inputs: int, group: int
+) -> None:
+    """The product of the widened weight, but for what float32 sums err."""
+    x, bias, add = some(rows, inputs).to(dtype), some(outputs, seed=2), some(rows, outputs).to(dtype)
+    weight = some_weight(outputs, inputs, bits, group)
+    expected = x.double() @ weight.widened().double().T
+    found = NativeGrouped(weight).product(x, dtype=torch.float32)
+    size = x.double().abs() @ weight.widened().double().abs().T
+    assert float(((found.double() - expected).abs() / size).max()) <= 2e-6
+    added = NativeGrouped(weight, bias).product(x, add.float()).double() - (expected + bias + add)
+    assert float((added.abs() / (size + bias.abs() + add.abs())).max()) <= 2e-6
+    in_its_type = NativeGrouped(weight, bias).product(x, add)
+    assert torch.equal(in_its_type, NativeGrouped(weight, bias).product(x, add.float()).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("out", [torch.bfloat16, torch.float32])
+def test_types(dtype: torch.dtype, out: torch.dtype) -> None:
+    x, weight = some(2, 5, 96).to(dtype), rounded(some(70, 96, seed=1).to(dtype))
+    found = rounding(weight).product(x, dtype=out)
+    assert (found.shape, found.dtype) == ((2, 5, 70), out)
+    expected = native_product_torch(x, weight)
+    allowed = 2e-3 if out == torch.float32 else 1e-2
+    assert float((found.double() - expected).norm()) <= allowed * float(expected.norm())
+    assert NativeGrouped(weight).product(x, found.bfloat16()).dtype == torch.bfloat16
+
+
+def test_scales_that_float16_does_not_hold() -> None:
+    x, narrow = some(3, 64), some_weight(40, 64)
+    wide = grouped(narrow.codes, narrow.scale.float() * 1e6 / 3, narrow.low.float(), 4, 32)
+    assert wide.scale.dtype == torch.float32
+    assert_close(rounding(wide).product(x), native_product_torch(x, wide))
+    exact = x.double() @ wide.widened().double().T
+    assert float((NativeGrouped(wide).product(x).double() - exact).norm()) <= 1e-6 * float(exact.norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("rounds", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_row_does_not_see_its_neighbours_nor_the_threads(bits: int, rounds: bool, dtype: torch.dtype) -> None:
+    weight = NativeGrouped(some_weight(200, 150, bits), rounds_activations=rounds)
+    x = (some(23, 150, seed=1) * torch.logspace(-6, 6, 23)[:, None]).to(dtype)
+    together, before = weight.product(x), torch.get_num_threads()
+    for row in range(len(x)):
+        assert torch.equal(weight.product(x[row : row + 1])[0], together[row])
+    try:
+        torch.set_num_threads(2)
+        assert torch.equal(weight.product(x), together)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_stays_in_its_row(poison: float, rounds: bool) -> None:
+    x = some(3, 70)
+    x[1, 66] = poison
+    found = NativeGrouped(some_weight(65, 70), rounds_activations=rounds).product(x)
+    assert not bool(found[1].isfinite().any())
+    assert bool(found[[0, 2]].isfinite().all())
+
+
+def test_zeros_and_no_rows() -> None:
+    weight = NativeGrouped(some_weight(70, 64))
+    assert torch.equal(weight.product(torch.zeros(2, 64)), torch.zeros(2, 70))
+    assert weight.product(torch.zeros(0, 64)).shape == (0, 70)
+
+
+def test_bad_input_is_named() -> None:
+    weight = NativeGrouped(some_weight(8, 8))
+    with pytest.raises(ValueError, match="x is"):
+        weight.product(torch.zeros(1, 9))
+    with pytest.raises(ValueError, match="x is"):
+        weight.product(torch.zeros(1, 8, dtype=torch.float16))
+    with pytest.raises(ValueError, match="add is"):
+        weight.product(torch.zeros(1, 8), torch.zeros(2, 8))

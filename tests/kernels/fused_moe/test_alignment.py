@@ -1,0 +1,56 @@
+"""Pairs in order by expert: every pair once, in a tile of its expert, however they fall."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from kvscope_kernels.fused_moe.alignment import align_experts, align_experts_torch, most_tiles
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("tile_m", [16, 64])
+@pytest.mark.parametrize(("num_pairs", "num_experts"), [(1, 1), (6, 8), (1200, 5), (37, 60)])
+def test_it_is_the_reference(interpret: Any, num_pairs: int, num_experts: int, tile_m: int) -> None:
+    ids = torch.randint(0, num_experts, (num_pairs,), generator=torch.Generator().manual_seed(num_pairs))
+    ids[ids == 3] = 0  # one has none, another has many
+    assert_same(interpret, ids, num_experts, tile_m)
+
+
+@pytest.mark.interpreter
+def test_what_is_no_expert_is_in_no_tile(interpret: Any) -> None:
+    ids = torch.tensor([4, -1, 0, 7, 4, 99, 2, 5], dtype=torch.int32)
+    assert_same(interpret, ids, 5, 16)
+
+
+@pytest.mark.interpreter
+def test_all_may_go_to_one(interpret: Any) -> None:
+    for expert in (0, 3):
+        assert_same(interpret, torch.full((70,), expert), 4, 16)
+
+
+def assert_same(interpret: Any, ids: torch.Tensor, num_experts: int, tile_m: int) -> None:
+    found, expected = interpret(align_experts, ids, num_experts, tile_m), align_experts_torch(ids, num_experts, tile_m)
+    assert found.experts.tolist() == expected.experts.tolist()
+    used = (expected.experts >= 0).repeat_interleave(tile_m)
+    assert found.pairs[used].tolist() == expected.pairs[used].tolist()
+
+
+def test_there_is_room_for_all_tiles_and_none_to_spare() -> None:
+    for num_pairs in (1, 7, 40, 129):
+        for num_experts in (1, 3, 64):
+            worst = max(
+                sum(-(-count // 16) for count in counts)
+                for counts in (_alone(num_pairs, num_experts), _even(num_pairs, num_experts))
+            )
+            assert worst == most_tiles(num_pairs, num_experts, 16)
+
+
+def _alone(num_pairs: int, num_experts: int) -> list[int]:
+    """As many experts as can be with one pair, the others with the rest: what ends tiles soonest."""
+    ones = min(num_pairs, num_experts) - 1
+    return [1] * ones + [num_pairs - ones]
+
+
+def _even(num_pairs: int, num_experts: int) -> list[int]:
+    return [len(range(start, num_pairs, num_experts)) for start in range(num_experts)]

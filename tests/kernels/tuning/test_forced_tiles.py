@@ -1,0 +1,23 @@
+"""Attention kernels compute the same in other tiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvscope_kernels.launch import prefill_tiles
+from kvscope_kernels.tuning.tile_table import DECODE, PREFILL, forcing
+
+
+@pytest.mark.parametrize(("tile_m", "tile_n"), [(16, 16), (32, 64)])
+def test_kernels_give_the_same_in_other_tiles(
+    tile_m: int, tile_n: int, runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
+) -> None:
+    given = prefill_tiles(64, 64, 3, 4, 40, 90)._replace(tile_m=tile_m, tile_n=tile_n, query_in_registers=tile_m == 32)
+    batch = build(shape(seq_lens=[40, 17], query_lens=[21, 17]), runner.device)
+    with forcing(PREFILL, given):
+        assert_close(batch.prefill(runner.ops), reference(batch))
+    alone = build(shape(seq_lens=[40, 17]), runner.device)
+    with forcing(DECODE, given):
+        assert_close(alone.decode(runner.ops), reference(alone))

@@ -1,0 +1,28 @@
+"""The simulated engine tells the work of its steps, below what its device can do."""
+
+from __future__ import annotations
+
+from tests.simulated_engine.engine import SimulatedEngine
+
+
+def test_every_step_lies_below_the_roof():
+    engine = SimulatedEngine(num_blocks=2048)
+    device = engine.hello.device
+    frames = [frame for frame in (engine.advance() for _ in range(50)) if frame.batch.number]
+    assert len(frames) > 40
+    shares = []
+    for frame in frames:
+        seconds = frame.timings.forward_ns / 1e9
+        work = frame.work
+        limits = work.num_bytes / device.read_bytes_per_s, work.flops / device.flops_per_s
+        shares.append(max(limits) / seconds)
+    assert all(0.3 < share < 0.9 for share in shares)
+    assert max(shares) > 1.5 * min(shares), "they lie at different heights"
+
+
+def test_a_prompt_is_more_work_than_a_token():
+    engine = SimulatedEngine(num_blocks=2048, num_running=4)
+    frames = [engine.advance() for _ in range(100)]
+    decode = [f.work.flops for f in frames if f.batch.number and not f.batch.num_prefill_tokens]
+    prefill = [f.work.flops for f in frames if f.batch.num_prefill_tokens > 50]
+    assert min(prefill) > max(decode)

@@ -1,0 +1,106 @@
+"""All exports of a recording have the same values at the same times, and they are those of `Recording.state_at`."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as parquet
+import pytest
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as trace_pb2
+
+from kvscope_telemetry.exports.digest import digest
+from kvscope_telemetry.exports.export import Wanted, export
+from kvscope_telemetry.exports.span import span_of
+from kvscope_telemetry.recordings.overview import read_overview
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.state.follower import Follower
+
+COUNTER = 4
+"""Perfetto's type of an event that is a counter's value."""
+NUM_MOMENTS = 12
+
+Points = dict[int, float]
+"""Values by time in nanoseconds."""
+
+
+@pytest.fixture(params=["sample", "sample-hybrid", "simulated"])
+def recording(request: pytest.FixtureRequest, record: Callable) -> Recording:  # type: ignore[type-arg]
+    if request.param == "simulated":
+        return Recording.open(record(900).path)
+    with resources.as_file(resources.files("kvscope_resources") / f"{request.param}.mcap") as path:
+        return Recording.open(path)
+
+
+def metrics_of(recording: Recording, folder: Path) -> dict[str, list[float]]:
+    export(recording, Wanted.of(folder / "metrics.csv"))
+    with (folder / "metrics.csv").open(encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {name: [float(row[name] or "nan") for row in rows] for name in rows[0] if not name.endswith("_utc")}
+
+
+def counters_of(recording: Recording, folder: Path) -> dict[str, Points]:
+    export(recording, Wanted.of(folder / "run.pftrace"))
+    trace = trace_pb2.Trace()
+    trace.ParseFromString((folder / "run.pftrace").read_bytes())
+    names = {p.track_descriptor.uuid: p.track_descriptor.name for p in trace.packet if p.HasField("track_descriptor")}
+    found: dict[str, Points] = {}
+    for packet in trace.packet:
+        if packet.HasField("track_event") and packet.track_event.type == COUNTER:
+            points = found.setdefault(names[packet.track_event.track_uuid], {})
+            points[packet.timestamp] = packet.track_event.double_counter_value
+    return found
+
+
+def highest_usage(recording: Recording) -> tuple[float, float]:
+    """Return the largest share of the pool that is active after any frame, and the second of its first occurrence."""
+    peak, at_s = 0.0, 0.0
+    follower = Follower()
+    for seconds, message in recording.messages():
+        follower.feed(message)
+        follower.settle()
+        usage = follower.mirror.num_active / recording.info.hello.cache.num_blocks
+        if usage > peak:
+            peak, at_s = usage, seconds
+    return peak, at_s
+
+
+def test_peak_usage_and_its_time_are_those_of_the_fullest_frame_everywhere(
+    recording: Recording, tmp_path: Path
+) -> None:
+    peak, at_s = highest_usage(recording)
+    figures = digest(recording, read_overview(recording), span_of(recording))
+    assert figures.peak_usage == pytest.approx(peak)
+    assert figures.peak_usage_s == pytest.approx(at_s, abs=1e-6)
+    assert max(metrics_of(recording, tmp_path)["peak_usage"]) == pytest.approx(peak)
+    usage = counters_of(recording, tmp_path)["KV usage"]
+    assert max(usage.values()) == pytest.approx(100 * peak)
+    first_ns = min(time_ns for time_ns, value in usage.items() if value == max(usage.values()))
+    assert (first_ns - recording.start_ns) / 1e9 == pytest.approx(at_s, abs=1e-6)
+    export(recording, Wanted.of(tmp_path / "report.html"))
+    shown = re.search(r"<dt>KV usage, peak</dt><dd>([\d.]+)", (tmp_path / "report.html").read_text("utf-8"))
+    assert shown is not None
+    assert float(shown[1]) == pytest.approx(100 * peak, abs=0.051)
+
+
+def test_levels_of_each_second_are_those_of_state_at_its_end(recording: Recording, tmp_path: Path) -> None:
+    metrics, counters = metrics_of(recording, tmp_path), counters_of(recording, tmp_path)
+    export(recording, Wanted.of(tmp_path / "metrics.parquet"))
+    typed = parquet.read_table(tmp_path / "metrics.parquet")
+    num_blocks = recording.info.hello.cache.num_blocks
+    last = len(metrics["second_s"]) - 1
+    for row in np.linspace(0, last, NUM_MOMENTS).round().astype(int).tolist():
+        time_ns = typed.column("time_ns").cast("int64")[row].as_py()
+        # A frame on the border is the next second's; the last second ends with the last frame.
+        mirror = recording.state_at((time_ns - (row != last) - recording.start_ns) / 1e9)
+        usage = mirror.num_active / num_blocks
+        assert metrics["usage"][row] == pytest.approx(usage), row
+        assert typed.column("usage")[row].as_py() == pytest.approx(usage), row
+        assert counters["KV usage"][time_ns] == pytest.approx(100 * usage), row
+        for column, track in (("num_running", "Running"), ("num_waiting", "Waiting")):
+            level = getattr(mirror.counters, column)
+            assert metrics[column][row] == counters[track][time_ns] == level, (row, column)
