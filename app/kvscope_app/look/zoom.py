@@ -4,6 +4,7 @@ is here: fonts of their own, icons, fixed sizes, rows and columns.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from PySide6.QtCore import QSize, Qt
@@ -14,6 +15,9 @@ _POINTS: Final = "points_at_100"
 _PERCENT: Final = "zoom_percent"
 _SCALE: Final = "font_scale"
 """Of a widget: how much larger than the application's its own font is."""
+_AT_100: Final = "length_at_100"
+"""Of a widget, with the length's name: what a length is at 100 %, and what it was rounded to. Scaling the rounded one
+again would make it another one after a few steps there and back."""
 _MOST: Final = (1 << 24) - 1
 """Qt's word for a size without a bound."""
 
@@ -41,7 +45,7 @@ def apply_zoom(app: QApplication, percent: int) -> None:
     for widget in app.allWidgets():
         if widget.testAttribute(Qt.WidgetAttribute.WA_SetFont) and widget.property(_SCALE) is None:
             widget.setProperty(_SCALE, widget.font().pointSizeF() / font.pointSizeF())
-        _scale(widget, percent / before)
+        _scale(widget, before, percent)
     font.setPointSizeF(points * percent / 100)
     app.setFont(font)
 
@@ -55,30 +59,36 @@ def fit_own_font(app: QApplication, widget: QWidget) -> None:
         widget.setFont(font)
 
 
-def _scale(widget: QWidget, ratio: float) -> None:
-    if isinstance(widget, QAbstractButton):
-        widget.setIconSize(_scaled_size(widget.iconSize(), ratio))
-    if isinstance(widget, QAbstractItemView) and widget.iconSize().isValid():  # invalid: the stylesheet's
-        widget.setIconSize(_scaled_size(widget.iconSize(), ratio))
+def _scale(widget: QWidget, before: int, percent: int) -> None:
+    def rescaled(name: str, length: int) -> int:
+        known = widget.property(f"{_AT_100} {name}")
+        at_100, rounded = known if known is not None else (0.0, -1)
+        if length != rounded:  # the widget or a person set it meanwhile
+            at_100 = length * 100 / before
+        now = round(at_100 * percent / 100)
+        widget.setProperty(f"{_AT_100} {name}", [at_100, now])
+        return now
+
+    if isinstance(widget, QAbstractButton | QAbstractItemView):
+        icon = widget.iconSize()
+        if icon.isValid():  # invalid: the stylesheet's
+            widget.setIconSize(QSize(rescaled("icon width", icon.width()), rescaled("icon height", icon.height())))
     if isinstance(widget, QTableView):
-        _scale_table(widget, ratio)
+        _scale_table(widget, rescaled)
     low, high = widget.minimumSize(), widget.maximumSize()
     if low.width() == high.width() and 0 < low.width() < _MOST:
-        widget.setFixedWidth(round(low.width() * ratio))
+        widget.setFixedWidth(rescaled("width", low.width()))
     if low.height() == high.height() and 0 < low.height() < _MOST:
-        widget.setFixedHeight(round(low.height() * ratio))
+        widget.setFixedHeight(rescaled("height", low.height()))
 
 
-def _scale_table(table: QTableView, ratio: float) -> None:
+def _scale_table(table: QTableView, rescaled: Callable[[str, int], int]) -> None:
     rows = table.verticalHeader()
+    height = rows.defaultSectionSize()
     rows.setMinimumSectionSize(1)  # its own is that of the font before
-    rows.setDefaultSectionSize(round(rows.defaultSectionSize() * ratio))
+    rows.setDefaultSectionSize(rescaled("row", height))
     header = table.horizontalHeader()
     for column in range(header.count()):
         is_stretched = header.stretchLastSection() and header.visualIndex(column) == header.count() - 1
         if not is_stretched:  # that one takes what is left, and would keep a width that it is given
-            table.setColumnWidth(column, round(table.columnWidth(column) * ratio))
-
-
-def _scaled_size(size: QSize, ratio: float) -> QSize:
-    return QSize(round(size.width() * ratio), round(size.height() * ratio))
+            table.setColumnWidth(column, rescaled(f"column {column}", table.columnWidth(column)))

@@ -183,6 +183,18 @@ def described(part):
     return f"{type(part.parentWidget()).__name__} > {type(part).__name__} {part.accessibleName()}"
 
 
+@pytest.mark.parametrize("there", [(110, 125), (110, 125, 150, 175, 200, 250, 300), (90, 75, 50)])
+def test_every_length_comes_back_however_many_steps_it_took(there, session, make_window, themes):
+    window = make_window(session, with_views=True)
+    themes.finish()
+    before = lengths(window)
+    for back in ((), reversed(there[:-1])):  # at once, and step by step
+        for percent in (*there, *back, 100):
+            themes.settings.change(zoom_percent=percent)
+            themes.finish()
+        assert lengths(window) == before
+
+
 def test_restored_zoom_scales_what_a_changed_zoom_scales(session, make_window, themes):
     views = ("memory", "throughput", "devices", "prefixes", "inspector")
     window = make_window(session, with_views=views)

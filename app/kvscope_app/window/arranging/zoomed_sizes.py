@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
-from PySide6.QtCore import QObject, QSize, Qt, QTimer
+from PySide6.QtCore import QEvent, QObject, QSize, Qt, QTimer
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QDockWidget, QMainWindow
 
 from kvscope_app.look.theming.theme_keeper import ThemeKeeper
 
-_SETTLE_MS = 50
+_SETTLE_MS: Final = 50
 """Views lay themselves out anew in later turns of the event loop."""
+_NUM_LOOKS: Final = 6
+"""How often the sizes are compared after a change of the zoom: on a busy machine views lay themselves out late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,31 +38,70 @@ class ZoomedSizes(QObject):
         self._wanted: _Sizes | None = None
         self._left: _Sizes | None = None
         """As they were after the last change of the zoom."""
+        self._pressed: _Sizes | None = None
+        """As they were when a mouse button was pressed."""
+        self._was_moved = False
+        """A person moved an edge since the last change of the zoom."""
+        self._is_resizing = False
+        self._looks_left = 0
         self._later = QTimer(self, singleShot=True, interval=_SETTLE_MS)
         self._later.timeout.connect(self._settle)
         themes.zooming.connect(self._note)
+        window.installEventFilter(self)
+
+    def eventFilter(self, _watched: QObject, event: QEvent) -> bool:
+        if isinstance(event, QResizeEvent):
+            self._was_moved |= not self._is_resizing and not self._is_forced(event.oldSize(), event.size())
+        elif event.type() is QEvent.Type.MouseButtonPress:  # edges of docks are the window's own
+            self._pressed = self._now()
+        elif event.type() is QEvent.Type.MouseButtonRelease:
+            self._was_moved |= self._pressed is not None and self._pressed != self._now()
+        return False
+
+    def _is_forced(self, before: QSize, now: QSize) -> bool:
+        """Whether the window only became as large as its contents need."""
+        least = self._window.minimumSize()
+        width_is_forced = now.width() in (before.width(), least.width())
+        return width_is_forced and now.height() in (before.height(), least.height())
 
     def _note(self) -> None:
         """The zoom changes now."""
         if not self._window.isVisible():
             return
-        if not self._later.isActive():
-            now = self._now()
-            if self._wanted is None or now != self._left:  # a person moved an edge meanwhile
-                self._wanted = now
+        now = self._now()
+        is_settled = not self._later.isActive()
+        if self._wanted is None or self._was_moved or (is_settled and now != self._left):
+            self._wanted = now
+        self._was_moved = False
+        self._looks_left = _NUM_LOOKS
         self._later.start()
 
     def _settle(self) -> None:
         self._themes.finish()  # what is not seen asks for room as well
-        wanted, window = self._wanted, self._window
-        if wanted is None or not window.isVisible():
+        wanted = self._wanted
+        if wanted is None or self._was_moved or not self._window.isVisible():
             return
-        if not window.isMaximized() and not window.isFullScreen():
-            window.resize(wanted.window)
-        docked = {self._docks[name]: size for name, size in wanted.docks.items() if not self._docks[name].isFloating()}
-        window.resizeDocks(list(docked), [size.width() for size in docked.values()], Qt.Orientation.Horizontal)
-        window.resizeDocks(list(docked), [size.height() for size in docked.values()], Qt.Orientation.Vertical)
-        self._left = self._now()
+        self._looks_left -= 1
+        if self._left is None or self._now() != self._left or self._looks_left == _NUM_LOOKS - 1:
+            self._give_back(wanted)
+        if self._looks_left:
+            self._later.start()
+
+    def _give_back(self, wanted: _Sizes) -> None:
+        window = self._window
+        self._is_resizing = True
+        try:
+            if not window.isMaximized() and not window.isFullScreen():
+                window.resize(wanted.window)
+            docked = {self._docks[each]: size for each, size in wanted.docks.items() if self._is_docked(each)}
+            window.resizeDocks(list(docked), [size.width() for size in docked.values()], Qt.Orientation.Horizontal)
+            window.resizeDocks(list(docked), [size.height() for size in docked.values()], Qt.Orientation.Vertical)
+            self._left = self._now()
+        finally:
+            self._is_resizing = False
+
+    def _is_docked(self, name: str) -> bool:
+        return not self._docks[name].isFloating()
 
     def _now(self) -> _Sizes:
         layout = self._window.layout()
