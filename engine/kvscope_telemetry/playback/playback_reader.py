@@ -48,6 +48,8 @@ class PlaybackReader:
         self._spans = Spans(self._memory_before)
         self._messages: Iterator[tuple[float, TelemetryMessage]] = iter(())
         self._ahead: tuple[int, TelemetryMessage] | None = None
+        self._has_unread = False
+        """More was written than `_messages` led to."""
         self._is_behind = False  # what comes next was not looked at: who only jumps has no need of it
         self._place = (0, 0)  # when what was read last was, and how much was read of that time
         self._memories: dict[int, MemoryBreakdown] = {}
@@ -129,10 +131,14 @@ class PlaybackReader:
                 yield round(at_s * 1e9)
 
     def grow(self) -> bool:
-        """Look for what was written since; returns whether there is more, or less."""
+        """Look for what was written since; returns whether there is more, or less. Raises BadInput where it cannot be
+        read now."""
         has_changed = self._recording.grow()
-        if has_changed and not self._is_behind and self._ahead is None:
+        is_at_end = self._ahead is None and not self._is_behind
+        if is_at_end and (has_changed or self._has_unread):
+            self._has_unread = True  # and is tried again where it raises
             self._read_on()
+            self._has_unread = False
         return has_changed
 
     def lose(self) -> None:

@@ -6,6 +6,7 @@ skips: where the taker stays away, or the machine cannot keep up, it plays slowe
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -281,15 +282,14 @@ class PlaybackSource:
     def _grow_when_due(self) -> None:
         if not self._clock.waits_at_end or time.monotonic() - self._grown_s < GROW_S:
             return
-        try:
-            has_changed = self._reader.grow()
-        except BadInput:  # it is gone: what was read of it goes on being played
-            self._clock.waits_at_end = has_changed = False
+        with contextlib.suppress(BadInput):  # what was read of it goes on being played
+            self._reader.grow()
         self._grown_s = time.monotonic()
-        if has_changed:
+        duration_ns, may_grow = round(self.recording.info.duration_s * 1e9), self.recording.may_grow
+        if (duration_ns, may_grow) != (self._duration_ns, self._clock.waits_at_end):
             with self._changed:
-                self._duration_ns = self._clock.duration_ns = round(self.recording.info.duration_s * 1e9)
-                self._clock.waits_at_end = self.recording.may_grow
+                self._duration_ns = self._clock.duration_ns = duration_ns
+                self._clock.waits_at_end = may_grow
                 self._changed.notify_all()
 
     def _step(self) -> None:

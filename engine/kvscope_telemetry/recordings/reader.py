@@ -165,14 +165,16 @@ class Recording:
 
     @property
     def may_grow(self) -> bool:
-        """Whether `grow` may find more: another process or thread is writing it."""
-        return self._is_written if self._is_folder else self.segments[-1].may_grow
+        """Whether `grow` may find more: another process or thread is writing it, and it is there."""
+        if self._is_folder:
+            return self._is_written
+        return self.segments[-1].may_grow and not self.segments[-1].is_gone
 
     def grow(self) -> bool:
         """Look for what was written since, and forget segments that are gone; returns whether anything changed.
 
         Raises:
-            BadInput: The file is gone.
+            BadInput: It cannot be read (now).
         """
         return self.may_grow and self._refresh()
 

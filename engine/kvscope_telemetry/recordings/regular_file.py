@@ -17,7 +17,9 @@ from kvscope_telemetry.whole_file import kind_of
 
 _BLOCK_BYTES: Final = 512
 """What `st_blocks` counts, whatever the file system."""
-_HOLD_TRIES: Final = 200
+_HOLD_TRIES: Final = 900
+"""A reader that asks needs microseconds, or far longer where the machine is busy. Without the lock readers take the
+file for one that was cut short, and do not read on."""
 _ASKING_S: Final = 0.001
 
 

@@ -270,7 +270,9 @@ def test_it_is_played_while_it_is_written(
             session.go_on(count)
             assert ring.flush(60.0)
             length_s = (session.times_ns[-1] - session.times_ns[0]) / 1e9
-            assert source.wait(lambda at_s=length_s: source.duration == at_s, WAIT_S)
+            assert source.wait(lambda at_s=length_s: source.duration == at_s, WAIT_S), (
+                f"{source.duration} s of {length_s} s are seen; {source.failure or source.note or source.note_detail}"
+            )
             source.seek(source.duration)
             assert_same_state(follow(), session.mirror_at(session.times_ns[-1]))
             source.seek(source.duration - 0.7, with_past=False)
