@@ -29,6 +29,15 @@ POISON = -1
 VOCABULARY = 50
 
 
+@pytest.fixture(scope="session", autouse=True)
+def patient_compiler() -> Iterator[None]:
+    """Beside other tests the compiler of regular expressions and schemas gets little of the processor, and none of them
+    asks how long that may last."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvscope_engine.structured_output.forms.MAX_WAIT_S", 500.0)
+        yield
+
+
 @pytest.fixture(scope="module")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """An empty folder in place of the user's cache, in which what was measured or tuned on this machine may be."""
