@@ -17,7 +17,7 @@ from typing import Final
 from benchmarks.command_line import run_benchmark
 from kvscope_telemetry.external.readings import EngineReading
 from kvscope_telemetry.external.server_facts import ServerFacts
-from kvscope_telemetry.external.translator import Translator
+from kvscope_telemetry.external.translator import RankTranslator
 from kvscope_telemetry.external.vllm import VLLM
 from kvscope_telemetry.kv_events.batches import BlockRemoved, BlockStored, EventBatch, KvEvent
 from kvscope_telemetry.kv_events.decoding import decode_batch
@@ -62,7 +62,7 @@ class RequestHistory:
 
 def measure(run: int) -> tuple[float, float, float, float]:
     """Events a second, and ns an event for decoding, translating and mirroring."""
-    history, translator, mirror = RequestHistory(run), Translator(VLLM), Mirror()
+    history, translator, mirror = RequestHistory(run), RankTranslator(VLLM), Mirror()
     translator.read(EngineReading(num_blocks=BLOCKS + 64, block_size=TOKENS), ServerFacts(), 1, are_events_live=True)
     for _ in range(FILLING):
         payload = history.batch(BLOCKS // run // FILLING, with_removals=False)
@@ -86,14 +86,14 @@ def measure(run: int) -> tuple[float, float, float, float]:
     return 1 / total_s, decode_s * 1e9, translate_s * 1e9, mirror_s * 1e9
 
 
-def updates(translator: Translator, now_ns: int) -> Update:
+def updates(translator: RankTranslator, now_ns: int) -> Update:
     """What is told now, as one update."""
     messages = translator.messages(now_ns, is_heard=False)
     snapshot = next((message for message in messages if isinstance(message, Snapshot)), None)
     return coalesce([message for message in messages if isinstance(message, Frame)], snapshot=snapshot)
 
 
-def apply(mirror: Mirror, translator: Translator, now_ns: int) -> None:
+def apply(mirror: Mirror, translator: RankTranslator, now_ns: int) -> None:
     """Bring the mirror up to date."""
     mirror.apply(updates(translator, now_ns))
 

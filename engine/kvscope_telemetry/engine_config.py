@@ -21,8 +21,8 @@ from kvscope_telemetry.options import (
     Json,
     OneOf,
     OnOff,
+    PositiveShare,
     Several,
-    Share,
     Size,
     Switch,
     Text,
@@ -282,7 +282,7 @@ class EngineConfig:
     )
     gpu_memory_utilization: float = option(
         0.9,
-        Share(),
+        PositiveShare(),
         group=_CACHE,
         metavar="SHARE",
         help="fraction of the GPU's memory that may be in use, other programs' included, above 0 and at most 1",
@@ -327,7 +327,7 @@ class EngineConfig:
     )
     sparse_decode: float | None = option(
         None,
-        Share(),
+        PositiveShare(),
         group=_CACHE,
         metavar="FRACTION",
         help="each new token attends to this fraction of its request's blocks, above 0 and at most 1: those on which,"

@@ -20,8 +20,8 @@ FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Latency:
-    """One of those that are told of many requests together, as percentiles."""
+class LatencyKind:
+    """A kind of latency, reported as percentiles over many requests."""
 
     key: str
     """Of a `Summary`, of a `Histogram`, and in names of figures."""
@@ -30,9 +30,9 @@ class Latency:
     """From when to when, as a person reads it."""
 
 
-FIRST_TOKEN: Final = Latency("first_token", "Time to first token", "From a request's arrival to its first token")
-INTER_TOKEN: Final = Latency("inter_token", "Time between tokens", "Between two tokens of the same request")
-QUEUED: Final = Latency("queued", "Queue time", "From a request's arrival until it first ran")
+FIRST_TOKEN: Final = LatencyKind("first_token", "Time to first token", "From a request's arrival to its first token")
+INTER_TOKEN: Final = LatencyKind("inter_token", "Time between tokens", "Between two tokens of the same request")
+QUEUED: Final = LatencyKind("queued", "Queue time", "From a request's arrival until it first ran")
 LATENCIES: Final = (FIRST_TOKEN, INTER_TOKEN, QUEUED)
 
 

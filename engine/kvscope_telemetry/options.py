@@ -106,7 +106,7 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class PositiveShare:
     """A fraction of a whole, without 0."""
 
     accepted: ClassVar[str] = "a number above 0 and at most 1"

@@ -23,7 +23,7 @@ from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.commands import BlockContent, Control, GetBlockText, Submit
 from kvscope_telemetry.messages.telemetry import Counters, Histogram, KVGroup, MetricFigure
-from kvscope_telemetry.summaries.histograms import Range
+from kvscope_telemetry.summaries.histograms import PercentileBounds
 
 VLLM = Capabilities(
     engine="vllm",
@@ -185,7 +185,7 @@ def test_percentiles_are_ranges(watched, qtbot):
     bounds = watched.history.range_of("ttft", 0.5, since_ns=0, until_ns=time.monotonic_ns())
     assert bounds == (0.01, 0.05)
     assert _range_text(bounds).replace("\u202f", " ").replace("\xa0", " ") == "10.0 ms – 50.0 ms"
-    assert _range_text(Range(2.0, math.inf)).startswith("over 2")
+    assert _range_text(PercentileBounds(2.0, math.inf)).startswith("over 2")
     view = ThroughputView(watched)
     qtbot.addWidget(view)
     view.show()

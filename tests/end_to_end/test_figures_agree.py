@@ -34,7 +34,7 @@ from kvscope_app.session.source_timeline import Viewpoint
 from kvscope_app.views.requests.request_columns import read_columns
 from kvscope_telemetry import LiveSource
 from kvscope_telemetry.exports.comparison.comparison import Run, compare
-from kvscope_telemetry.exports.export import Wanted, export
+from kvscope_telemetry.exports.export import ExportTarget, export
 from kvscope_telemetry.exports.span import span_of
 from kvscope_telemetry.fleet.entries import parse_list
 from kvscope_telemetry.fleet.fleet import Fleet
@@ -247,7 +247,7 @@ def of_compare(recording: Recording, overview: SessionOverview) -> Figures:
 
 def of_report(recording: Recording, folder: Path) -> Figures:
     """The page, as a person reads it."""
-    export(recording, Wanted.of(folder / "report.html"))
+    export(recording, ExportTarget.of(folder / "report.html"))
     page = (folder / "report.html").read_text("utf-8")
     items = re.findall(r"<dt>(.*?)</dt><dd>(.*?)(?:<small>(.*?)</small>)?</dd>", page)
     said = {unescape(name): (numbers_in(value), numbers_in(more)) for name, value, more in items}
@@ -337,7 +337,7 @@ def of_events(rows: list[dict[str, str]]) -> Figures:
 
 def of_perfetto(recording: Recording, folder: Path) -> Figures:
     """The trace: counters of each second, a slice a step, an instant a first token."""
-    export(recording, Wanted.of(folder / "run.perfetto-trace"))
+    export(recording, ExportTarget.of(folder / "run.perfetto-trace"))
     trace = trace_pb2.Trace()
     trace.ParseFromString((folder / "run.perfetto-trace").read_bytes())
     names = {p.track_descriptor.uuid: p.track_descriptor.name for p in trace.packet if p.HasField("track_descriptor")}
@@ -513,10 +513,10 @@ def of_files(path: Path, folder: Path) -> dict[str, Figures]:
     found["report"] = of_report(recording, folder)
     tables = {}
     for kind in ("metrics", "requests", "events"):
-        export(recording, Wanted.of(folder / f"{kind}.csv"))
+        export(recording, ExportTarget.of(folder / f"{kind}.csv"))
         tables[kind] = list(csv.DictReader(io.StringIO((folder / f"{kind}.csv").read_text("utf-8-sig"))))
-        export(recording, Wanted.of(folder / f"{kind}.parquet"))
-        export(recording, Wanted.of(folder / f"{kind}.arrow"))
+        export(recording, ExportTarget.of(folder / f"{kind}.parquet"))
+        export(recording, ExportTarget.of(folder / f"{kind}.arrow"))
     named = [name for name in tables["metrics"][0] if not name.endswith("_utc")]
     columns = {name: [float(row[name] or 0) for row in tables["metrics"]] for name in named}
     found["metrics.csv"], found["requests.csv"] = of_metrics(columns), of_requests(tables["requests"])

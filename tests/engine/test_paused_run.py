@@ -13,7 +13,7 @@ from tests.cut_run import CutRun
 
 from kvscope_engine import Engine
 from kvscope_telemetry.exports.digest import digest
-from kvscope_telemetry.exports.export import Wanted, export
+from kvscope_telemetry.exports.export import ExportTarget, export
 from kvscope_telemetry.exports.phase_spans import read_request_histories
 from kvscope_telemetry.exports.span import span_of, timed_messages
 from kvscope_telemetry.messages.commands import Submit
@@ -104,7 +104,7 @@ def test_the_pause_is_in_the_events_the_overview_and_the_report(
     assert stop.by == "Ada"
     assert PAUSE_S <= (stop.end_ns - stop.begin_ns) / 1e9 < PAUSE_S + 1
     for name in ("events.csv", "requests.csv", "report.html"):
-        export(recording, Wanted.of(tmp_path / name))
+        export(recording, ExportTarget.of(tmp_path / name))
     events, requests, report = ((tmp_path / name).read_text() for name in ("events.csv", "requests.csv", "report.html"))
     assert "engine_paused" in events
     assert "it was paused by Ada for 2" in events

@@ -75,7 +75,7 @@ def _export_data(args: argparse.Namespace) -> int:
     from kvscope_telemetry.recordings.reader import Recording
 
     wish_of(args, is_wanted=False)
-    wanted, goals = exports.Wanted.of(args.out, args.kind, args.to), read_goals(args.goodput)
+    wanted, goals = exports.ExportTarget.of(args.out, args.kind, args.to), read_goals(args.goodput)
     if goals and wanted.suffix not in exports.REPORT_FORMATS:
         raise BadInput(f"--goodput goes with {', '.join(exports.REPORT_FORMATS)}, not with {wanted.suffix}")
     with Progress("exporting") as progress:

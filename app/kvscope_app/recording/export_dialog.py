@@ -168,14 +168,14 @@ def _work(session: Session, wish: ExportWish) -> Callable[[ProgressCallback], Pa
     handle, is_kept, marks = session.own_handle(), session.kept is not None, list(session.bookmarks.shown)
 
     def work(watch: ProgressCallback) -> Path:
-        from kvscope_telemetry.exports.export import Wanted, export
+        from kvscope_telemetry.exports.export import ExportTarget, export
 
         if handle is None:
             raise KvscopeError("there is no history to export")
         recording = handle.get(watch)
         said = marks if is_kept else [*read_bookmarks(bookmark_file(recording)), *marks]
         with tempfile.TemporaryDirectory(prefix=".kvscope-export-", dir=_folder(wish.path)) as folder:
-            wanted = Wanted.of(Path(folder) / wish.path.name, wish.kind, wish.form)
+            wanted = ExportTarget.of(Path(folder) / wish.path.name, wish.kind, wish.form)
             begin_s, end_s = _seconds(recording, wish.from_ns), _seconds(recording, wish.until_ns)
             export(recording, wanted, begin_s, end_s, watch, said)
             if not watch(1.0):

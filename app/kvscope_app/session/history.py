@@ -24,7 +24,7 @@ from kvscope_app.session.request_times import RequestTimes
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import DeviceSample, MemoryBreakdown, Reading
 from kvscope_telemetry.source import Update
-from kvscope_telemetry.summaries.histograms import UNKNOWN_RANGE, Range, joined
+from kvscope_telemetry.summaries.histograms import UNKNOWN_RANGE, PercentileBounds, joined
 from kvscope_telemetry.summaries.summary import TimedEvent
 
 FloatArray = npt.NDArray[np.float64]
@@ -371,7 +371,7 @@ class History:
                     self.ring.put_one(min(now_ns // BIN_NS, self.ring.newest), upper)
                     self.known.update(upper)
 
-    def range_of(self, prefix: str, share: float, since_ns: int, until_ns: int) -> Range:
+    def range_of(self, prefix: str, share: float, since_ns: int, until_ns: int) -> PercentileBounds:
         """Return the bounds of a percentile of the latencies told as histograms between two times."""
         readings = (reading for at_ns, reading in self.readings if since_ns <= at_ns <= until_ns)
         histogram = joined(readings, HISTOGRAMS[prefix])

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Event, RequestRows
 from kvscope_telemetry.request_log import ENDINGS, Ending
-from kvscope_telemetry.summaries.moments import MomentKind
+from kvscope_telemetry.summaries.moments import RequestMoment
 from kvscope_telemetry.summaries.request_phases import PhaseRows
 
 IntArray = npt.NDArray[np.int64]
@@ -93,7 +93,7 @@ class RequestTimes:
         """Take in rows of `Course.moments` of this epoch: what was before anybody looked here."""
         slots = moments["number"].astype(np.int64) % self._capacity
         is_known = self._number[slots] == moments["number"]
-        for kind, column in ((MomentKind.STARTED, self._started_ns), (MomentKind.FIRST_TOKEN, self._first_ns)):
+        for kind, column in ((RequestMoment.STARTED, self._started_ns), (RequestMoment.FIRST_TOKEN, self._first_ns)):
             known = is_known & (moments["kind"] == kind) & (column[slots] < 0)
             column[slots[known]] = moments["time_ns"][known]
 

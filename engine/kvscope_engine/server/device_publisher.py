@@ -17,7 +17,7 @@ import msgspec
 
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.devices.device_reader import device_sample
-from kvscope_telemetry.devices.device_watch import SAMPLE_S, Sampler
+from kvscope_telemetry.devices.device_watch import SAMPLE_S, SampledDevices
 from kvscope_telemetry.devices.host import HostReader
 from kvscope_telemetry.devices.sampler import DevicesSampler
 from kvscope_telemetry.keys.key_ring import KeyRing
@@ -65,7 +65,7 @@ class DevicePublisher:
         endpoint: str,
         *,
         keys: KeyRing | None = None,
-        sampler: Sampler | None = None,
+        sampler: SampledDevices | None = None,
         interval_s: float = SAMPLE_S,
     ) -> None:
         self._sampler = sampler or DevicesSampler(host=HostReader(None))

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_telemetry.alarms.forecast import WINDOW_S, seconds_left
-from kvscope_telemetry.latencies import FIRST_TOKEN, INTER_TOKEN, QUEUED, Latency
+from kvscope_telemetry.latencies import FIRST_TOKEN, INTER_TOKEN, QUEUED, LatencyKind
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.summaries.figures import (
     CACHE,
@@ -156,7 +156,7 @@ def _of_figures(group: str) -> Iterator[SecondFigure]:
             yield SecondFigure(name, f"{figure.name} per second", "/s", group, (figure.column,), read)
 
 
-def _latency(short: str, latency: Latency, percent: int) -> SecondFigure:
+def _latency(short: str, latency: LatencyKind, percent: int) -> SecondFigure:
     column = f"{latency.key}_p{percent}"
     return SecondFigure(
         f"{short}_p{percent}_ms",

@@ -20,7 +20,7 @@ SHORTEST_SAMPLE_S: Final = 0.1
 LONGEST_SAMPLE_S: Final = 60.0
 
 
-class Sampler(Protocol):
+class SampledDevices(Protocol):
     """Devices, as `DevicesSampler` reads them."""
 
     def sample(self, epoch: int) -> Devices:
@@ -39,7 +39,7 @@ class DeviceWatch:
         memory: Callable[[], MemoryBreakdown | None],
         publish: Callable[[TelemetryMessage], object],
         *,
-        sampler: Sampler | None = None,
+        sampler: SampledDevices | None = None,
         sample_s: float = SAMPLE_S,
         pid: Callable[[], int] = os.getpid,
     ) -> None:

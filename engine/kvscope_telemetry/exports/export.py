@@ -33,7 +33,7 @@ REPORT_FORMATS: Final = _BY_NAME["html"].suffixes
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ExportTarget:
     """What to write, and where. Raises BadInput for a name without a known format, or a kind that the format does not
     have.
     """
@@ -45,7 +45,7 @@ class Wanted:
     """One of `SUFFIXES`."""
 
     @classmethod
-    def of(cls, path: Path, kind: str | None = None, form: str | None = None) -> Wanted:
+    def of(cls, path: Path, kind: str | None = None, form: str | None = None) -> ExportTarget:
         """Read format and table from the name of the file: `requests.csv`, `last-events.parquet`.
 
         `form`, the name of a format, is for names with another extension. A table whose name names none is of metrics.
@@ -67,7 +67,7 @@ class Wanted:
 
 def export(
     recording: Recording,
-    wanted: Wanted,
+    wanted: ExportTarget,
     from_s: float | None = None,
     until_s: float | None = None,
     watch: ProgressCallback | None = None,

@@ -17,7 +17,7 @@ from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.structured import Structured
 
 if TYPE_CHECKING:
-    from kvscope_telemetry.external.page import Page
+    from kvscope_telemetry.external.page import ScrapedPage
 
 Fields = dict[str, Any]
 """Of a request's body."""
@@ -59,7 +59,7 @@ class ExternalEngine:
     """Label of its metrics with the data-parallel rank; those without it are of all ranks together."""
     replica_labels: tuple[str, ...] = ()
     """Labels with the number of one of several processes that all tell the same of their rank: the first is taken."""
-    read: Callable[[Page], EngineReading]
+    read: Callable[[ScrapedPage], EngineReading]
     """What its metrics say."""
     without_metrics: str = ""
     """What a person can do where its server has no metrics."""

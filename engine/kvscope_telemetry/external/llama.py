@@ -12,12 +12,12 @@ from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.structured import Structured
 
 if TYPE_CHECKING:
-    from kvscope_telemetry.external.page import Page
+    from kvscope_telemetry.external.page import ScrapedPage
 
 _NAME: Final = "llama.cpp"
 
 
-def _read(page: Page) -> EngineReading:
+def _read(page: ScrapedPage) -> EngineReading:
     return EngineReading(
         num_running=count(page.gauge("llamacpp:requests_processing")),
         num_waiting=count(page.gauge("llamacpp:requests_deferred")),

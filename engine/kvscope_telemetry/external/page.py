@@ -21,8 +21,8 @@ Labels = dict[str, str]
 Samples = dict[str, list[tuple[Labels, float]]]
 
 
-class Page:
-    """Of the samples whose names begin with one of `prefixes`, those of one rank, and of `model` where that is given.
+class ScrapedPage:
+    """One scrape of a metrics page: the samples whose names begin with one of `prefixes`, of one rank and of `model`.
 
     `rank` is the label of the rank and its number; what has no such label is of all ranks together. Of samples that
     differ in a label of `replicas` each tells the same: the first is taken. Raises ProtocolError for text that is no

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from kvscope_telemetry.external.page import MAX_COUNT, Page
+from kvscope_telemetry.external.page import MAX_COUNT, ScrapedPage
 from kvscope_telemetry.messages.telemetry import Histogram, MetricFigure
 
 MAX_BOUNDS: Final = 512
@@ -98,12 +98,12 @@ class FigureMetric:
     """It is left out while all of these are 0: an engine tells of pools that it has not."""
 
 
-def read_figures(page: Page, metrics: tuple[FigureMetric, ...]) -> tuple[MetricFigure, ...]:
+def read_figures(page: ScrapedPage, metrics: tuple[FigureMetric, ...]) -> tuple[MetricFigure, ...]:
     """Those of `metrics` that are on the page, in this order."""
     return tuple(chain.from_iterable([_figures_of(page, metric) for metric in metrics]))
 
 
-def _figures_of(page: Page, of: FigureMetric) -> Iterator[MetricFigure]:
+def _figures_of(page: ScrapedPage, of: FigureMetric) -> Iterator[MetricFigure]:
     if of.needs and not any(page.sum_of(name) for name in of.needs):
         return
     if of.by:
@@ -122,7 +122,7 @@ def _figures_of(page: Page, of: FigureMetric) -> Iterator[MetricFigure]:
         yield MetricFigure(name=name, value=value, unit=of.unit, metric=of.metric)
 
 
-def read_latencies(page: Page, *kinds: tuple[str, ...]) -> dict[str, Cumulative]:
+def read_latencies(page: ScrapedPage, *kinds: tuple[str, ...]) -> dict[str, Cumulative]:
     """Each a kind that `Histogram` has, and the names that its histogram has in older and newer versions."""
     found: dict[str, Cumulative] = {}
     for kind, *names in kinds:

@@ -18,7 +18,7 @@ from kvscope_telemetry.errors import BadInput, ProtocolError
 from kvscope_telemetry.external import engines
 from kvscope_telemetry.external.address import ExternalAddress
 from kvscope_telemetry.external.http_client import NOT_FOUND, HttpClient, NoAnswer
-from kvscope_telemetry.external.page import Page
+from kvscope_telemetry.external.page import ScrapedPage
 from kvscope_telemetry.external.readings import EngineReading
 from kvscope_telemetry.external.server_facts import ServerFacts
 from kvscope_telemetry.kv_events.addresses import check_endpoint
@@ -136,7 +136,7 @@ class Scraper:
         kind, body = self._http.get(engine.metrics_path)
         if kind == "text/html":
             raise ProtocolError("it is a web page, not metrics")
-        page = Page(
+        page = ScrapedPage(
             body.decode("utf-8", errors="replace"),
             (*[each.metrics_prefix for each in engines.ENGINES], *engine.other_prefixes, _OF_ALL, _INSIDE),
             rank=(engine.rank_label, address.rank),
@@ -148,7 +148,7 @@ class Scraper:
         said = page.label("endpoint", _INSIDE)
         return replace(engine.read(page), inside=said if _ENDPOINT.fullmatch(said) else "")
 
-    def _why_none(self, page: Page) -> str:
+    def _why_none(self, page: ScrapedPage) -> str:
         other = next((each for each in engines.ENGINES if page.has(each.metrics_prefix)), None)
         if other is not None:
             return f"these are metrics of {other.name}: attach {other.scheme}://{self._address.authority}"

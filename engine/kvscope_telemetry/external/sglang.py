@@ -22,7 +22,7 @@ from kvscope_telemetry.external.server_facts import Ask, ServerFacts, mapping, m
 from kvscope_telemetry.messages.structured import Structured
 
 if TYPE_CHECKING:
-    from kvscope_telemetry.external.page import Page
+    from kvscope_telemetry.external.page import ScrapedPage
 
 _SCHEME: Final = "sglang"
 _NAME: Final = "SGLang"
@@ -56,7 +56,7 @@ _FIGURES: Final = (
 )
 
 
-def _read(page: Page) -> EngineReading:
+def _read(page: ScrapedPage) -> EngineReading:
     page_size = number(page.gauge("sglang:page_size"))
     tokens = number(page.gauge("sglang:max_total_num_tokens"))
     pages = number(page.gauge("sglang:num_pages"))

@@ -20,7 +20,7 @@ import msgspec
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.external.address import ExternalAddress
 from kvscope_telemetry.external.http_client import NOT_FOUND, HttpClient, NoAnswer
-from kvscope_telemetry.external.page import Page
+from kvscope_telemetry.external.page import ScrapedPage
 from kvscope_telemetry.external.prompted_source import PromptedSource
 from kvscope_telemetry.external.readings import EngineReading
 from kvscope_telemetry.external.server_facts import mapping, text, whole
@@ -461,7 +461,7 @@ class SlotSource(PromptedSource):
         engine = self._address.engine
         try:
             _, body = self._http.get(engine.metrics_path)
-            page = Page(body.decode("utf-8", "replace"), (engine.metrics_prefix,), rank=(engine.rank_label, 0))
+            page = ScrapedPage(body.decode("utf-8", "replace"), (engine.metrics_prefix,), rank=(engine.rank_label, 0))
         except NoAnswer as error:
             self._has_metrics = error.status not in _NOT_ENABLED
             return None

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_telemetry.external.groups import Groups
-from kvscope_telemetry.external.tiers import Rows, medium_word, tier_of
+from kvscope_telemetry.external.tiers import TierRows, medium_word, tier_of
 from kvscope_telemetry.kv_events.batches import HASH_MASK, AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from kvscope_telemetry.ledger import COLUMNS, BlockState, Column, Ledger, Tier
 
@@ -80,7 +80,7 @@ class Slots:
         """The newest that was laid out."""
         self._laid_out = dict.fromkeys(TIERS, 0)  # its rows
         self._tables: dict[_Key, _Table] = {}  # by medium and group
-        self._rows = {tier: Rows() for tier in TIERS}
+        self._rows = {tier: TierRows() for tier in TIERS}
         for tier, rows in self._rows.items():
             rows.size = self.num_rows[tier]
 

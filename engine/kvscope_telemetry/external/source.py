@@ -18,7 +18,7 @@ from kvscope_telemetry.external.prompted_source import PromptedSource
 from kvscope_telemetry.external.readings import EngineReading
 from kvscope_telemetry.external.scrape import Scraper
 from kvscope_telemetry.external.server_facts import ServerFacts
-from kvscope_telemetry.external.translator import SEVERAL_ENGINES, Translator
+from kvscope_telemetry.external.translator import SEVERAL_ENGINES, RankTranslator
 from kvscope_telemetry.kv_events.stream import KvEventStream
 from kvscope_telemetry.kv_events.stream_items import Reset, StreamItem, StreamState, StreamStatus
 from kvscope_telemetry.messages.commands import BlockContent
@@ -56,7 +56,7 @@ class ExternalSource(PromptedSource):
     ) -> None:
         super().__init__(address, sink)
         self._frame_s = frame_s
-        self._translator = Translator(address.engine)
+        self._translator = RankTranslator(address.engine)
         tokens, hash_in = self._translator.tokens, self._translator.hash_in
         self._contents = BlockContents(tokens, hash_in, address.tokenizer)
         self._heard_ns = self._num_batches = 0

@@ -42,7 +42,7 @@ def tier_of(medium: str | None) -> Tier:
     return next((tier for tier, words in _FAMILIES.items() if name.startswith(words)), Tier.UNKNOWN)
 
 
-class Rows:
+class TierRows:
     """Rows of a tier, from 0 to `size`; `start` is where they begin in the ledger."""
 
     def __init__(self) -> None:

@@ -55,8 +55,8 @@ USUAL_BLOCK_SIZE: Final = 16
 _EPOCH_BITS: Final = 62
 
 
-class Translator:
-    """Of one rank of `engine`. Give it what comes, then ask it what is to be told."""
+class RankTranslator:
+    """Applies the KV events and metric readings of one rank of `engine` to a `CacheState`, and returns its frames."""
 
     def __init__(self, engine: ExternalEngine) -> None:
         self.tokens = BlockTokens()

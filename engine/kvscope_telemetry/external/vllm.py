@@ -20,7 +20,7 @@ from kvscope_telemetry.external.server_facts import Ask, ServerFacts, mapping, m
 from kvscope_telemetry.messages.structured import Structured
 
 if TYPE_CHECKING:
-    from kvscope_telemetry.external.page import Page
+    from kvscope_telemetry.external.page import ScrapedPage
 
 _SCHEME: Final = "vllm"
 _FORMS: Final = "structured_outputs"
@@ -62,7 +62,7 @@ _FIGURES: Final = (
 """Sampled by vLLM where it was started with --kv-cache-metrics: what is about a block's life."""
 
 
-def _read(page: Page) -> EngineReading:
+def _read(page: ScrapedPage) -> EngineReading:
     config = page.labels_of("vllm:cache_config_info")
     success = "vllm:request_success_total"
     cached = page.total("vllm:prompt_tokens_cached_total")

@@ -27,7 +27,7 @@ ROWS_S: Final = 0.5
 _SOCKETS_EACH: Final = 8
 
 
-class Member(Protocol):
+class FleetMember(Protocol):
     """One engine. Used by one thread."""
 
     def look(self) -> None:
@@ -40,8 +40,8 @@ class Member(Protocol):
         """Let it go."""
 
 
-class Refused:
-    """An engine that cannot even be tried: its key cannot be read, say."""
+class RefusedMember:
+    """An engine to which no connection can be tried, for example because its key cannot be read."""
 
     def __init__(self, entry: FleetEntry, reason: str) -> None:
         self._row = FleetRow(entry, SourceState.REFUSED, reason)
@@ -57,17 +57,17 @@ class Refused:
         """There is nothing."""
 
 
-Open = Callable[[FleetEntry, Context], Member]
+Open = Callable[[FleetEntry, Context], FleetMember]
 
 
-def open_member(entry: FleetEntry, context: Context) -> Member:
+def open_member(entry: FleetEntry, context: Context) -> FleetMember:
     """What reads the engine at the entry's address."""
     try:
         if entry.address.is_external:
             return ExternalMember(entry, entry.address.open())
         return OwnMember(entry, context)
     except BadInput as error:
-        return Refused(entry, str(error))
+        return RefusedMember(entry, str(error))
 
 
 class Fleet:
@@ -80,7 +80,7 @@ class Fleet:
         """Why nothing is read any more; empty: it is."""
         self._opener = opener
         self._wanted: tuple[FleetEntry, ...] = ()
-        self._members: dict[FleetEntry, Member] = {}
+        self._members: dict[FleetEntry, FleetMember] = {}
         self._stopped, self._news = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvscope-fleet", daemon=True)
         self._thread.start()
@@ -141,7 +141,7 @@ class Fleet:
         return True
 
 
-def _close_all(members: list[Member]) -> None:
+def _close_all(members: list[FleetMember]) -> None:
     """At once: a source may have to wait for a server that does not answer."""
     slow = [
         threading.Thread(target=m.close, name="kvscope-fleet-end") for m in members if isinstance(m, ExternalMember)

@@ -23,7 +23,7 @@ from kvscope_telemetry.sockets.client_sockets import ClientSockets
 from kvscope_telemetry.sockets.connections import key_for
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.sources.live_source import MAX_MESSAGES_A_PASS, LiveReader
-from kvscope_telemetry.state.sync import Run
+from kvscope_telemetry.state.sync import FrameRun
 from kvscope_telemetry.summaries.figures import USAGE
 
 TELLING: Final = frozenset({SourceState.LIVE, SourceState.PAUSED, SourceState.STUCK})
@@ -80,7 +80,7 @@ class OwnMember:
         """Free the sockets."""
         self._reader.finish()
 
-    def _take(self, runs: list[Run]) -> None:
+    def _take(self, runs: list[FrameRun]) -> None:
         now_ns = time.monotonic_ns()
         for run in runs:
             if run.snapshot is not None:

@@ -29,8 +29,11 @@ MAX_FRUITLESS: Final = 2
 """Replays that bring nothing of what is missing, before it is given up."""
 
 
-class Continuity:
-    """`give` takes each item and the bytes that it came in. `can_replay`: whether what was missed can be asked for."""
+class EventContinuity:
+    """Checks that event batches arrive without gaps, and asks for a replay of missed ones.
+
+    `give` receives each item and its size in bytes. `can_replay`: whether missed batches can be requested.
+    """
 
     def __init__(self, give: Callable[[StreamItem, int], None], *, can_replay: bool) -> None:
         self.counts = StreamCounts()

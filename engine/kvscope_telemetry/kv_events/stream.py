@@ -16,7 +16,7 @@ import zmq
 
 from kvscope_telemetry.kv_events.addresses import check_endpoint, is_ipv6
 from kvscope_telemetry.kv_events.batches import END_SEQ
-from kvscope_telemetry.kv_events.continuity import Continuity
+from kvscope_telemetry.kv_events.continuity import EventContinuity
 from kvscope_telemetry.kv_events.line import KVEventLine
 from kvscope_telemetry.kv_events.stream_items import StreamItem, StreamState, StreamStatus
 from kvscope_telemetry.kv_events.wire import MAX_BATCH_BYTES
@@ -66,7 +66,7 @@ class KvEventStream:
         self._replay_endpoint = replay_endpoint
         self._check_after_s, self._replay_timeout_s = check_after_s, replay_timeout_s
         self._pending = pending or PendingItems()
-        self._continuity = Continuity(self._pending.give, can_replay=replay_endpoint is not None)
+        self._continuity = EventContinuity(self._pending.give, can_replay=replay_endpoint is not None)
         self._status = StreamStatus()
         self._num_of_other_ranks = 0
         self._num_connections = 0

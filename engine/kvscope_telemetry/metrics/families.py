@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
-from kvscope_telemetry.metrics.histogram import Histogram
+from kvscope_telemetry.metrics.histogram import PrometheusHistogram
 
 Labels = Mapping[str, str]
 
@@ -36,7 +36,7 @@ class Maker:
             family.add_sample(f"{name}_created", labels, self.created_s)
         return family
 
-    def histogram(self, name: str, text: str, histogram: Histogram, created_s: float) -> Metric:
+    def histogram(self, name: str, text: str, histogram: PrometheusHistogram, created_s: float) -> Metric:
         """Counted from `created_s` on."""
         family = HistogramMetricFamily(name, text, labels=tuple(self.labels))
         bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]

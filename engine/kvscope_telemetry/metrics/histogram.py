@@ -31,8 +31,8 @@ def lengths(max_value: int) -> tuple[float, ...]:
     return tuple(bound for bound in bounds if bound <= max_value) or (1.0,)
 
 
-class Histogram:
-    """How many values were at most each of `bounds` (ascending), how many there were, and their sum."""
+class PrometheusHistogram:
+    """A Prometheus histogram: the counts of values up to each of `bounds` (ascending), of all values, and their sum."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)

@@ -23,7 +23,14 @@ from kvscope_telemetry.messages.telemetry import (
     RequestInfo,
     Snapshot,
 )
-from kvscope_telemetry.metrics.histogram import FIRST_TOKEN_S, REQUEST_S, STEP_TOKENS, TOKEN_S, Histogram, lengths
+from kvscope_telemetry.metrics.histogram import (
+    FIRST_TOKEN_S,
+    REQUEST_S,
+    STEP_TOKENS,
+    TOKEN_S,
+    PrometheusHistogram,
+    lengths,
+)
 from kvscope_telemetry.running_time import RunningTime
 from kvscope_telemetry.summaries.moments import FirstTokens
 
@@ -120,18 +127,18 @@ class Histograms:
 
     def __init__(self, max_model_len: int) -> None:
         of_lengths = lengths(max_model_len)
-        self.time_to_first_token_seconds = Histogram(FIRST_TOKEN_S)
-        self.inter_token_latency_seconds = Histogram(TOKEN_S)
-        self.request_time_per_output_token_seconds = Histogram(TOKEN_S)
-        self.e2e_request_latency_seconds = Histogram(REQUEST_S)
-        self.request_queue_time_seconds = Histogram(REQUEST_S)
-        self.request_inference_time_seconds = Histogram(REQUEST_S)
-        self.request_prefill_time_seconds = Histogram(REQUEST_S)
-        self.request_decode_time_seconds = Histogram(REQUEST_S)
-        self.iteration_tokens_total = Histogram(STEP_TOKENS)
-        self.request_prompt_tokens = Histogram(of_lengths)
-        self.request_generation_tokens = Histogram(of_lengths)
-        self.request_params_max_tokens = Histogram(of_lengths)
+        self.time_to_first_token_seconds = PrometheusHistogram(FIRST_TOKEN_S)
+        self.inter_token_latency_seconds = PrometheusHistogram(TOKEN_S)
+        self.request_time_per_output_token_seconds = PrometheusHistogram(TOKEN_S)
+        self.e2e_request_latency_seconds = PrometheusHistogram(REQUEST_S)
+        self.request_queue_time_seconds = PrometheusHistogram(REQUEST_S)
+        self.request_inference_time_seconds = PrometheusHistogram(REQUEST_S)
+        self.request_prefill_time_seconds = PrometheusHistogram(REQUEST_S)
+        self.request_decode_time_seconds = PrometheusHistogram(REQUEST_S)
+        self.iteration_tokens_total = PrometheusHistogram(STEP_TOKENS)
+        self.request_prompt_tokens = PrometheusHistogram(of_lengths)
+        self.request_generation_tokens = PrometheusHistogram(of_lengths)
+        self.request_params_max_tokens = PrometheusHistogram(of_lengths)
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
-"""Reads a recording forward from any time of it, as spans of updates.
+"""Reads a recording forward from any time of it, as updates with the recorded times that they reach.
 
-`PlaybackReader` owns the place in the file, `Spans` what becomes of each kind of message: frames and snapshots that go
-on from the state there is, samples and memory of that engine; the rest was for who was there. Used by one thread;
-knows neither clock nor speed.
+`PlaybackReader` owns the position in the file. `UpdateBuilder` turns messages into updates: frames and snapshots that
+continue the current state, and the samples and memory of that engine; it drops messages that only a live client
+needed. Used by one thread; knows neither clock nor speed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PlaybackReader:
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        self._spans = Spans(self._memory_before)
+        self._spans = UpdateBuilder(self._memory_before)
         self._messages: Iterator[tuple[float, TelemetryMessage]] = iter(())
         self._ahead: tuple[int, TelemetryMessage] | None = None
         self._has_unread = False
@@ -55,14 +55,16 @@ class PlaybackReader:
         self._memories: dict[int, MemoryBreakdown] = {}
         self._silent_ns: dict[int, int] = {}  # epoch -> up to when the file is known to say nothing of memory
 
-    def jump(self, to_ns: int, *, past_ns: int = 0, is_wanted: Callable[[], bool] = lambda: True) -> list[Span] | None:
+    def jump(
+        self, to_ns: int, *, past_ns: int = 0, is_wanted: Callable[[], bool] = lambda: True
+    ) -> list[TimedUpdate] | None:
         """Return the state at `to_ns` since the start, beginning with a snapshot; `past_ns` before it in short spans.
 
         Before the first snapshot it is the state there, later than asked. None as soon as it is no longer wanted; empty
         when there is no state at all.
         """
         base_ns = max(0, to_ns - past_ns)
-        self._spans = Spans(self._memory_before)
+        self._spans = UpdateBuilder(self._memory_before)
         self._messages = iter(self._recording.run_up(base_ns / 1e9))
         self._place, self._is_behind = (0, 0), True
         if not self._read(base_ns, is_wanted):
@@ -83,7 +85,7 @@ class PlaybackReader:
         spans = self._spans.take_spans()
         return [replace(spans[0], jumped=True), *spans[1:]] if spans else []
 
-    def read_until(self, until_ns: int) -> list[Span]:
+    def read_until(self, until_ns: int) -> list[TimedUpdate]:
         """Return the updates up to and including `until_ns`."""
         self._read(until_ns, lambda: True)
         self._spans.pass_time(until_ns)
@@ -208,7 +210,7 @@ class PlaybackReader:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TimedUpdate:
     """An update, and the recorded time since the start up to which it goes."""
 
     update: Update
@@ -217,8 +219,8 @@ class Span:
     """It begins after a seek: what was before it is not its past."""
 
 
-class Spans:
-    """Add messages in order; take what they come to.
+class UpdateBuilder:
+    """Turns messages, added in order, into timed updates.
 
     `memory_before(time_ns, epoch)` finds where the memory of an engine went that was followed from its middle.
     """
@@ -226,7 +228,7 @@ class Spans:
     def __init__(self, memory_before: Callable[[int, int], MemoryBreakdown | None]) -> None:
         self.continuity = Continuity()
         self._memory_before = memory_before
-        self._done: list[Span] = []
+        self._done: list[TimedUpdate] = []
         self._frames: list[Frame] = []
         self._snapshot: Snapshot | None = None
         self._samples: list[DeviceSample] = []
@@ -280,7 +282,7 @@ class Spans:
             memory=self._memory,
             readings=self._readings,
         )
-        self._done.append(Span(update, self._until_ns))
+        self._done.append(TimedUpdate(update, self._until_ns))
         self._handed_out_ns = self._until_ns
         self._frames, self._samples, self._devices, self._readings = [], [], [], []
         self._snapshot = self._memory = None
@@ -293,7 +295,7 @@ class Spans:
         while not self._has_heartbeats and until_ns - self._handed_out_ns >= BEAT_NS and not self.continuity.is_lost:
             self._beat(self._handed_out_ns + BEAT_NS)
 
-    def take_spans(self) -> list[Span]:
+    def take_spans(self) -> list[TimedUpdate]:
         """Return the spans made from the messages since the last call."""
         self.close()
         done, self._done = self._done, []
@@ -327,5 +329,5 @@ class Spans:
             return
         self.close()
         beat = Heartbeat(epoch=continuity.epoch, time_ns=at_ns - self._offset_ns, seq=continuity.seq, step=0)
-        self._done.append(Span(Update(heartbeat=beat), at_ns))
+        self._done.append(TimedUpdate(Update(heartbeat=beat), at_ns))
         self._until_ns = self._handed_out_ns = at_ns

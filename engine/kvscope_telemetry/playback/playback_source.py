@@ -18,7 +18,7 @@ from typing import Final, Self
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import Event
-from kvscope_telemetry.playback.playback_reader import PAST_NS, PlaybackReader, Span
+from kvscope_telemetry.playback.playback_reader import PAST_NS, PlaybackReader, TimedUpdate
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.source import SourceState, SourceStatus, Update
 
@@ -60,7 +60,7 @@ class PlaybackSource:
         self._clock = PlaybackClock(self._duration_ns, clock)
         self._clock.is_playing, self._clock.waits_at_end = is_playing, recording.may_grow
         self._grown_s = time.monotonic()
-        self._spans: deque[Span] = deque()
+        self._spans: deque[TimedUpdate] = deque()
         self._position_ns = 0  # up to where everything is in `_spans`, or was taken
         self._taken_ns = 0
         self._wanted: _Seek | None = _Seek(0, with_past=True)  # a seek that was not done

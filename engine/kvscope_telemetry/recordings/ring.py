@@ -16,7 +16,7 @@ from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.recordings.keyframes import INTERVAL_NS
 from kvscope_telemetry.recordings.ring_folder import RingFolder
-from kvscope_telemetry.recordings.ring_segments import RETRY_S, Bounds, Segments
+from kvscope_telemetry.recordings.ring_segments import RETRY_S, Bounds, RingSegments
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
@@ -47,7 +47,7 @@ class Ring:
         retry_seconds: float = RETRY_S,
     ) -> None:
         bounds = Bounds(max_bytes, max_seconds)
-        self._segments = Segments(Path(folder), bounds, segment_seconds, retry_seconds=retry_seconds)
+        self._segments = RingSegments(Path(folder), bounds, segment_seconds, retry_seconds=retry_seconds)
         self._folder: RingFolder | None = None
         self._writer: RecordingWriter | None = None
         self._refusal = ""

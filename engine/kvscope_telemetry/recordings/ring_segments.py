@@ -49,10 +49,10 @@ class _Whole:
     num_bytes: int
     start_ns: int
     end_run_ns: int
-    """`Segments._run_ns` at its end."""
+    """`RingSegments._run_ns` at its end."""
 
 
-class Segments:
+class RingSegments:
     """A `RecordingFile` that begins anew every `segment_seconds`, or sooner where the bounds are narrow; later while no
     frames come.
 

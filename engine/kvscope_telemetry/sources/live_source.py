@@ -52,7 +52,7 @@ from kvscope_telemetry.sources.mirrored_source import MirroredSource
 from kvscope_telemetry.sources.sink import Sink, SinkFeed
 from kvscope_telemetry.state.coalesce import MAX_ENTRIES, Pending, coalesce
 from kvscope_telemetry.state.extras import Extras
-from kvscope_telemetry.state.sync import FIRST_TAG, Run, Sync
+from kvscope_telemetry.state.sync import FIRST_TAG, FrameRun, Sync
 from kvscope_telemetry.state.whole_blocks import WholeBlocks
 
 MAX_REPLIES: Final = 50_000
@@ -78,7 +78,7 @@ MAX_LATENCY_NS: Final = 3_600_000_000_000
 """More than this is not latency but another clock."""
 
 
-Taker = Callable[[list[Run]], None]
+Taker = Callable[[list[FrameRun]], None]
 """Given snapshots and the frames that follow them, in order, on the thread that reads."""
 
 
@@ -450,7 +450,7 @@ class ReplyQueue:
         return replies
 
 
-class OwnApi(Protocol):
+class PromptApi(Protocol):
     """Where prompts go that an engine's command socket does not take. From any thread; never waits."""
 
     @property
@@ -490,7 +490,7 @@ class LiveSource(MirroredSource):
         sink: Sink | None = None,
         nap_s: float = NAP_S,
         max_entries: int = MAX_ENTRIES,
-        make_api: Callable[[], OwnApi] | None = None,
+        make_api: Callable[[], PromptApi] | None = None,
     ) -> None:
         self._name, self._make_api = endpoint, make_api
         self._reader = LiveReader(
@@ -499,7 +499,7 @@ class LiveSource(MirroredSource):
         super().__init__(self._reader.changed)
         self._is_closed = False
         self._api_lock = threading.Lock()
-        self._api: OwnApi | None = None
+        self._api: PromptApi | None = None
         self._thread = threading.Thread(target=self._reader.run, name="kvscope-reader", daemon=True)
         self._thread.start()
 

@@ -1,7 +1,8 @@
 """The requests of a mirror: one numpy array a column, one row a request, rows in order of request number.
 
-Owns the columns and how many ended requests are kept; their block tables lie in `BlockTables`. Applies changes by fancy
-indexing, however many there are; Python loops only over requests that are new. Knows nothing of blocks but their ids.
+Owns the columns and how many ended requests are kept; their block tables lie in a `BlockTableBuffer`. Applies changes
+by fancy indexing, however many there are; Python loops only over requests that are new. Knows nothing of blocks but
+their ids.
 """
 
 from __future__ import annotations
@@ -255,7 +256,7 @@ class RequestMirror:
 
     def _add_group(self, group: int) -> None:
         self._data[_length_name(group)] = np.zeros(len(self._data["number"]), np.int32)
-        self._tables[group] = BlockTables(len(self))
+        self._tables[group] = BlockTableBuffer(len(self))
 
     def _add(self, infos: Sequence[RequestInfo], time_ns: int) -> None:
         fresh = self._unknown(infos)
@@ -288,7 +289,7 @@ class RequestMirror:
         for tables in self._tables.values():
             tables.append_rows(len(infos))
 
-    def _change(self, changes: RequestChanges, time_ns: int, group: int) -> int:
+    def _change(self, changes: RequestRowColumns, time_ns: int, group: int) -> int:
         """How many ended by it."""
         before = self.state[changes.rows]
         ended = changes.rows[(changes.state == RequestState.FINISHED) & (before != RequestState.FINISHED)]
@@ -305,7 +306,7 @@ class RequestMirror:
         self._lengths(group)[changes.rows] = changes.table_end
         return len(ended)
 
-    def _write_tables(self, changes: RequestChanges, group: int) -> None:
+    def _write_tables(self, changes: RequestRowColumns, group: int) -> None:
         counts = changes.table_end - changes.table_start
         filled = np.flatnonzero(counts)  # a token more seldom needs a block more
         if filled.size:
@@ -343,7 +344,7 @@ class RequestMirror:
 
     def _clear(self) -> None:
         self._data = {name: np.zeros(_FIRST_CAPACITY, dtype) for name, dtype in REQUEST_COLUMNS.items()}
-        self._tables = {0: BlockTables()}
+        self._tables = {0: BlockTableBuffer()}
         self.request_ids = []
         self.adapters = []
         self.layout += 1
@@ -377,7 +378,7 @@ def equal_requests(left: RequestMirror, right: RequestMirror, columns: Iterable[
 
 
 @dataclass(frozen=True, slots=True)
-class RequestChanges:
+class RequestRowColumns:
     """`RequestRows` as numpy columns, checked against the rows they change.
 
     Owns the one rule of block tables on the wire: a table becomes `table[:table_start]` and the blocks that
@@ -402,7 +403,7 @@ class RequestChanges:
 
 def read_changes(
     rows: RequestRows, numbers: npt.NDArray[np.int64], num_blocks: npt.NDArray[np.int32]
-) -> RequestChanges:
+) -> RequestRowColumns:
     """The changes in `rows` of the requests `numbers` (ascending), whose tables have `num_blocks` blocks.
 
     Raises ProtocolError for a request that is not among them, and for a table with a hole.
@@ -416,7 +417,7 @@ def read_changes(
         raise ProtocolError(
             f"block table of request {numbers[at[first]]} goes on at {start[first]}, but has {before[first]} blocks"
         )
-    return RequestChanges(
+    return RequestRowColumns(
         rows=at,
         state=np.frombuffer(rows.state, "u1"),
         num_computed_tokens=np.frombuffer(rows.num_computed_tokens, "<u4"),
@@ -477,7 +478,7 @@ def _lengths_before(
     return before
 
 
-class BlockTables:
+class BlockTableBuffer:
     """The block tables of many rows side by side in one buffer, so that any number of changes is written in a few
     calls.
 

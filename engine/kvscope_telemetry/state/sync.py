@@ -32,7 +32,7 @@ FIRST_TAG: Final = 1 << 52
 
 
 @dataclass(slots=True)
-class Run:
+class FrameRun:
     """A snapshot (None when the run goes on from the one before) and the frames that follow it."""
 
     snapshot: Snapshot | None = None
@@ -44,7 +44,7 @@ Passed = Callable[[Frame | Snapshot, bytes | None], None]
 
 
 class Sync:
-    """Follows one engine, over its restarts. Feed it messages; take out `Run`s; ask when it says so.
+    """Follows one engine, over its restarts. Feed it messages; take out `FrameRun`s; ask when it says so.
 
     `passed` is told of each snapshot and frame that goes into a run, at once and in order.
     """
@@ -58,7 +58,7 @@ class Sync:
         """Frames that never came."""
         self.num_resyncs = 0
         """Snapshots taken after the first."""
-        self._runs: list[Run] = []
+        self._runs: list[FrameRun] = []
         self._held = HeldFrames()
         self._last_seen: int | None = None  # highest seq received of the epoch, None before the first frame
         self._last_frame_ns = 0
@@ -192,7 +192,7 @@ class Sync:
         self._interval_ns = REQUEST_INTERVAL_NS
         self._wants = self._wants or not self.in_sync
 
-    def take_runs(self) -> list[Run]:
+    def take_runs(self) -> list[FrameRun]:
         """What may be applied since the last call, in order."""
         runs, self._runs = self._runs, []
         return runs
@@ -213,7 +213,7 @@ class Sync:
         self._place.go_to(snapshot)
         self.in_sync = True
         self._behind = self._behind if is_same else None
-        self._runs.append(Run(snapshot))
+        self._runs.append(FrameRun(snapshot))
         self._passed(snapshot, data)
         held = [
             (frame, its_data)
@@ -242,7 +242,7 @@ class Sync:
         self._place.advance(frame)
         self._passed(frame, data)
         if not self._runs:
-            self._runs.append(Run())
+            self._runs.append(FrameRun())
         self._runs[-1].frames.append(frame)
 
 

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from kvscope_telemetry.latencies import FIRST_TOKEN, INTER_TOKEN, QUEUED, Latency
+from kvscope_telemetry.latencies import FIRST_TOKEN, INTER_TOKEN, QUEUED, LatencyKind
 from kvscope_telemetry.summaries import latency_buckets
 from kvscope_telemetry.summaries.session_overview import OVERVIEW_COLUMNS, FloatArray, IntArray, SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
@@ -333,7 +333,7 @@ def _of_all(key: str, name: str, share: Share, counts: str, *, is_compared: bool
 
 
 def _percentile(
-    latency: Latency, percent: int, name: str, *, is_compared: bool = True, card: Card | None = None
+    latency: LatencyKind, percent: int, name: str, *, is_compared: bool = True, card: Card | None = None
 ) -> Figure:
     measure = partial(_latency, latency.key, percent / 100)
     key, title, places = f"{latency.key}_p{percent}_s", f"{name}, p{percent}", Places(card)

@@ -18,7 +18,7 @@ from kvscope_telemetry.messages.telemetry import Histogram, Reading
 IntArray = npt.NDArray[np.int64]
 
 
-class Range(NamedTuple):
+class PercentileBounds(NamedTuple):
     """What is known of a percentile, in seconds: above `low`, at most `high`, which is infinite where there is no
     upper bound. NaN: nothing is known."""
 
@@ -26,7 +26,7 @@ class Range(NamedTuple):
     high: float
 
 
-UNKNOWN_RANGE = Range(math.nan, math.nan)
+UNKNOWN_RANGE = PercentileBounds(math.nan, math.nan)
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Buckets:
         """How many latencies there were."""
         return int(self.counts.sum())
 
-    def percentile(self, share: float) -> Range:
+    def percentile(self, share: float) -> PercentileBounds:
         """Between which bounds the one lies that `share` (0 to 1) of all are below, or equal to."""
         total = self.total
         if not total:
@@ -58,7 +58,7 @@ class Buckets:
         place = min(place, self.counts.size - 1)
         low = float(self.bounds_ns[place - 1]) / 1e9 if place else 0.0
         high = float(self.bounds_ns[place]) / 1e9 if place < self.bounds_ns.size else math.inf
-        return Range(low, high)
+        return PercentileBounds(low, high)
 
 
 def joined(readings: Iterable[Reading], kind: str) -> Buckets | None:

@@ -16,8 +16,8 @@ from kvscope_telemetry.summaries.request_phases import PHASE
 _ENDS = ("finished", "aborted", "refused")
 
 
-class MomentKind(IntEnum):
-    """Of a row of `Course.moments`, whose times are the engine's."""
+class RequestMoment(IntEnum):
+    """Which moment of a request a row of `SessionOverview.moments` is; its time is by the engine's clock."""
 
     STARTED = 0
     FIRST_TOKEN = 1
@@ -69,9 +69,9 @@ class MomentNotes:
         """Who first ran, and who got a first token."""
         for event in frame.events:
             if event.kind == "admitted" and 0 < event.number < 1 << 32:
-                self._noted.append((event.time_ns, event.number, MomentKind.STARTED))
+                self._noted.append((event.time_ns, event.number, RequestMoment.STARTED))
         for number in self._first_tokens.frame(frame):
-            self._noted.append((frame.time_ns, number, MomentKind.FIRST_TOKEN))
+            self._noted.append((frame.time_ns, number, RequestMoment.FIRST_TOKEN))
 
 
 def _outputs(rows: RequestRows) -> list[tuple[int, int]]:

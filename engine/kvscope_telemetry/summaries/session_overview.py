@@ -61,7 +61,7 @@ class SessionOverview:
         self.stops = RunningTime()
         """When the engine stood still, by the recording's clock."""
         self.moments = PhaseLog()
-        """Of requests, by their engine's clock: each row's kind is a `MomentKind`."""
+        """Of requests, by their engine's clock: each row's kind is a `RequestMoment`."""
         self.version = 0
         """Grows with each change."""
         self._max_bin_bytes = max_bin_bytes

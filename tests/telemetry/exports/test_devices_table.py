@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.telemetry.exports.conftest import MS, story
 
-from kvscope_telemetry.exports.export import Wanted, export
+from kvscope_telemetry.exports.export import ExportTarget, export
 from kvscope_telemetry.messages.devices import Devices, Gpu, Host
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.recordings.reader import Recording
@@ -29,7 +29,7 @@ def with_samples() -> list[TelemetryMessage]:
 
 
 def rows_of(recording: Recording, path: Path, *span: float) -> list[dict[str, str]]:
-    export(recording, Wanted.of(path), *span)
+    export(recording, ExportTarget.of(path), *span)
     with path.open(encoding="utf-8-sig", newline="") as file:
         return list(csv.DictReader(file))
 

@@ -11,7 +11,7 @@ import pytest
 
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.exports import export as exports
-from kvscope_telemetry.exports.export import Wanted, export
+from kvscope_telemetry.exports.export import ExportTarget, export
 from kvscope_telemetry.recordings.read_budget import OpeningCancelled
 from kvscope_telemetry.recordings.reader import Recording
 
@@ -26,13 +26,13 @@ from kvscope_telemetry.recordings.reader import Recording
 )
 def test_a_name_says_what_is_wanted(name: str, kind: str | None, named: str) -> None:
     with pytest.raises(BadInput) as raised:
-        Wanted.of(Path(name), kind)
+        ExportTarget.of(Path(name), kind)
     assert named in str(raised.value)
-    assert Wanted.of(Path("x.csv"), "events").kind == Wanted.of(Path("all-events.csv")).kind == "events"
+    assert ExportTarget.of(Path("x.csv"), "events").kind == ExportTarget.of(Path("all-events.csv")).kind == "events"
 
 
 def test_table_whose_name_says_nothing_is_of_metrics() -> None:
-    assert Wanted.of(Path("Run.CSV")) == Wanted(Path("Run.CSV"), "metrics", ".csv")
+    assert ExportTarget.of(Path("Run.CSV")) == ExportTarget(Path("Run.CSV"), "metrics", ".csv")
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_range_without_time_is_refused(
     tell: Callable[..., Recording], tmp_path: Path, span: tuple[float, float | None], named: str
 ) -> None:
     with pytest.raises(BadInput, match=named):
-        export(tell(), Wanted.of(tmp_path / "metrics.csv"), *span)
+        export(tell(), ExportTarget.of(tmp_path / "metrics.csv"), *span)
     assert [path.name for path in tmp_path.iterdir()] == ["story.mcap"]
 
 
@@ -56,10 +56,10 @@ def test_nothing_is_overwritten(tell: Callable[..., Recording], tmp_path: Path) 
     there = tmp_path / "metrics.csv"
     there.write_text("mine")
     with pytest.raises(BadInput, match="already exists"):
-        export(recording, Wanted.of(there))
+        export(recording, ExportTarget.of(there))
     assert there.read_text() == "mine"
     with pytest.raises(BadInput, match="cannot be written: No such file"):
-        export(recording, Wanted.of(tmp_path / "no" / "metrics.csv"))
+        export(recording, ExportTarget.of(tmp_path / "no" / "metrics.csv"))
 
 
 def _full(*args: Any) -> None:
@@ -82,7 +82,7 @@ def test_what_fails_leaves_nothing(
     recording = tell()
     monkeypatch.setitem(exports.TABLE_FORMATS, ".csv", fails)
     with pytest.raises(error) as raised:
-        export(recording, Wanted.of(tmp_path / "metrics.csv"))
+        export(recording, ExportTarget.of(tmp_path / "metrics.csv"))
     if error is KvscopeError:
         assert str(raised.value).endswith("metrics.csv' cannot be written: No space left on device")
     assert [path.name for path in tmp_path.iterdir()] == ["story.mcap"]

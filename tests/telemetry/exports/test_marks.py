@@ -8,7 +8,7 @@ from pathlib import Path
 
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as trace_pb2
 
-from kvscope_telemetry.exports.export import Wanted, export
+from kvscope_telemetry.exports.export import ExportTarget, export
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
@@ -54,7 +54,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 def test_a_table_has_what_stands(make_messages: Messages, tmp_path: Path) -> None:
     recording, beside = marked(make_messages, tmp_path)
-    export(recording, Wanted.of(tmp_path / "bookmarks.csv"), bookmarks=beside)
+    export(recording, ExportTarget.of(tmp_path / "bookmarks.csv"), bookmarks=beside)
     rows = rows_of(tmp_path / "bookmarks.csv")
     assert [(row["bookmark_id"], row["kind"], float(row["length_s"])) for row in rows] == [
         ("a", "note", 0.0),
@@ -68,14 +68,14 @@ def test_a_table_has_what_stands(make_messages: Messages, tmp_path: Path) -> Non
 def test_a_range_has_those_that_reach_into_it(make_messages: Messages, tmp_path: Path) -> None:
     recording, beside = marked(make_messages, tmp_path)
     until_s = (beside[0].time_ns - recording.start_ns) / 1e9 - 1
-    export(recording, Wanted.of(tmp_path / "bookmarks.csv"), until_s - 3, until_s, bookmarks=beside)
+    export(recording, ExportTarget.of(tmp_path / "bookmarks.csv"), until_s - 3, until_s, bookmarks=beside)
     assert [row["bookmark_id"] for row in rows_of(tmp_path / "bookmarks.csv")] == ["c"]
 
 
 def test_a_trace_has_an_instant_each_and_a_slice_where_it_lasted(make_messages: Messages, tmp_path: Path) -> None:
     recording, beside = marked(make_messages, tmp_path)
     path = tmp_path / "x.perfetto-trace"
-    export(recording, Wanted.of(path), bookmarks=beside)
+    export(recording, ExportTarget.of(path), bookmarks=beside)
     trace = trace_pb2.Trace()
     trace.ParseFromString(path.read_bytes())
     tracks = {p.track_descriptor.uuid: p.track_descriptor for p in trace.packet if p.HasField("track_descriptor")}
@@ -94,7 +94,7 @@ def test_a_trace_has_an_instant_each_and_a_slice_where_it_lasted(make_messages: 
 
 def test_a_report_lists_them_and_marks_every_picture(make_messages: Messages, tmp_path: Path) -> None:
     recording, beside = marked(make_messages, tmp_path)
-    export(recording, Wanted.of(tmp_path / "r.html"), bookmarks=beside)
+    export(recording, ExportTarget.of(tmp_path / "r.html"), bookmarks=beside)
     page = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "Bookmarks and alarms" in page
     assert "beside the file" in page
@@ -103,5 +103,5 @@ def test_a_report_lists_them_and_marks_every_picture(make_messages: Messages, tm
     assert len(pictures) >= 4
     assert all(picture.count('class="flag') == 3 for picture in pictures)
     assert all(picture.count('class="while"') == 1 for picture in pictures)
-    export(recording, Wanted.of(tmp_path / "none.html"), 0, 1)
+    export(recording, ExportTarget.of(tmp_path / "none.html"), 0, 1)
     assert "Bookmarks and alarms" not in (tmp_path / "none.html").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ import pytest
 from google.protobuf import unknown_fields
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as trace_pb2
 
-from kvscope_telemetry.exports.export import Wanted, export
+from kvscope_telemetry.exports.export import ExportTarget, export
 from kvscope_telemetry.exports.perfetto.packets import varint
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.request_index import recorded_requests
@@ -21,7 +21,7 @@ BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4
 
 
 def parsed(recording: Recording, path: Path, **span: float) -> Any:
-    export(recording, Wanted.of(path), **span)
+    export(recording, ExportTarget.of(path), **span)
     trace = trace_pb2.Trace()
     trace.ParseFromString(path.read_bytes())
     return trace
@@ -129,7 +129,7 @@ def test_alarms_of_all_kinds_are_on_one_track(tell: Callable[..., Recording], tm
         Bookmark(bookmark_id=str(at), time_ns=start_ns + at * ms, until_ns=start_ns + until * ms, kind=kind, text=kind)
         for at, until, kind in ((10, 100, "kv_usage"), (200, 300, "waiting"), (250, 400, "preemptions"))
     ]
-    export(recording, Wanted.of(path), bookmarks=alarms)
+    export(recording, ExportTarget.of(path), bookmarks=alarms)
     trace = trace_pb2.Trace()
     trace.ParseFromString(path.read_bytes())
     tracks = [p.track_descriptor for p in trace.packet if p.track_descriptor.name == "Alarms"]

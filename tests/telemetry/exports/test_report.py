@@ -16,8 +16,8 @@ import pytest
 from msgspec.structs import replace
 from tests.telemetry.exports.conftest import story
 
-from kvscope_telemetry.exports.export import Wanted, export
-from kvscope_telemetry.exports.report.charts import ChartLine, TimeAxis, chart
+from kvscope_telemetry.exports.export import ExportTarget, export
+from kvscope_telemetry.exports.report.charts import ChartLine, ReportTimeAxis, chart
 from kvscope_telemetry.exports.report.page import clean
 from kvscope_telemetry.exports.report.png import png
 from kvscope_telemetry.messages.telemetry import Event, EventData, Frame
@@ -58,7 +58,7 @@ class Page(HTMLParser):
 
 
 def report(recording: Recording, path: Path, **span: float) -> tuple[str, Page]:
-    export(recording, Wanted.of(path), **span)
+    export(recording, ExportTarget.of(path), **span)
     html = path.read_text("utf-8")
     return html, Page(html)
 
@@ -138,7 +138,7 @@ def test_a_long_recording_stays_small(record: Callable, make_messages: Callable,
 
 
 def test_charts_break_where_nothing_is_known() -> None:
-    axis = TimeAxis(0.0, 100.0)
+    axis = ReportTimeAxis(0.0, 100.0)
     times = np.arange(100.0)
     values = np.where((times > 40) & (times < 60), np.nan, 5.0)
     drawn = chart(axis, times, [ChartLine("x", "one", values)], unit="")

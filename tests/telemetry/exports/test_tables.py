@@ -16,7 +16,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.exports.export import Wanted, export
+from kvscope_telemetry.exports.export import ExportTarget, export
 from kvscope_telemetry.exports.kinds import KINDS
 from kvscope_telemetry.exports.tables import arrow_files
 from kvscope_telemetry.recordings.overview import read_overview
@@ -36,7 +36,7 @@ def test_all_formats_hold_the_same(record: Callable, tmp_path: Path, kind: str) 
     recording = Recording.open(record(600).path)
     marks = [new_bookmark(recording.start_ns + at * 10**9, "a note") for at in range(8)]
     for suffix in (".csv", ".parquet", ".arrow"):
-        export(recording, Wanted.of(tmp_path / f"{kind}{suffix}"), bookmarks=marks)
+        export(recording, ExportTarget.of(tmp_path / f"{kind}{suffix}"), bookmarks=marks)
     rows = read_csv(tmp_path / f"{kind}.csv")
     from_parquet = parquet.read_table(tmp_path / f"{kind}.parquet")
     with pa.memory_map(str(tmp_path / f"{kind}.arrow")) as file:
@@ -61,7 +61,7 @@ def _is_time(table: pa.Table, name: str) -> bool:
 def test_csv_file_has_a_byte_order_mark_and_times_that_a_spreadsheet_reads(
     tell: Callable[..., Recording], tmp_path: Path
 ) -> None:
-    export(tell("naïve\0"), Wanted.of(tmp_path / "requests.csv"))
+    export(tell("naïve\0"), ExportTarget.of(tmp_path / "requests.csv"))
     assert (tmp_path / "requests.csv").read_bytes().startswith(b"\xef\xbb\xbf")
     row = read_csv(tmp_path / "requests.csv")[0]
     assert row["request_id"] == "naïve\ufffd"
@@ -78,16 +78,16 @@ def test_export_to_a_named_pipe_has_the_bytes_of_the_file_without_a_byte_order_m
     read: list[bytes] = []
     reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
     reader.start()
-    export(recording, Wanted.of(pipe, form=form))
+    export(recording, ExportTarget.of(pipe, form=form))
     reader.join(60)
-    export(recording, Wanted.of(tmp_path / "file", form=form))
+    export(recording, ExportTarget.of(tmp_path / "file", form=form))
     assert read == [(tmp_path / "file").read_bytes().removeprefix(b"\xef\xbb\xbf")]
     assert pipe.is_fifo()
 
 
 def test_types_and_units(record: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
     recording = Recording.open(record(600).path)
-    export(recording, Wanted.of(tmp_path / "metrics.parquet"))
+    export(recording, ExportTarget.of(tmp_path / "metrics.parquet"))
     schema = parquet.read_schema(tmp_path / "metrics.parquet")
     assert schema.field("time_ns").type == pa.timestamp("ns", tz="UTC")
     assert schema.field("run_ns").type == pa.int64()
@@ -109,7 +109,7 @@ def test_types_and_units(record: Callable, tmp_path: Path) -> None:  # type: ign
 
 def test_what_happened_to_a_request_is_in_its_row(tell: Callable[..., Recording], tmp_path: Path) -> None:
     recording = tell(HOSTILE)
-    export(recording, Wanted.of(tmp_path / "requests.csv"))
+    export(recording, ExportTarget.of(tmp_path / "requests.csv"))
     first, second = read_csv(tmp_path / "requests.csv")
     assert first["request_id"] == f"'{HOSTILE}"  # no spreadsheet takes it for a formula
     assert (first["queue_ns"], first["first_token_ns"], first["preempted_ns"]) == (
@@ -120,14 +120,14 @@ def test_what_happened_to_a_request_is_in_its_row(tell: Callable[..., Recording]
     assert (first["state"], first["end_reason"], first["total_ns"]) == ("finished", "reached its limit", "1400000000")
     assert (second["state"], second["total_ns"]) == ("running", "")
     assert (first["adapter"], second["adapter"]) == ("sql", "")
-    export(recording, Wanted.of(tmp_path / "requests.parquet"))
+    export(recording, ExportTarget.of(tmp_path / "requests.parquet"))
     assert parquet.read_table(tmp_path / "requests.parquet").column("request_id")[0].as_py() == HOSTILE
 
 
 def test_what_was_achieved_is_what_was_done_over_its_time(tell: Callable[..., Recording], tmp_path: Path) -> None:
     """A step of the story does 14 operations and moves 21 bytes in 7 ms, and guesses two tokens, one of them right."""
     recording = tell()
-    export(recording, Wanted.of(tmp_path / "metrics.csv"))
+    export(recording, ExportTarget.of(tmp_path / "metrics.csv"))
     rows = [row for row in read_csv(tmp_path / "metrics.csv") if int(row["num_steps"])]
     assert sum(int(row["flops"]) for row in rows) == 14 * sum(int(row["num_steps"]) for row in rows)
     assert {(row["achieved_flops_per_s"], row["achieved_bytes_per_s"]) for row in rows} == {("2000.0", "3000.0")}
@@ -138,7 +138,7 @@ def test_what_was_achieved_is_what_was_done_over_its_time(tell: Callable[..., Re
 def test_a_range_has_its_own_rows(record: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
     recording = Recording.open(record(1500).path)
     for kind in KINDS:
-        export(recording, Wanted.of(tmp_path / f"{kind}.csv"), 20.0, 30.0)
+        export(recording, ExportTarget.of(tmp_path / f"{kind}.csv"), 20.0, 30.0)
     metrics, events = read_csv(tmp_path / "metrics.csv"), read_csv(tmp_path / "events.csv")
     assert 10 <= len(metrics) <= 12
     assert all(20 <= float(row["second_s"]) <= 30 for row in events)
@@ -154,5 +154,5 @@ def test_without_pyarrow_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyP
     with pytest.raises(
         BadInput, match=r"^\.parquet needs pyarrow, which is not installed: pip install 'kvscope\[export\]'"
     ):
-        Wanted.of(tmp_path / "metrics.parquet")
-    Wanted.of(tmp_path / "metrics.csv")
+        ExportTarget.of(tmp_path / "metrics.parquet")
+    ExportTarget.of(tmp_path / "metrics.csv")

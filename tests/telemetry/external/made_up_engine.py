@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.external.engine import ExternalEngine, Fields, watched_capabilities
-from kvscope_telemetry.external.page import Page
+from kvscope_telemetry.external.page import ScrapedPage
 from kvscope_telemetry.external.readings import EngineReading, count, number, share
 from kvscope_telemetry.external.server_facts import Ask, ServerFacts, mapping, text
 from kvscope_telemetry.messages.structured import Structured
@@ -17,7 +17,7 @@ madeup:tokens_total 7
 """
 
 
-def _read(page: Page) -> EngineReading:
+def _read(page: ScrapedPage) -> EngineReading:
     return EngineReading(
         num_running=count(page.gauge("madeup:running")),
         used_share=share(page.gauge("madeup:used")),

@@ -8,7 +8,7 @@ from tests.telemetry.external.pages import VllmPage, sglang_page
 
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.external.engine import ExternalEngine
-from kvscope_telemetry.external.page import Page
+from kvscope_telemetry.external.page import ScrapedPage
 from kvscope_telemetry.external.readings import Cumulative, EngineReading
 from kvscope_telemetry.external.sglang import SGLANG
 from kvscope_telemetry.external.vllm import VLLM
@@ -18,7 +18,9 @@ PREFIXES = ("vllm:", "sglang:", "process_start_time_seconds")
 
 def read(engine: ExternalEngine, text: str, rank: int = 0) -> EngineReading:
     return engine.read(
-        Page(text, (*PREFIXES, *engine.other_prefixes), rank=(engine.rank_label, rank), replicas=engine.replica_labels)
+        ScrapedPage(
+            text, (*PREFIXES, *engine.other_prefixes), rank=(engine.rank_label, rank), replicas=engine.replica_labels
+        )
     )
 
 

@@ -14,11 +14,11 @@ import pytest
 from kvscope_telemetry.external import translator as module
 from kvscope_telemetry.external.engine import ExternalEngine
 from kvscope_telemetry.external.engines import find_engine
-from kvscope_telemetry.external.page import Page
+from kvscope_telemetry.external.page import ScrapedPage
 from kvscope_telemetry.external.readings import EngineReading
 from kvscope_telemetry.external.server_facts import ServerFacts
 from kvscope_telemetry.external.sglang import SGLANG
-from kvscope_telemetry.external.translator import SEVERAL_ENGINES, Translator
+from kvscope_telemetry.external.translator import SEVERAL_ENGINES, RankTranslator
 from kvscope_telemetry.external.vllm import VLLM
 from kvscope_telemetry.kv_events.batches import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KvEvent
 from kvscope_telemetry.kv_events.decoding import decode_batch
@@ -49,7 +49,7 @@ class TranslatorDriver:
     """A translator whose messages are checked as those of a socket are, and followed."""
 
     def __init__(self, engine: ExternalEngine = VLLM) -> None:
-        self.translator = Translator(engine)
+        self.translator = RankTranslator(engine)
         self.follower = Follower()
         self.messages: list[TelemetryMessage] = []
         self.now_ns = 1000 * MS
@@ -308,8 +308,8 @@ def test_absurd_values_of_a_page_are_unknown_and_end_nothing(value: str) -> None
     buckets = [f'vllm:time_to_first_token_seconds_bucket{{le="{bound}"}} {value}' for bound in ("1.0", "+Inf")]
     page = "\n".join([*(f"vllm:{name} {value}" for name in names), config, *buckets, ""])
     driver = TranslatorDriver()
-    driver.read(VLLM.read(Page(page.replace(value, "1"), ("vllm:",))))
-    driver.read(VLLM.read(Page(page, ("vllm:",))))
+    driver.read(VLLM.read(ScrapedPage(page.replace(value, "1"), ("vllm:",))))
+    driver.read(VLLM.read(ScrapedPage(page, ("vllm:",))))
     for message in driver.messages:
         assert decode_telemetry(encode(message)) == message
     assert driver.follower.mirror.counters.prompt_tokens <= 1

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.telemetry.kv_events.follower import Follower
 
 from kvscope_telemetry.kv_events.batches import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KvEvent
-from kvscope_telemetry.kv_events.continuity import Continuity
+from kvscope_telemetry.kv_events.continuity import EventContinuity
 from kvscope_telemetry.kv_events.encoding import encode_batch
 from kvscope_telemetry.kv_events.stream_items import Gap, Received, Reset
 
@@ -60,7 +60,7 @@ class Followed:
     def __init__(self, engine: Engine, *, can_replay: bool = True) -> None:
         self.engine = engine
         self.follower = Follower()
-        self.continuity = Continuity(lambda item, num_bytes: self.follower.take([item]), can_replay=can_replay)
+        self.continuity = EventContinuity(lambda item, num_bytes: self.follower.take([item]), can_replay=can_replay)
 
     def settle(self, *, answers: float = 1.0, seed: int = 0) -> None:
         """All replays that are wanted; of their answers so many arrive."""

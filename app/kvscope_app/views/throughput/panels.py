@@ -23,7 +23,7 @@ from kvscope_telemetry.latencies import FIRST_TOKEN, INTER_TOKEN, QUEUED
 from kvscope_telemetry.messages.event_kinds import cause_text
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.summaries.figures import ACCEPTED, BY_KEY, HIT_RATE, USAGE
-from kvscope_telemetry.summaries.histograms import Range
+from kvscope_telemetry.summaries.histograms import PercentileBounds
 from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
 
 MAX_MARKED_EVENTS: Final = 2000
@@ -448,7 +448,7 @@ def _stacked(key: str, name: str, values: dict[str, FloatArray]) -> FloatArray:
     return values["cached"] + values["active"] if (key, name) == ("kv", "cached") else values[name]
 
 
-def _range_text(bounds: Range) -> str:
+def _range_text(bounds: PercentileBounds) -> str:
     """Between which two a percentile lies."""
     low, high = bounds
     if np.isnan(low):

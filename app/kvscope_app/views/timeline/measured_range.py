@@ -15,7 +15,7 @@ from kvscope_app.look.clock_text import clock_text
 from kvscope_app.look.number_text import UNKNOWN, count, percent, seconds, short
 from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.views.timeline.request_lanes import OPEN_NS, RequestLanes
-from kvscope_telemetry.latencies import FIRST_TOKEN, INTER_TOKEN, Latency
+from kvscope_telemetry.latencies import FIRST_TOKEN, INTER_TOKEN, LatencyKind
 from kvscope_telemetry.request_phase import WAITING_PHASES
 from kvscope_telemetry.summaries.figures import FIGURES, largest_of, quantile_of, rows_in
 from kvscope_telemetry.summaries.session_overview import SessionOverview
@@ -117,7 +117,7 @@ def most_delayed(overview: SessionOverview, lanes: RequestLanes, span: TimeSpan,
     ]
 
 
-def _latency_text(overview: SessionOverview, latency: Latency, rows: slice) -> str:
+def _latency_text(overview: SessionOverview, latency: LatencyKind, rows: slice) -> str:
     found = [quantile_of(overview, latency.key, share, rows) for share in (0.5, 0.95)]
     return " / ".join(_text("s", value) for value in (*found, largest_of(overview, latency.key, rows)))
 

@@ -89,7 +89,7 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
     b_parts: RunParts | None
 
 
-class Setting(msgspec.Struct, frozen=True):
+class SettingDifference(msgspec.Struct, frozen=True):
     """A setting in which the two engines differ."""
 
     name: str
@@ -102,7 +102,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
     a: Digest
     b: Digest
-    settings: tuple[Setting, ...]
+    settings: tuple[SettingDifference, ...]
     """Where the two engines are not alike."""
     rows: tuple[ComparisonRow, ...]
 
@@ -155,7 +155,7 @@ def _parts(figure: Figure, run: Run) -> RunParts | None:
     return RunParts(*np.quantile(known, (0.05, 0.5, 0.95)).tolist()) if known.size else None
 
 
-def _unlike(a: Digest, b: Digest) -> tuple[Setting, ...]:
+def _unlike(a: Digest, b: Digest) -> tuple[SettingDifference, ...]:
     pairs = [
         ("model", a.model, b.model),
         ("device", a.device, b.device),
@@ -164,7 +164,7 @@ def _unlike(a: Digest, b: Digest) -> tuple[Setting, ...]:
     latencies_a, latencies_b = (_BOUNDS if one.latencies_are_bounds else _EACH for one in (a, b))
     pairs += [("latencies", latencies_a, latencies_b)]
     pairs += [(name, _word(getattr(a.pool, field)), _word(getattr(b.pool, field))) for field, name in _POOL.items()]
-    return tuple(Setting(name, of_a, of_b) for name, of_a, of_b in pairs if of_a != of_b)
+    return tuple(SettingDifference(name, of_a, of_b) for name, of_a, of_b in pairs if of_a != of_b)
 
 
 def _word(value: object) -> str:

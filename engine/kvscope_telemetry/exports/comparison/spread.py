@@ -59,7 +59,7 @@ class Method(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedDifference:
     """A difference, the test that judged it, and its 95 % interval."""
 
     verdict: Verdict
@@ -72,17 +72,17 @@ class Judged:
     high: float | None = None
 
 
-def judge(a: float | None, b: float | None, of_a: FloatArray, of_b: FloatArray, *, is_ratio: bool) -> Judged:
+def judge(a: float | None, b: float | None, of_a: FloatArray, of_b: FloatArray, *, is_ratio: bool) -> JudgedDifference:
     """Judge the difference between `a` and `b`, the figures of two whole runs. `of_a`, `of_b`: the figure in each run's
     windows, shape (windows,), NaN where not known. `is_ratio`: the figure is a time or a rate.
     """
     if a is None or b is None:
-        return Judged(Verdict.NONE)
+        return JudgedDifference(Verdict.NONE)
     of_a, of_b = of_a[np.isfinite(of_a)], of_b[np.isfinite(of_b)]
     num_a, num_b = int(of_a.size), int(of_b.size)
     is_equal = abs(b - a) <= _NOTHING * max(abs(a), abs(b))
     if min(num_a, num_b) < _FEWEST:
-        return Judged(Verdict.EQUAL if is_equal else Verdict.UNTOLD, Method.NONE, num_a, num_b)
+        return JudgedDifference(Verdict.EQUAL if is_equal else Verdict.UNTOLD, Method.NONE, num_a, num_b)
     if is_ratio and min(a, b, *of_a.tolist(), *of_b.tolist()) > 0:
         distance, near = math.log(b / a), _near(np.log(of_a), np.log(of_b))
         test, low, high = Method.RATIO, math.exp(distance - near), math.exp(distance + near)
@@ -90,7 +90,7 @@ def judge(a: float | None, b: float | None, of_a: FloatArray, of_b: FloatArray, 
         distance, near = b - a, _near(of_a, of_b)
         test, low, high = Method.DIFFERENCE, distance - near, distance + near
     verdict = Verdict.EQUAL if is_equal else Verdict.OPEN if abs(distance) <= near else Verdict.DIFFERENT
-    return Judged(verdict, test, num_a, num_b, low, high)
+    return JudgedDifference(verdict, test, num_a, num_b, low, high)
 
 
 def _near(of_a: FloatArray, of_b: FloatArray) -> float:

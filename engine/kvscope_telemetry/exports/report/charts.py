@@ -62,7 +62,7 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True)
-class TimeAxis:
+class ReportTimeAxis:
     """Seconds of the recording from the left edge to the right."""
 
     from_s: float
@@ -83,7 +83,7 @@ class TimeAxis:
 
 
 def chart(
-    axis: TimeAxis,
+    axis: ReportTimeAxis,
     times_s: FloatArray,
     lines: Sequence[ChartLine],
     *,
@@ -112,7 +112,7 @@ def chart(
     return svg(height, f"{words} over time", "".join(parts))
 
 
-def frame(axis: TimeAxis, height: int) -> str:
+def frame(axis: ReportTimeAxis, height: int) -> str:
     """Ticks of time below, and the line that they stand on."""
     bottom = height - BOTTOM
     parts = [f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{bottom}" y2="{bottom}"/>']
@@ -123,7 +123,7 @@ def frame(axis: TimeAxis, height: int) -> str:
     return "".join(parts)
 
 
-def mark_lines(axis: TimeAxis, height: int) -> str:
+def mark_lines(axis: ReportTimeAxis, height: int) -> str:
     """What is marked, over what is drawn: a line, a sign at its top, its words for the pointer; and bands."""
     parts = []
     for band in axis.bands:
@@ -159,7 +159,7 @@ def number_text(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _path(axis: TimeAxis, times_s: FloatArray, line: ChartLine, y: object, bottom: float) -> str:
+def _path(axis: ReportTimeAxis, times_s: FloatArray, line: ChartLine, y: object, bottom: float) -> str:
     assert callable(y), "a function of the value"
     runs = _runs(*_thinned(axis, times_s, line.values))
     drawn = []
@@ -176,7 +176,7 @@ def _path(axis: TimeAxis, times_s: FloatArray, line: ChartLine, y: object, botto
     return "".join(drawn)
 
 
-def _thinned(axis: TimeAxis, times_s: FloatArray, values: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _thinned(axis: ReportTimeAxis, times_s: FloatArray, values: FloatArray) -> tuple[FloatArray, FloatArray]:
     """The greatest of each stretch: peaks are what is looked for."""
     if len(times_s) <= _MAX_POINTS:
         return times_s, values

@@ -32,7 +32,7 @@ from kvscope_telemetry.exports.report.charts import (
     Band,
     ChartLine,
     ChartMark,
-    TimeAxis,
+    ReportTimeAxis,
     chart,
     frame,
     mark_lines,
@@ -168,7 +168,7 @@ def _lasted(mark: Bookmark) -> str:
     return _time((end_of(mark) - mark.time_ns) / 1e9) if mark.until_ns > mark.time_ns else ""
 
 
-def _curves(overview: SessionOverview, span: Span, axis: TimeAxis) -> list[str]:
+def _curves(overview: SessionOverview, span: Span, axis: ReportTimeAxis) -> list[str]:
     rows = rows_in(overview, span)
     times_s = (ends_of(overview, rows, span) - span.start_ns) / 1e9
     if not len(times_s):
@@ -216,13 +216,15 @@ def _curves(overview: SessionOverview, span: Span, axis: TimeAxis) -> list[str]:
     ]
 
 
-def _heatmap(overview: SessionOverview, span: Span, axis: TimeAxis) -> str:
+def _heatmap(overview: SessionOverview, span: Span, axis: ReportTimeAxis) -> str:
     picture = heatmap(overview, axis, span.start_ns) if len(overview) else ""
     meaning = keys((("active", "held by requests"), ("cached", "cached"), ("free", "free"), *_band_key(axis)))
     return section("Blocks by address over time", meaning, picture) if picture else ""
 
 
-def _requests(overview: SessionOverview, histories: Sequence[RequestHistory], span: Span, axis: TimeAxis) -> list[str]:
+def _requests(
+    overview: SessionOverview, histories: Sequence[RequestHistory], span: Span, axis: ReportTimeAxis
+) -> list[str]:
     there = within(histories, span.from_ns, span.until_ns)
     worst = worst_requests(there, span.until_ns, MAX_WORST)
     phases = (
@@ -262,7 +264,7 @@ def _goals(kept: GoalsKept) -> str:
     )
 
 
-def _axis(overview: SessionOverview, span: Span, marks: Sequence[Bookmark]) -> TimeAxis:
+def _axis(overview: SessionOverview, span: Span, marks: Sequence[Bookmark]) -> ReportTimeAxis:
     drawn = tuple(
         ChartMark(span.seconds(mark.time_ns), span.seconds(end_of(mark)), clean(name_of(mark)), mark.is_note)
         for mark in marks[:MAX_MARKS]
@@ -276,14 +278,14 @@ def _axis(overview: SessionOverview, span: Span, marks: Sequence[Bookmark]) -> T
         for stop in overview.stops.within(span.from_ns, span.until_ns)[:MAX_BANDS]
     )
     band_name = f"engine {overview.stops.stopped_text((span.from_ns, span.until_ns))}"
-    return TimeAxis(span.from_s, max(span.until_s, span.from_s + 1e-3), drawn, bands, band_name)
+    return ReportTimeAxis(span.from_s, max(span.until_s, span.from_s + 1e-3), drawn, bands, band_name)
 
 
-def _keys(lines: Sequence[ChartLine], axis: TimeAxis) -> str:
+def _keys(lines: Sequence[ChartLine], axis: ReportTimeAxis) -> str:
     return keys([*((line.css_class, line.name) for line in lines), *_band_key(axis)])
 
 
-def _band_key(axis: TimeAxis) -> list[tuple[str, str]]:
+def _band_key(axis: ReportTimeAxis) -> list[tuple[str, str]]:
     return [(STOP_INK, axis.band_name)] if axis.bands else []
 
 
@@ -291,7 +293,7 @@ def _time(seconds: float) -> str:
     return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1e3:,.1f} ms"
 
 
-def heatmap(overview: SessionOverview, axis: TimeAxis, start_ns: int) -> str:
+def heatmap(overview: SessionOverview, axis: ReportTimeAxis, start_ns: int) -> str:
     """The pool over time as a picture: time across, address down, colour by what blocks hold.
 
     SVG with the picture inside; empty where the overview has no bins.

@@ -13,7 +13,7 @@ from kvscope_telemetry.exports.report.charts import (
     LEFT,
     STANDING_INK,
     TOP,
-    TimeAxis,
+    ReportTimeAxis,
     frame,
     mark_lines,
     svg,
@@ -42,7 +42,7 @@ _MAX_WORDS: Final = 400
 _MAX_LINKS: Final = 12
 
 
-def request_lanes(worst: Sequence[WorstRequest], axis: TimeAxis, span: Span) -> str:
+def request_lanes(worst: Sequence[WorstRequest], axis: ReportTimeAxis, span: Span) -> str:
     """A lane a request, its phases along it."""
     height = TOP + _LANE * len(worst) + BOTTOM
     parts = [frame(axis, height)]
@@ -67,7 +67,7 @@ def request_lanes(worst: Sequence[WorstRequest], axis: TimeAxis, span: Span) -> 
     return svg(height, "Phases of these requests over time", "".join(parts))
 
 
-def _standing(history: RequestHistory, axis: TimeAxis, span: Span, y: int) -> Iterator[str]:
+def _standing(history: RequestHistory, axis: ReportTimeAxis, span: Span, y: int) -> Iterator[str]:
     """Over its phases, while the engine stood still: nothing was done for it then."""
     end_s = span.until_s if history.end_ns is None else span.seconds(history.end_ns)
     for band in axis.bands:

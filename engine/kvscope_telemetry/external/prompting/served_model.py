@@ -38,7 +38,7 @@ class _Cards(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class _Model:
     """That is served."""
 
     name: str
@@ -53,7 +53,7 @@ class ServedModel:
         self._address = address
         self._http = HttpClient(address, max_bytes=MAX_BYTES)
         self._lock = threading.Lock()
-        self._known: Model | None = None
+        self._known: _Model | None = None
         self._version: Version | None = None
         self._num_asked = 0
         self._failure = ""
@@ -70,7 +70,7 @@ class ServedModel:
         with self._lock, suppress(NoAnswer):
             self._cards()
 
-    def get(self) -> Model:
+    def get(self) -> _Model:
         """From any thread; may wait for the server. Raises NoAnswer; those who waited meanwhile share it."""
         num_asked = self._num_asked
         with self._lock:
@@ -105,7 +105,7 @@ class ServedModel:
         is_number = all(part.isascii() and part.isdigit() and len(part) < 10 for part in (major, minor))
         return (int(major), int(minor)) if is_number else NEWEST
 
-    def _noted(self) -> Model:
+    def _noted(self) -> _Model:
         self._failure = ""
         try:
             return self._ask()
@@ -115,13 +115,13 @@ class ServedModel:
         finally:
             self._num_asked += 1
 
-    def _ask(self) -> Model:
+    def _ask(self) -> _Model:
         cards = self._cards()
         if not cards:
             raise NoAnswer(f"{self._address.url(MODELS)} lists no model to send prompts to")
         wanted = self._address.model
         card = next((one for one in cards if one.id == wanted), cards[0])
-        return Model(wanted or card.id, find_engine(card.owned_by or "") is not None)
+        return _Model(wanted or card.id, find_engine(card.owned_by or "") is not None)
 
     def _cards(self) -> list[_Card]:
         _, body = self._http.get(MODELS)

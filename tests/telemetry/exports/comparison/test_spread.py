@@ -6,7 +6,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvscope_telemetry.exports.comparison.spread import NUM_WINDOWS, FloatArray, Judged, Method, Verdict, judge
+from kvscope_telemetry.exports.comparison.spread import (
+    NUM_WINDOWS,
+    FloatArray,
+    JudgedDifference,
+    Method,
+    Verdict,
+    judge,
+)
 
 NUM_RUNS = 800
 
@@ -27,7 +34,7 @@ def latencies(rng: np.random.Generator, length: int, memory_s: float, sigma: flo
     return 0.2 * np.exp(sigma * steady(rng, length, memory_s))
 
 
-def judged(a: FloatArray, b: FloatArray, *, is_ratio: bool) -> Judged:
+def judged(a: FloatArray, b: FloatArray, *, is_ratio: bool) -> JudgedDifference:
     """Two runs by their medians, as latencies are, or by their means."""
     of = np.median if is_ratio else np.mean
     parts = [np.array([of(part) for part in np.array_split(each, NUM_WINDOWS)]) for each in (a, b)]
