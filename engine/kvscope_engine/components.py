@@ -70,7 +70,7 @@ from kvscope_engine.roofline.model_costs import model_work
 from kvscope_engine.roofline.step_costs import ModelWork
 from kvscope_engine.structured_output.forms import Forms
 from kvscope_engine.submission import SubmissionLimits
-from kvscope_kernels.third_party_attention.library_choice import Choice
+from kvscope_kernels.third_party_attention.library_choice import LibraryChoice
 from kvscope_kernels.tuning.tile_table import table_words
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.engine_config import EngineConfig
@@ -331,7 +331,7 @@ class _ReadyModel:
 
     loaded: LoadedModel
     fused: Fused
-    attention: Choice
+    attention: LibraryChoice
     products: str
     """For a person: whose kernels multiply few rows. Empty where there was nothing to choose."""
     fingerprint: str
@@ -720,7 +720,7 @@ def _hello(
     cache: _Cache,
     states: StateStorage | None,
     scheduler: Scheduler,
-    attention: Choice,
+    attention: LibraryChoice,
 ) -> Hello:
     storage, pool, virtual = cache.storage, cache.pool, cache.virtual
     groups = cache.shown_groups(_group_of_states(loaded, states))

@@ -20,8 +20,8 @@ LOAD_S: Final = 60.0
 """For the tokenizer to load and answer: after it, there are no texts."""
 
 
-class Detokenizer:
-    """Of the tokenizer in a folder, or of a Hugging Face id. Methods may be called from any thread."""
+class DetokenizerProcess:
+    """The process with the tokenizer of a folder or a Hugging Face id. Methods may be called from any thread."""
 
     def __init__(self, tokenizer: str) -> None:
         self._tokenizer = tokenizer

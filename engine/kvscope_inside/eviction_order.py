@@ -18,7 +18,7 @@ MIDDLE: Final = 1 << 31
 MAX_ORDER: Final = (1 << 32) - 1
 
 
-class EvictionOrder:
+class FreeBlockQueue:
     """Queue of the blocks that may be given out; all but the reserved ones at first, by their ids."""
 
     def __init__(self, state: CacheState) -> None:

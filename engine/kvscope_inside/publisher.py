@@ -52,8 +52,8 @@ CANNOT: Final = "this engine cannot do that"
 ACTIONS: Final = (Abort, Control, Preempt, Evict)
 
 
-class Actions(Protocol):
-    """What an engine does when an operator asks."""
+class OperatorActions(Protocol):
+    """What the host engine does when an operator asks."""
 
     @property
     def paused_by(self) -> str:
@@ -82,7 +82,7 @@ class Publisher:
         keys: KeyRing | None = None,
         keyless: Role = Role.VIEWER,
         record: Path | None = None,
-        actions: Actions | None = None,
+        actions: OperatorActions | None = None,
         contents: Callable[[Sequence[int]], Sequence[BlockContent]] | None = None,
         texts: Callable[[Sequence[Sequence[int]]], Sequence[str]] | None = None,
         memory: Callable[[], MemoryBreakdown | None] = lambda: None,

@@ -28,8 +28,8 @@ MAX_NOTES: Final = 10_000
 """That wait to be told: more, and telling has stopped, so noting ends too."""
 
 
-class Notes(Protocol):
-    """What the hooks of an engine noted, oldest first."""
+class StepNotes(Protocol):
+    """What the hooks of a host engine recorded in its steps, oldest first."""
 
     notes: deque[Any]
     step_started_ns: int
@@ -63,7 +63,7 @@ class Teller:
         self,
         publisher: Publisher,
         address: str,
-        notes: Notes,
+        notes: StepNotes,
         apply: Callable[[Any], Frame],
         *,
         can_tell: Callable[[Any], bool] = lambda note: True,

@@ -88,7 +88,7 @@ class StepFigures(NamedTuple):
     num_decode_tokens: int = 0
 
 
-class Miss(NamedTuple):
+class PrefixMiss(NamedTuple):
     """Why not more of a prompt was cached: `EventData.missed`, `missed_token` and `missed_step`."""
 
     kind: str = ""
@@ -302,24 +302,24 @@ class Translator(ABC, Generic[Request]):
                 self.state.touch(request.known)
         return ended
 
-    def find_miss(self, request: Request, num_cached: int, num_known: int) -> Miss:
+    def find_miss(self, request: Request, num_cached: int, num_known: int) -> PrefixMiss:
         """Return why not more than `num_cached` of a request's `num_known` tokens were cached."""
         token = num_cached // self.block_size * self.block_size
         if token + self.block_size >= num_known:
-            return Miss()
+            return PrefixMiss()
         block = self.missed_block(request, token)
         if block is None:
-            return Miss()
+            return PrefixMiss()
         for value in block.hashes:
             evicted_at = self.evicted_hashes.step_of(value)
             if evicted_at is not None:
-                return Miss("evicted", token, evicted_at)
+                return PrefixMiss("evicted", token, evicted_at)
         if block.is_cached:
-            return Miss()
+            return PrefixMiss()
         if not token:
-            return Miss(self.miss_at_start(request))
+            return PrefixMiss(self.miss_at_start(request))
         is_followed = (self.state.ledger.parent == np.uint64(block.parent)).any()
-        return Miss("differs" if is_followed else "unseen", token)
+        return PrefixMiss("differs" if is_followed else "unseen", token)
 
     def miss_at_start(self, request: Request) -> str:
         """Return why the first block of a prompt was not found: "adapter", "salt" or "new"."""

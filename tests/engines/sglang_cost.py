@@ -19,7 +19,7 @@ from tests.inside.fake_sglang import Batch, Mode, Request, Scheduler
 
 import kvscope_inside.sglang.facts as facts
 from kvscope_inside.hooks import Hooks
-from kvscope_inside.sglang.notes import StepNotes
+from kvscope_inside.sglang.notes import SglangStepNotes
 from kvscope_inside.sglang.pages import reader_of
 from kvscope_inside.sglang.pools import pools_of
 from kvscope_inside.sglang.sglang_translator import SglangTranslator
@@ -144,7 +144,7 @@ def main() -> None:
 
     thread = threading.Thread(target=tell, daemon=True)
     if not args.plain:
-        notes = StepNotes(scheduler, hooks, reader, lambda: None)
+        notes = SglangStepNotes(scheduler, hooks, reader, lambda: None)
         thread.start()
     if args.device == "cuda":
         torch.cuda.synchronize()

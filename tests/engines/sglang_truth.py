@@ -17,9 +17,9 @@ def load() -> None:
     if not os.environ.get("KVSCOPE_TRUTH"):
         return
     if os.environ.get("KVSCOPE_BREAKING"):
-        from kvscope_inside.sglang.notes import StepNotes
+        from kvscope_inside.sglang.notes import SglangStepNotes
 
-        break_hook(StepNotes, os.environ["KVSCOPE_BREAKING"])
+        break_hook(SglangStepNotes, os.environ["KVSCOPE_BREAKING"])
     if os.environ.get("KVSCOPE_HICACHE"):
         transfers_that_only_take_their_time()
     if os.environ.get("KVSCOPE_WINDOWS"):
@@ -31,11 +31,11 @@ def load() -> None:
 
 def made(_: None, scheduler: Any, *args: Any, **kwargs: Any) -> None:
     from kvscope_inside.sglang import notes
-    from kvscope_inside.sglang.notes import StepNotes
+    from kvscope_inside.sglang.notes import SglangStepNotes
 
     path = Path(os.environ["KVSCOPE_TRUTH"])
     path.touch()
-    note = StepNotes._note
+    note = SglangStepNotes._note
 
     def noted(self: Any, *given: Any, **named: Any) -> None:
         note(self, *given, **named)
@@ -45,7 +45,7 @@ def made(_: None, scheduler: Any, *args: Any, **kwargs: Any) -> None:
             with path.open("a") as file:
                 file.write(line)
 
-    StepNotes._note = noted
+    SglangStepNotes._note = noted
     notes.COPIES_PER_S = int(os.environ.get("KVSCOPE_TRUTH_COPIES") or notes.COPIES_PER_S)
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.inside.conftest import hello_of
 
 from kvscope_inside import CacheState
-from kvscope_inside.eviction_order import EvictionOrder
+from kvscope_inside.eviction_order import FreeBlockQueue
 from kvscope_inside.lower_tier_rows import LowerTierRows, StoredBlocks
 from kvscope_telemetry.ledger import BlockState
 
@@ -71,7 +71,7 @@ def test_blocks_keep_their_order_when_the_numbers_of_the_eviction_order_run_out(
     monkeypatch.setattr("kvscope_inside.eviction_order.MIDDLE", NUM_BLOCKS)
     monkeypatch.setattr("kvscope_inside.eviction_order.MAX_ORDER", 3 * NUM_BLOCKS)
     state = CacheState(hello_of(NUM_BLOCKS))
-    order, expected = EvictionOrder(state), list(range(NUM_BLOCKS))
+    order, expected = FreeBlockQueue(state), list(range(NUM_BLOCKS))
     for turn in range(40):
         taken = [expected.pop(0), expected.pop(0)]
         state.set_blocks(taken, eviction_order=0)

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from kvscope_inside import CacheState, Publisher
-from kvscope_inside.detokenizer import Detokenizer
+from kvscope_inside.detokenizer import DetokenizerProcess
 from kvscope_telemetry import Mirror, Recording, connect
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.ledger import BlockState
@@ -108,7 +108,7 @@ def test_who_keeps_no_texts_refuses_nobody_that_asks_for_them(publish: Any) -> N
 def test_token_ids_are_read_by_the_models_tokenizer(tmp_path: Path, publish: Any) -> None:
     tokenizer = Tokenizer(WordLevel({"the": 0, "cache": 1, "?": 2}, unk_token="?"))
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    detokenizer = Detokenizer(str(tmp_path))
+    detokenizer = DetokenizerProcess(str(tmp_path))
     try:
         held = BlockContent(block=1, token_ids=(0, 1))
         options = {"contents": lambda blocks: [held], "texts": detokenizer.texts}
@@ -120,7 +120,7 @@ def test_token_ids_are_read_by_the_models_tokenizer(tmp_path: Path, publish: Any
 
 
 def test_without_a_tokenizer_there_are_no_texts(tmp_path: Path) -> None:
-    detokenizer = Detokenizer(str(tmp_path / "nowhere"))
+    detokenizer = DetokenizerProcess(str(tmp_path / "nowhere"))
     assert detokenizer.texts([[1], [2]]) == ["", ""]
     assert detokenizer.texts([[1]]) == [""]
 

@@ -13,7 +13,7 @@ from kvscope_inside import CacheState
 from kvscope_inside.hooks import Hooks
 from kvscope_inside.sglang import notes as notes_module
 from kvscope_inside.sglang.facts import hello_of
-from kvscope_inside.sglang.notes import StepNotes
+from kvscope_inside.sglang.notes import SglangStepNotes
 from kvscope_inside.sglang.pages import reader_of
 from kvscope_inside.sglang.pools import pools_of
 from kvscope_inside.sglang.sglang_translator import SglangTranslator
@@ -58,7 +58,7 @@ class Told:
         hooks = Hooks(lambda name, error: self.failures.append(f"{name}: {error!r}"))
         reader = reader_of(self.scheduler.req_to_token_pool.req_to_token, pools)
         self.notes, self.translator = (
-            StepNotes(self.scheduler, hooks, reader, lambda: None),
+            SglangStepNotes(self.scheduler, hooks, reader, lambda: None),
             SglangTranslator(self.state, pools=pools),
         )
         self.scheduler.add(Request("first", list(range(12)), 1))

@@ -15,7 +15,7 @@ from kvscope_inside import CacheState
 from kvscope_inside.hooks import Hooks
 from kvscope_inside.sglang import notes as notes_module
 from kvscope_inside.sglang.facts import hello_of
-from kvscope_inside.sglang.notes import StepNotes
+from kvscope_inside.sglang.notes import SglangStepNotes
 from kvscope_inside.sglang.pages import MAX_ENTRIES, reader_of
 from kvscope_inside.sglang.pools import pools_of
 from kvscope_inside.sglang.sglang_translator import SglangTranslator
@@ -44,7 +44,7 @@ class Told:
         pools = pools_of(self.scheduler)
         self.reader = reader_of(self.scheduler.req_to_token_pool.req_to_token, pools)
         self.state = CacheState(hello_of(self.scheduler, 7))
-        self.notes = StepNotes(self.scheduler, self.hooks, self.reader, lambda: None)
+        self.notes = SglangStepNotes(self.scheduler, self.hooks, self.reader, lambda: None)
         self.translator = SglangTranslator(self.state, pools=pools, drafts_per_step=drafts_per_step, name_of=name_of)
         self.frames: list[Frame] = []
 
@@ -322,7 +322,7 @@ def test_a_hook_that_raises_ends_ours_and_sglang_goes_on(hook: str, monkeypatch:
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("ours")
 
-    monkeypatch.setattr(StepNotes, hook, broken)
+    monkeypatch.setattr(SglangStepNotes, hook, broken)
     told, plain = Told(num_pages=30), Scheduler(num_pages=30)
     for each in (told.scheduler, plain):
         each.add(Request("a", list(range(9)), 6))
@@ -343,5 +343,5 @@ def test_methods_that_are_missing_are_named() -> None:
     hooks = Hooks(lambda name, error: None)
     scheduler = Older()
     reader = reader_of(scheduler.req_to_token_pool.req_to_token, pools_of(scheduler))
-    StepNotes(scheduler, hooks, reader, lambda: None)
+    SglangStepNotes(scheduler, hooks, reader, lambda: None)
     assert hooks.missing == ["send_abort_output"]

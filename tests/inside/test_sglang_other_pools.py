@@ -13,7 +13,7 @@ from kvscope_inside import CacheState
 from kvscope_inside.sglang.asking import Evicted
 from kvscope_inside.sglang.facts import hello_of, kv_bytes
 from kvscope_inside.sglang.memory import SchedulerMemory
-from kvscope_inside.sglang.notes import Note
+from kvscope_inside.sglang.notes import SglangNote
 from kvscope_inside.sglang.other_pools import Holder, StateRows, WindowRows, hashes_of_windows
 from kvscope_inside.sglang.pools import pools_of
 from kvscope_inside.sglang.sglang_translator import SglangTranslator
@@ -181,7 +181,7 @@ def test_states_are_told_of_beside_blocks(monkeypatch: Any) -> None:
     translator = SglangTranslator(state, pools=pools_of(scheduler))
 
     def cause_of(*happened: tuple[Any, ...]) -> tuple[str, int]:
-        (event,) = translator.apply(Note(1, list(happened), None, [], [], [], [], None, None)).events
+        (event,) = translator.apply(SglangNote(1, list(happened), None, [], [], [], [], None, None)).events
         return event.cause, event.num_blocks
 
     request = Request("a", range(12))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvscope_inside.sglang.pages import DeviceReader, HostReader, Span, reader_of
+from kvscope_inside.sglang.pages import DeviceReader, HostPoolReader, PageSpan, reader_of
 from kvscope_inside.sglang.pools import Pools, States, Windows, knows_free
 
 
@@ -171,14 +171,14 @@ def test_entries_arrive_as_they_were_when_they_were_gathered(device: Device) -> 
     table, allocator = pool_of(device, 2)
     reader = reader_of(table, pools_with(allocator, 20))
     assert isinstance(reader, DeviceReader)
-    reader.gather([Span(1, 0, 2), Span(3, 1, 1), Span(3, 1, 4)])
+    reader.gather([PageSpan(1, 0, 2), PageSpan(3, 1, 1), PageSpan(3, 1, 4)])
     assert reader.num_entries_left() == 7
     table.data[:] = 0  # the row is another's now
     copy = reader.copy()
     allocator.free_pages = Tensor(device, np.array([9]))
     assert not copy.has_arrived()
     assert not reader.is_settled()
-    reader.gather([Span(0, 0, 5)])  # what is given back meanwhile
+    reader.gather([PageSpan(0, 0, 5)])  # what is given back meanwhile
     device.run()
     assert copy.has_arrived()
     assert copy.entries().tolist() == [5, 6, 16, 17, 18]
@@ -200,8 +200,8 @@ def test_a_pool_in_host_memory_is_read_at_once(device: Device) -> None:
         each.device = "cpu"
         each.data = each.data.astype(np.int64)
     reader = reader_of(table, pools_with(allocator, 39))
-    assert isinstance(reader, HostReader)
-    reader.gather([Span(2, 3, 6)])
+    assert isinstance(reader, HostPoolReader)
+    reader.gather([PageSpan(2, 3, 6)])
     copy = reader.copy()
     assert copy.has_arrived()
     assert copy.entries().tolist() == [23, 24, 25]

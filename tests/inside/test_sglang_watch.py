@@ -33,14 +33,16 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Scheduler, FrameByFrame, watch.Watch]]:
+def watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Scheduler, FrameByFrame, watch.SglangWatch]]:
     monkeypatch.setattr("kvscope_inside.sglang.facts._version", lambda: "0.0")
     texts = SimpleNamespace(texts=lambda ids: [str(list(each)) for each in ids], close=lambda: None)
-    monkeypatch.setattr(watch, "Detokenizer", lambda tokenizer: texts)
+    monkeypatch.setattr(watch, "DetokenizerProcess", lambda tokenizer: texts)
     requests = SimpleNamespace(AbortReq=lambda rid: SimpleNamespace(rid=rid))
     monkeypatch.setitem(sys.modules, "sglang.srt.managers.io_struct", requests)
     scheduler = Scheduler(num_pages=40)
-    watching = watch.Watch(scheduler, f"ipc://{tmp_path}/s")
+    watching = watch.SglangWatch(scheduler, f"ipc://{tmp_path}/s")
     client = FrameByFrame(f"ipc://{tmp_path}/s")
     yield scheduler, client, watching
     client.close()

@@ -17,7 +17,7 @@ import pytest
 from kvscope_inside import CacheState
 from kvscope_inside.hooks import Hooks
 from kvscope_inside.transformers.facts import Rows, hello_of
-from kvscope_inside.transformers.notes import StepNotes
+from kvscope_inside.transformers.notes import TransformersStepNotes
 from kvscope_inside.transformers.transformers_translator import TransformersTranslator
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
 from kvscope_telemetry.messages.request_state import RequestState
@@ -93,7 +93,7 @@ class Told:
         """Watch from now on."""
         self.state, self.mirror = state, Mirror()
         self.mirror.apply(coalesce([], snapshot=state.snapshot()))
-        self.notes = StepNotes(self.processor, self.hooks)
+        self.notes = TransformersStepNotes(self.processor, self.hooks)
         self.translator = TransformersTranslator(self.state, self.rows, self.hash_of)
 
     def step(self) -> list[Event]:

@@ -160,7 +160,7 @@ def test_a_hook_that_raises_ends_ours_and_generation_goes_on(
     log = logging.getLogger("transformers.kvscope")
     monkeypatch.setattr(log, "error", lambda form, *about, **_: lines.append(form % about))
     watch = kvscope_inside.watch(manager, endpoint)
-    monkeypatch.setattr(notes.StepNotes, name, broken)
+    monkeypatch.setattr(notes.TransformersStepNotes, name, broken)
     assert answers(manager) == expected
     assert len(lines) == 1
     assert re.search("kvscope stopped watching: RuntimeError in .*: ours; generation goes on", lines[0])

@@ -15,7 +15,7 @@ from tests.inside.fake_vllm import SIZE, Request, Scheduler, Status
 from kvscope_inside import CacheState
 from kvscope_inside.hooks import Hooks
 from kvscope_inside.vllm.block_texts import hash_of_row
-from kvscope_inside.vllm.notes import StepNotes
+from kvscope_inside.vllm.notes import VllmStepNotes
 from kvscope_inside.vllm.offloading import offloading_of, untold
 from kvscope_inside.vllm.vllm_translator import VllmTranslator
 from kvscope_telemetry.ledger import NO_OWNER, BlockState, Tier
@@ -36,7 +36,7 @@ class Told:
         limits["num_host_blocks"] = offloading.num_blocks if offloading is not None else 0
         self.per_place = offloading.blocks_per_place if offloading is not None else 1
         self.state = CacheState(replace(hello, cache=replace(hello.cache, **limits)))
-        self.notes = StepNotes(self.scheduler, self.hooks, lambda: None)
+        self.notes = VllmStepNotes(self.scheduler, self.hooks, lambda: None)
         self.translator = VllmTranslator(self.state, hash_block_size=SIZE, blocks_per_place=self.per_place)
         self.frames: list[Frame] = []
 
@@ -431,7 +431,7 @@ def test_a_hook_that_raises_ends_ours_and_vllm_goes_on(name: str, monkeypatch: p
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("ours")
 
-    monkeypatch.setattr(StepNotes, hook, broken)
+    monkeypatch.setattr(VllmStepNotes, hook, broken)
     told = Told(num_blocks=30)
     for each in (told.scheduler, plain):
         each.add_request(Request("a", list(range(9)), 6))

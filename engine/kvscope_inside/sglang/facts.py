@@ -23,7 +23,7 @@ from kvscope_telemetry.messages.validity import MAX_BLOCK_SIZE
 from kvscope_telemetry.sockets.host_id import host_id
 
 
-class Rank(NamedTuple):
+class SchedulerRank(NamedTuple):
     """Which of SGLang's scheduler processes this is."""
 
     data_parallel: int
@@ -47,7 +47,7 @@ def adapter_names(scheduler: Any) -> Callable[[str], str | None]:
     return lambda adapter: named.get(adapter) or (found(adapter) if found is not None else None)
 
 
-def rank_of(scheduler: Any) -> Rank:
+def rank_of(scheduler: Any) -> SchedulerRank:
     """Of the process that it runs in."""
     from sglang.srt.runtime_context import get_parallel
 
@@ -55,7 +55,7 @@ def rank_of(scheduler: Any) -> Rank:
     pipeline, tensor, context, data = (
         _number(parallel, name) for name in ("pp_rank", "attn_tp_rank", "attn_cp_rank", "dp_rank")
     )
-    return Rank(data, not (pipeline or tensor or context), int(args.tp_size) * int(args.pp_size))
+    return SchedulerRank(data, not (pipeline or tensor or context), int(args.tp_size) * int(args.pp_size))
 
 
 def _number(parallel: Any, name: str) -> int:

@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_inside.lower_tier_rows import LowerTierRows, StoredBlocks
-from kvscope_inside.sglang.host_tier import Ids, Moved
+from kvscope_inside.sglang.host_tier import HostPageEvent, Ids
 from kvscope_telemetry.ledger import NO_OWNER
 from kvscope_telemetry.state.cache_state import CacheState
 
 
-class Content(NamedTuple):
+class PageContent(NamedTuple):
     """What pages of the pool held."""
 
     hash: npt.NDArray[np.uint64]
@@ -26,8 +26,8 @@ class Content(NamedTuple):
     place: npt.NDArray[np.int32]
 
 
-def _either(is_first: npt.NDArray[np.bool_], first: Content, second: Content) -> Content:
-    return Content(
+def _either(is_first: npt.NDArray[np.bool_], first: PageContent, second: PageContent) -> PageContent:
+    return PageContent(
         np.where(is_first, first.hash, second.hash),
         np.where(is_first, first.parent, second.parent),
         np.where(is_first, first.owner, second.owner),
@@ -44,12 +44,12 @@ class HostRows:
         self._loading: dict[int, Ids] = {}
         """Rows that are copied into the pool, by node of the tree."""
 
-    def content(self, pages: Ids) -> Content:
+    def content(self, pages: Ids) -> PageContent:
         """Of pages of the pool, as it is known now."""
         ledger = self._state.ledger
-        return Content(ledger.hash[pages], ledger.parent[pages], ledger.owner[pages], self._places[pages])
+        return PageContent(ledger.hash[pages], ledger.parent[pages], ledger.owner[pages], self._places[pages])
 
-    def moved(self, step: int, moved: Moved, of_pool: Ids, before: Content, between: Content) -> Ids:
+    def moved(self, step: int, moved: HostPageEvent, of_pool: Ids, before: PageContent, between: PageContent) -> Ids:
         """`of_pool`: the pages that these were copied from, or to; `before`: what they held before tables were read,
         `between`: when those of requests that gave theirs back were read. Rows that held something and are free now."""
         rows = moved.pages + self._tier.first
@@ -75,12 +75,12 @@ class HostRows:
         self._tier.clear()
         self._loading.clear()
 
-    def _copied(self, moved: Moved, pages: Ids, before: Content, between: Content) -> Content:
+    def _copied(self, moved: HostPageEvent, pages: Ids, before: PageContent, between: PageContent) -> PageContent:
         """What of the three was copied: who gave its pages back wrote them before, and others may have them now."""
         if not pages.size:  # too many at once
             count = moved.pages.size
             none = np.zeros(count, np.uint64)
-            return Content(none, none, np.full(count, NO_OWNER, np.int32), np.zeros(count, np.int32))
+            return PageContent(none, none, np.full(count, NO_OWNER, np.int32), np.zeros(count, np.int32))
         now = self.content(pages)
         was_given_back = (between.hash != before.hash) & (between.hash != 0)
         now = _either(was_given_back | (now.hash == 0), between, now)

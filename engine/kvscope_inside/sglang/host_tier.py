@@ -28,7 +28,7 @@ class HostTier(NamedTuple):
     num_pages: int
 
 
-class Moved(NamedTuple):
+class HostPageEvent(NamedTuple):
     """Something that happened to host pages."""
 
     word: str
@@ -41,7 +41,7 @@ class Moved(NamedTuple):
     is_as_told: bool = False
     """What they were copied from held what was told of it last: nothing was evicted since, or it is evicted now."""
 
-    def dropped(self) -> Moved:
+    def dropped(self) -> HostPageEvent:
         """The cache was emptied; what comes with the copy is nobody's."""
         return self._replace(word="nothing")
 
@@ -60,7 +60,7 @@ def host_tier_of(scheduler: Any) -> HostTier | None:
     return HostTier(cache, controller, pool, size, num_pages) if 0 < num_pages <= MAX_BLOCKS else None
 
 
-def note_host_tier(hooks: Hooks, tier: HostTier, happen: Callable[[Moved, Any], None]) -> None:
+def note_host_tier(hooks: Hooks, tier: HostTier, happen: Callable[[HostPageEvent, Any], None]) -> None:
     """Hooks on it. `happen` is given what happened, and the tensor of slots of the pool that belong to it, or None."""
 
     def writes(result: Any, device_indices: Any, *_: Any, node_id: int = -1, **__: Any) -> None:
@@ -72,10 +72,12 @@ def note_host_tier(hooks: Hooks, tier: HostTier, happen: Callable[[Moved, Any], 
     def copies(word: str, node: int, host: Any, device: Any) -> None:
         if host is not None and device is not None and len(host):
             pages = _pages(host, tier.page_size)
-            happen(Moved(word, node, pages, len(pages), bool(getattr(tier.cache, "is_write_back", False))), device)
+            happen(
+                HostPageEvent(word, node, pages, len(pages), bool(getattr(tier.cache, "is_write_back", False))), device
+            )
 
     def saved(_: Any, node: int, *__: Any, **___: Any) -> None:
-        happen(Moved("saved", node, _NONE), None)
+        happen(HostPageEvent("saved", node, _NONE), None)
 
     def loading(*_: Any, **__: Any) -> list[int]:
         return list(tier.cache.ongoing_load_back)
@@ -83,11 +85,11 @@ def note_host_tier(hooks: Hooks, tier: HostTier, happen: Callable[[Moved, Any], 
     def loaded(before: list[int] | None, *_: Any, **__: Any) -> None:
         for node in before or ():
             if node not in tier.cache.ongoing_load_back:
-                happen(Moved("was read", node, _NONE), None)
+                happen(HostPageEvent("was read", node, _NONE), None)
 
     def frees(indices: Any, *_: Any, **__: Any) -> None:
         if len(indices):
-            happen(Moved("frees", -1, _pages(indices, tier.page_size)), None)
+            happen(HostPageEvent("frees", -1, _pages(indices, tier.page_size)), None)
 
     hooks.after(tier.controller, "write", writes)
     hooks.after(tier.controller, "load", loads)

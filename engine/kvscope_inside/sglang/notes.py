@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple
 
 from kvscope_inside.hooks import Hooks
 from kvscope_inside.sglang.asking import Asking, Evicted
-from kvscope_inside.sglang.host_tier import Moved, host_tier_of, note_host_tier
-from kvscope_inside.sglang.pages import Copy, Reader, Span
+from kvscope_inside.sglang.host_tier import HostPageEvent, host_tier_of, note_host_tier
+from kvscope_inside.sglang.pages import Copy, PageSpan, Reader
 from kvscope_inside.sglang.pools import full_allocator, pools_of
 from kvscope_telemetry.messages.telemetry import Timings
 
@@ -25,7 +25,7 @@ Happened = tuple[Any, ...]
 """A word, and what it is about: ("added", request), ("scheduled", request, prefix), …"""
 
 
-class Ran(NamedTuple):
+class LaunchedBatch(NamedTuple):
     """A batch that was handed to the model."""
 
     requests: list[Any]
@@ -61,7 +61,7 @@ class Row(NamedTuple):
 class Pages(NamedTuple):
     """How pages stand after the notes before it."""
 
-    gone: list[Row | Moved]
+    gone: list[Row | HostPageEvent]
     """Of those that gave their row back, and what happened to pages in host memory, in order."""
     rows: list[Row]
     """Of those that changed."""
@@ -72,12 +72,12 @@ class Pages(NamedTuple):
     """Of requests that have states: which row of the table."""
 
 
-class Note(NamedTuple):
-    """All between two notes, in order, and how things stand after it."""
+class SglangNote(NamedTuple):
+    """What happened since the previous note, in order, and how things stand after it."""
 
     time_ns: int
     happened: list[Happened]
-    ran: Ran | None
+    ran: LaunchedBatch | None
     """The batch whose results came; None: no step."""
     computed: list[int]
     """Of each that ran."""
@@ -102,14 +102,14 @@ class _Holder:
         """Pages of its row that were read, those of them that the tree had then, and tokens."""
 
 
-class StepNotes:
-    """Hooks on one scheduler, from construction on. `notes` is for another thread to take from.
+class SglangStepNotes:
+    """Hooks on one scheduler, from construction on. Another thread takes from `notes`.
 
     `between_steps` is called on the scheduler's thread before it looks for requests.
     """
 
     def __init__(self, scheduler: Any, hooks: Hooks, reader: Reader, between_steps: Callable[[], None]) -> None:
-        self.notes: deque[Note] = deque()
+        self.notes: deque[SglangNote] = deque()
         self.scheduler = scheduler
         self.step_started_ns = 0
         self.no_copy_before_ns = 0
@@ -123,8 +123,8 @@ class StepNotes:
         self._holders: dict[int, _Holder] = {}
         self._leaving: list[tuple[Row, int]] = []
         """Rows that were given back and still have what they had, until another request gets them."""
-        self._gone: list[Row | Moved] = []
-        self._launched: deque[Ran] = deque()
+        self._gone: list[Row | HostPageEvent] = []
+        self._launched: deque[LaunchedBatch] = deque()
         self._has_moved = True
         """Whether pages may be elsewhere than when they were copied."""
         self._has_evicted = False
@@ -170,7 +170,7 @@ class StepNotes:
         else:
             lengths, num_tokens = None, [1] * len(requests)
         now_ns = time.monotonic_ns()
-        self._launched.append(Ran(requests, num_tokens, lengths is not None, self._schedule_ns, now_ns))
+        self._launched.append(LaunchedBatch(requests, num_tokens, lengths is not None, self._schedule_ns, now_ns))
         self.step_started_ns = self.step_started_ns or now_ns
         self._has_moved = True
 
@@ -213,7 +213,7 @@ class StepNotes:
         self._holders.clear()
         self._happened.append(("flushed",))
 
-    def _moved(self, moved: Moved, slots: Any) -> None:
+    def _moved(self, moved: HostPageEvent, slots: Any) -> None:
         self._has_moved = True
         moved = moved._replace(is_as_told=moved.is_as_told or not self._has_evicted)
         if slots is not None:
@@ -255,7 +255,7 @@ class StepNotes:
             if row.end - row.first > left:
                 row = row._replace(first=row.end)  # too many: these stay unknown
             left -= row.end - row.first
-            spans.append(Span(place, row.first, row.end))
+            spans.append(PageSpan(place, row.first, row.end))
             self._gone.append(row)
         self._leaving = []
         self._reader.gather(spans)
@@ -266,7 +266,7 @@ class StepNotes:
         self._gather_leaving()
         left, size, is_whole = self._reader.num_entries_left(), self._page_size, True
         rows: list[Row] = []
-        spans: list[Span] = []
+        spans: list[PageSpan] = []
         for key, holder in list(self._holders.items()):
             kv = holder.request.kv
             place, num_tokens = kv.req_pool_idx, kv.kv_committed_len
@@ -284,7 +284,7 @@ class StepNotes:
             if first == end and published == holder.published and num_tokens == holder.num_tokens:
                 continue
             left -= end - first
-            spans.append(Span(place, first, end))
+            spans.append(PageSpan(place, first, end))
             rows.append(Row(holder.request, first, end, published, num_tokens))
             holder.known, holder.published, holder.num_tokens = end, published, num_tokens
         if spans:
@@ -294,7 +294,7 @@ class StepNotes:
         places = [(each.request, int(each.request.kv.req_pool_idx)) for each in self._holders.values()]
         return Pages(gone, rows, self._reader.copy(), is_whole, places if self._has_states else [])
 
-    def _note(self, ran: Ran | None, *, is_idle: bool = False) -> None:
+    def _note(self, ran: LaunchedBatch | None, *, is_idle: bool = False) -> None:
         now_ns = time.monotonic_ns()
         happened, self._happened = self._happened, []
         pages, requests = None, ran.requests if ran is not None else []
@@ -303,7 +303,7 @@ class StepNotes:
             pages = self._pages()
             self._copied_ns = now_ns
         self.notes.append(
-            Note(
+            SglangNote(
                 now_ns,
                 happened,
                 ran,
@@ -321,6 +321,6 @@ class StepNotes:
             self.step_started_ns = self._launched[0].launched_ns if self._launched else 0
         self._note_ns = time.monotonic_ns() - now_ns
 
-    def _timings(self, ran: Ran, now_ns: int) -> Timings:
+    def _timings(self, ran: LaunchedBatch, now_ns: int) -> Timings:
         run_ns = self._commits_ns - ran.launched_ns
         return Timings(ran.schedule_ns, run_ns, 0, now_ns - self._commits_ns, self._note_ns)

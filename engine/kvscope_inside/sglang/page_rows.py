@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_inside.evicted_hashes import MAX_KNOWN
-from kvscope_inside.sglang.host_rows import Content, HostRows
-from kvscope_inside.sglang.host_tier import Moved
+from kvscope_inside.sglang.host_rows import HostRows, PageContent
+from kvscope_inside.sglang.host_tier import HostPageEvent
 from kvscope_inside.sglang.notes import Pages, Row
 from kvscope_inside.sglang.other_pools import Holder, StateRows, WindowRows
 from kvscope_inside.sglang.pools import Pools
@@ -140,10 +140,10 @@ class PageRows:
         pages.copy.done()
         ends = np.cumsum([each.num_entries for each in (*pages.gone, *pages.rows)], dtype=np.int64)
         spans = iter(np.split(entries, ends)[: len(ends)])
-        moved: list[tuple[Moved, Ids, Content]] = []
+        moved: list[tuple[HostPageEvent, Ids, PageContent]] = []
         for row in pages.gone:
             ids = next(spans)
-            if isinstance(row, Moved):
+            if isinstance(row, HostPageEvent):
                 moved.append((row, ids, self._host.content(ids)))
                 continue
             request = self._find(row.request)

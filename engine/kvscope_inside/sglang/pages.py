@@ -21,7 +21,7 @@ MAX_ENTRIES: Final = 1 << 20
 Ids = npt.NDArray[np.int64]
 
 
-class Span(NamedTuple):
+class PageSpan(NamedTuple):
     """Entries of one row of the table: pages `first` up to `end`."""
 
     row: int
@@ -56,7 +56,7 @@ class Copy(Protocol):
 class Reader(Protocol):
     """Of one scheduler's pool. All on the scheduler's thread."""
 
-    def gather(self, spans: Sequence[Span]) -> None:
+    def gather(self, spans: Sequence[PageSpan]) -> None:
         """Have entries as they are now; they come with the next copy."""
 
     def gather_slots(self, slots: Any) -> None:
@@ -74,7 +74,7 @@ class Reader(Protocol):
 
 def reader_of(table: Any, pools: Pools) -> Reader:
     """For `req_to_token`, and the pools of its pages."""
-    kind = HostReader if str(table.device).startswith("cpu") else DeviceReader
+    kind = HostPoolReader if str(table.device).startswith("cpu") else DeviceReader
     return kind(table, pools)
 
 
@@ -88,7 +88,7 @@ def _free_lists(allocator: Any) -> list[Any]:
     return [*lists, released] if released is not None else lists
 
 
-def _slots(spans: Sequence[Span], num_columns: int, page_size: int) -> Ids:
+def _slots(spans: Sequence[PageSpan], num_columns: int, page_size: int) -> Ids:
     """Where in the flat table the first token of each page is."""
     spans_of = np.array(spans, np.int64).reshape(-1, 3)
     counts = spans_of[:, 2] - spans_of[:, 1]
@@ -142,7 +142,7 @@ def _mask(lists: list[Any], num_rows: int) -> npt.NDArray[np.bool_]:
     return mask
 
 
-class HostReader:
+class HostPoolReader:
     """Where the pool is in the host's own memory."""
 
     def __init__(self, table: Any, pools: Pools) -> None:
@@ -151,7 +151,7 @@ class HostReader:
         self._num_rows = pools.num_pages + 1
         self._gathered: list[Ids] = []
 
-    def gather(self, spans: Sequence[Span]) -> None:
+    def gather(self, spans: Sequence[PageSpan]) -> None:
         entries = self._table[_slots(spans, self._num_columns, self._page_size)]
         self._gathered.append(entries.astype(np.int64) // self._page_size)
 
@@ -261,7 +261,7 @@ class DeviceReader:
             self.host_free_states = self._free_states_there.numpy()
             self.host_states = [each.numpy() for each in self._states_there]
 
-    def gather(self, spans: Sequence[Span]) -> None:
+    def gather(self, spans: Sequence[PageSpan]) -> None:
         slots = _slots(spans, self._num_columns, self.page_size)
         first = self._half + self._num_gathered
         end = first + len(slots)

@@ -15,7 +15,7 @@ import numpy as np
 
 from kvscope_inside.cached_texts import BlockNotes
 from kvscope_inside.sglang.asking import Evicted
-from kvscope_inside.sglang.notes import Note
+from kvscope_inside.sglang.notes import SglangNote
 from kvscope_inside.sglang.other_pools import hashes_of_windows
 from kvscope_inside.sglang.page_rows import PageRows, SglangRequest
 from kvscope_inside.sglang.pools import Pools
@@ -79,7 +79,7 @@ class SglangTranslator(Translator[SglangRequest]):
         """In the step that is being translated, by the number of the request that they were for, 0 where that is not
         known: blocks of full attention, blocks of windows, and states."""
 
-    def convert(self, note: Note) -> StepFigures:
+    def convert(self, note: SglangNote) -> StepFigures:
         """Publish the changes that a note recorded."""
         self._evictions = {}
         self.handle(note.happened)
@@ -275,7 +275,7 @@ class SglangTranslator(Translator[SglangRequest]):
 
     # How things stand after it.
 
-    def _decoding(self, note: Note) -> list[int]:
+    def _decoding(self, note: SglangNote) -> list[int]:
         """Return the numbers of requests that go on with their answers in the step."""
         if note.ran is None:
             return []
@@ -286,7 +286,7 @@ class SglangTranslator(Translator[SglangRequest]):
             if request is not None and request.known.num_output_tokens and num_tokens == 1
         ]
 
-    def _figures(self, note: Note) -> dict[int, int]:
+    def _figures(self, note: SglangNote) -> dict[int, int]:
         """Publish tokens of each request that ran. Return how many ran, by number."""
         batch: dict[int, int] = {}
         if note.ran is None:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from kvscope_inside.detokenizer import Detokenizer
+from kvscope_inside.detokenizer import DetokenizerProcess
 from kvscope_inside.endpoints import endpoint_of_rank, file_of_rank, free_file, keys_for
 from kvscope_inside.engine_log import engine_log
 from kvscope_inside.metrics_process import MetricsProcess
@@ -18,7 +18,7 @@ from kvscope_inside.publisher import Publisher
 from kvscope_inside.sglang.actions import SglangActions
 from kvscope_inside.sglang.facts import adapter_names, drafts_per_step, hello_of, rank_of
 from kvscope_inside.sglang.memory import SchedulerMemory
-from kvscope_inside.sglang.notes import Note, StepNotes
+from kvscope_inside.sglang.notes import SglangNote, SglangStepNotes
 from kvscope_inside.sglang.pages import reader_of
 from kvscope_inside.sglang.pools import knows_free, pools_of
 from kvscope_inside.sglang.sglang_translator import SglangTranslator
@@ -30,7 +30,7 @@ REST: Final = 9
 """After telling of a copy none is made for so many times as long as that took."""
 
 
-def watch(scheduler: Any, endpoint: str, record: str | None = None) -> Watch | None:
+def watch(scheduler: Any, endpoint: str, record: str | None = None) -> SglangWatch | None:
     """From now on all that a scheduler does is told on `endpoint`, or the next of its data-parallel ranks'; None for
     one that only does what another does."""
     rank = rank_of(scheduler)
@@ -38,10 +38,10 @@ def watch(scheduler: Any, endpoint: str, record: str | None = None) -> Watch | N
         return None
     address = endpoint_of_rank(endpoint, rank.data_parallel)
     file = free_file(file_of_rank(Path(record), rank.data_parallel)) if record else None
-    return Watch(scheduler, address, file, num_ranks=rank.num_ranks, data_parallel=rank.data_parallel)
+    return SglangWatch(scheduler, address, file, num_ranks=rank.num_ranks, data_parallel=rank.data_parallel)
 
 
-class Watch:
+class SglangWatch:
     """Runs until `close`, the end of the process, or the first exception of ours."""
 
     def __init__(
@@ -64,9 +64,9 @@ class Watch:
             name_of=adapter_names(scheduler),
         )
         actions = SglangActions(scheduler, num_ranks)
-        detokenizer = Detokenizer(str(getattr(args, "tokenizer_path", None) or args.model_path))
+        detokenizer = DetokenizerProcess(str(getattr(args, "tokenizer_path", None) or args.model_path))
         with self._teller.beginning():
-            self._notes = StepNotes(scheduler, hooks, reader, actions.run)
+            self._notes = SglangStepNotes(scheduler, hooks, reader, actions.run)
             hooks.after(scheduler, "run_event_loop", lambda *_: self.close())
             publisher = Publisher(
                 address,
@@ -87,7 +87,7 @@ class Watch:
         """SGLang is as it was, and whoever watches is told. Idempotent."""
         self._teller.close(reason)
 
-    def _tell(self, note: Note) -> Frame:
+    def _tell(self, note: SglangNote) -> Frame:
         began_ns = time.monotonic_ns()
         frame = self._translator.apply(note)
         if note.pages is not None:
@@ -96,6 +96,6 @@ class Watch:
         return frame
 
 
-def _has_arrived(note: Note) -> bool:
+def _has_arrived(note: SglangNote) -> bool:
     """What it says of pages is here."""
     return note.pages is None or note.pages.copy.has_arrived()

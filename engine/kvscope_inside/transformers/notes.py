@@ -19,8 +19,8 @@ Happened = tuple[Any, ...]
 """A word, and what it is about: ("added", state), ("gave", group, …), …"""
 
 
-class Ran(NamedTuple):
-    """A request in a batch."""
+class BatchEntry(NamedTuple):
+    """One request of a batch, with the tokens it runs."""
 
     request_id: str
     num_tokens: int
@@ -36,14 +36,14 @@ class Touched(NamedTuple):
     """0: it has none."""
 
 
-class Note(NamedTuple):
-    """All between two notes, in order, and how things stand after it."""
+class TransformersNote(NamedTuple):
+    """What happened since the previous note, in order, and how things stand after it."""
 
     time_ns: int
     began_ns: int
     """When the step did, or what happened between two steps."""
     happened: list[Happened]
-    batch: list[Ran] | None
+    batch: list[BatchEntry] | None
     """None: no step."""
     active: list[Any]
     """transformers' RequestState of each that runs."""
@@ -57,19 +57,19 @@ class Note(NamedTuple):
     """Durations of the step and of recording the note before this one; None between two steps."""
 
 
-class StepNotes:
+class TransformersStepNotes:
     """Hooks on one batch processor, from construction on. `notes` is for another thread to take from; the first one
     tells how everything stood before."""
 
     def __init__(self, processor: Any, hooks: Hooks) -> None:
-        self.notes: deque[Note] = deque()
+        self.notes: deque[TransformersNote] = deque()
         self.step_started_ns = 0
         self._scheduler = processor.scheduler
         self._cache = processor.cache
         self._allocators = list(processor.cache.cache_allocators.values())
         self._happened: list[Happened] = []
         self._touched: list[list[int]] = [[] for _ in self._allocators]
-        self._batch: list[Ran] = []
+        self._batch: list[BatchEntry] = []
         self._is_offloading = False
         self._began_ns = self._scheduled_ns = self._commits_ns = self._note_ns = 0
         self._began_with()
@@ -141,7 +141,8 @@ class StepNotes:
 
     def _ran(self, result: Any, *_: Any, **__: Any) -> None:
         self._batch = [
-            Ran(each.state.request_id, each.query_length, bool(each.state.generated_tokens)) for each in result[0]
+            BatchEntry(each.state.request_id, each.query_length, bool(each.state.generated_tokens))
+            for each in result[0]
         ]
 
     def _committed(self, *_: Any, **__: Any) -> None:
@@ -226,13 +227,13 @@ class StepNotes:
         blocks = table[first:]
         return "hashed", group, request_id, first, blocks, [hash_of(block, 0) for block in blocks], parent
 
-    def _note(self, batch: list[Ran] | None, began_ns: int) -> None:
+    def _note(self, batch: list[BatchEntry] | None, began_ns: int) -> None:
         now_ns = time.monotonic_ns()
         happened, self._happened = self._happened, []
         touched, self._touched = self._touched, [[] for _ in self._allocators]
         active = list(self._scheduler.active_requests.values())
         self.notes.append(
-            Note(
+            TransformersNote(
                 now_ns,
                 began_ns,
                 happened,
@@ -257,7 +258,7 @@ class StepNotes:
 class _GroupNotes:
     """The hooks on the allocator of one group."""
 
-    def __init__(self, notes: StepNotes, group: int, allocator: Any, hooks: Hooks) -> None:
+    def __init__(self, notes: TransformersStepNotes, group: int, allocator: Any, hooks: Hooks) -> None:
         self._notes, self._group = notes, group
         self._tables: dict[str, list[int]] = allocator.block_table
         self._hash_of: dict[int, int] = allocator.ledger.block_to_hash

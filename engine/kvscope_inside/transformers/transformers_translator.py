@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from kvscope_inside.transformers.facts import Rows
-from kvscope_inside.transformers.notes import Note
+from kvscope_inside.transformers.notes import TransformersNote
 from kvscope_inside.translator import HostRequest, MissedBlock, StepFigures, Translator
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.event_kinds import evicted_text
@@ -82,7 +82,7 @@ class TransformersTranslator(Translator[TransformersRequest]):
         """The request that could get no block, when blocks were taken from others."""
         self._ended_numbers: dict[str, int] = {}
 
-    def convert(self, note: Note) -> StepFigures:
+    def convert(self, note: TransformersNote) -> StepFigures:
         """Publish the changes that a note recorded."""
         self._began_ns, self._preemptions, self._starved, self._ended_numbers = note.began_ns, [], "", {}
         self.handle(note.happened)
@@ -343,14 +343,14 @@ class TransformersTranslator(Translator[TransformersRequest]):
 
     # How things stand after it.
 
-    def _running(self, note: Note) -> Iterator[tuple[TransformersRequest, int, int]]:
+    def _running(self, note: TransformersNote) -> Iterator[tuple[TransformersRequest, int, int]]:
         for host, num_computed, num_generated in zip(note.active, note.computed, note.num_generated, strict=True):
             request = self.requests.get(host.request_id)
             if request is not None:
                 request.host = host
                 yield request, num_computed, num_generated + request.num_earlier_tokens
 
-    def _as_they_stand(self, note: Note) -> None:
+    def _as_they_stand(self, note: TransformersNote) -> None:
         """Publish transformers' own ledger, for all blocks that were touched and are not free."""
         ledger = self.state.ledger
         for group, (blocks, ref_counts, hashes) in enumerate(note.touched):

@@ -17,14 +17,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Self
 
-from kvscope_inside.detokenizer import Detokenizer
+from kvscope_inside.detokenizer import DetokenizerProcess
 from kvscope_inside.endpoints import ENDPOINT, free_file, keys_for
 from kvscope_inside.engine_log import engine_log
 from kvscope_inside.hooks import Hooks
 from kvscope_inside.publisher import Publisher
 from kvscope_inside.teller import Teller, end_after
 from kvscope_inside.transformers.facts import Rows, hello_of, memory_of
-from kvscope_inside.transformers.notes import StepNotes
+from kvscope_inside.transformers.notes import TransformersStepNotes
 from kvscope_inside.transformers.transformers_translator import TransformersTranslator
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.sockets.bind_address import default_endpoint, parse_bind_address
@@ -33,7 +33,7 @@ from kvscope_telemetry.state.cache_state import CacheState
 _NEEDED: Final = ("_create_batch_processor", "_generation_loop_body", "stop", "join")
 
 
-def watch(manager: Any, endpoint: str = "", record: str | os.PathLike[str] | None = None) -> Watch:
+def watch(manager: Any, endpoint: str = "", record: str | os.PathLike[str] | None = None) -> TransformersWatch:
     """Tell from now on what a `ContinuousBatchingManager` of transformers does, on `endpoint`, or the one in
     KVSCOPE_INSIDE, or the one that a desktop attaches to by default. With `record` it is in a file as well.
 
@@ -44,10 +44,10 @@ def watch(manager: Any, endpoint: str = "", record: str | os.PathLike[str] | Non
     parse_bind_address(address)
     if not all(hasattr(manager, name) for name in _NEEDED):
         raise BadInput(f"{type(manager).__name__} is not watched: a ContinuousBatchingManager of transformers 5.23 is")
-    return Watch(manager, address, Path(record) if record else None)
+    return TransformersWatch(manager, address, Path(record) if record else None)
 
 
-class Watch:
+class TransformersWatch:
     """Runs until `close`, or the first exception of ours."""
 
     def __init__(self, manager: Any, endpoint: str, record: Path | None) -> None:
@@ -131,9 +131,9 @@ class _CacheWatch:
         module = import_module("transformers.generation.continuous_batching.cache_allocators.cache_allocator")
         translator = TransformersTranslator(state, Rows.of(processor.cache), module.compute_block_hash)
         name = str(getattr(manager.model.config, "_name_or_path", "") or "")
-        detokenizer = Detokenizer(name)
+        detokenizer = DetokenizerProcess(name)
         with self._teller.beginning():
-            notes = StepNotes(processor, hooks)
+            notes = TransformersStepNotes(processor, hooks)
             publisher = Publisher(
                 endpoint,
                 state,

@@ -17,7 +17,7 @@ from kvscope_inside.publisher import Answer
 from kvscope_telemetry.messages.commands import Abort, Control, Done, Evict, Preempt, refuse
 
 if TYPE_CHECKING:
-    from kvscope_inside.vllm.notes import StepNotes
+    from kvscope_inside.vllm.notes import VllmStepNotes
     from kvscope_inside.vllm.vllm_translator import VllmTranslator
 
 Action = Abort | Control | Preempt | Evict
@@ -42,11 +42,11 @@ class VllmActions:
         self._paused_ns = 0
         self._steps_left = 0
         self._step_answer: Answer | None = None
-        self._notes: StepNotes
+        self._notes: VllmStepNotes
         self._translator: VllmTranslator
         self._put(hooks)
 
-    def bind(self, notes: StepNotes, translator: VllmTranslator) -> None:
+    def bind(self, notes: VllmStepNotes, translator: VllmTranslator) -> None:
         """Of the scheduler that things are done to."""
         self._notes, self._translator = notes, translator
 

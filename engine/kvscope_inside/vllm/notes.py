@@ -26,8 +26,8 @@ Happened = tuple[Any, ...]
 """A word, and what it is about: ("added", request), ("scheduled", output, when), …"""
 
 
-class Note(NamedTuple):
-    """All between two notes, in order, and how things stand after it."""
+class VllmNote(NamedTuple):
+    """What happened since the previous note, in order, and how things stand after it."""
 
     time_ns: int
     happened: list[Happened]
@@ -55,14 +55,14 @@ class Note(NamedTuple):
     """Durations of the step and of recording the note before this one; None between two steps."""
 
 
-class StepNotes:
-    """Hooks on one scheduler, from construction on. `notes` is for another thread to take from.
+class VllmStepNotes:
+    """Hooks on one scheduler, from construction on. Another thread takes from `notes`.
 
     `between_steps` is called on the engine core's thread before each step.
     """
 
     def __init__(self, scheduler: Any, hooks: Hooks, between_steps: Callable[[], None]) -> None:
-        self.notes: deque[Note] = deque()
+        self.notes: deque[VllmNote] = deque()
         self.scheduler = scheduler
         self.asked_by = ""
         """Who asked for the preemptions that come, by name; empty: nobody."""
@@ -272,7 +272,7 @@ class StepNotes:
         running = list(scheduler.running)
         _, num_waiting = scheduler.get_request_counts()
         self.notes.append(
-            Note(
+            VllmNote(
                 now_ns,
                 happened,
                 step,

@@ -14,10 +14,10 @@ from typing import Any, Final
 import numpy as np
 
 from kvscope_inside.cached_texts import BlockNotes
-from kvscope_inside.eviction_order import EvictionOrder
+from kvscope_inside.eviction_order import FreeBlockQueue
 from kvscope_inside.translator import MissedBlock, StepFigures, Translator
 from kvscope_inside.vllm.block_texts import hash_of_row, key_of, low_bits, notes_of
-from kvscope_inside.vllm.notes import Note
+from kvscope_inside.vllm.notes import VllmNote
 from kvscope_inside.vllm.offloaded_blocks import MAX_TEXTS, OffloadedBlocks, VllmRequest
 from kvscope_inside.vllm.second_pool import SecondPoolRows
 from kvscope_telemetry.ledger import NO_OWNER
@@ -74,7 +74,7 @@ class VllmTranslator(Translator[VllmRequest]):
         self._hash_block_size = hash_block_size
         self._by_priority, self._max_adapters = by_priority, max_adapters
         self._offloaded = OffloadedBlocks(self, hash_block_size=hash_block_size, blocks_per_place=blocks_per_place)
-        self._order = EvictionOrder(state)
+        self._order = FreeBlockQueue(state)
         self.handlers = {
             "added": self._added,
             "scheduled": self._scheduled,
@@ -105,7 +105,7 @@ class VllmTranslator(Translator[VllmRequest]):
         self._preemptions: list[_Preemption] = []
         self._ended: list[VllmRequest] = []
 
-    def convert(self, note: Note) -> StepFigures:
+    def convert(self, note: VllmNote) -> StepFigures:
         """Publish the changes that a note recorded."""
         self._new, self._given_to, self._preemptions, self._ended = [], {}, [], []
         decoding = set(self._decoding(note))
@@ -300,13 +300,13 @@ class VllmTranslator(Translator[VllmRequest]):
 
     # How things stand after it.
 
-    def _running(self, note: Note) -> Iterator[tuple[VllmRequest, int, int]]:
+    def _running(self, note: VllmNote) -> Iterator[tuple[VllmRequest, int, int]]:
         for host, num_computed, num_outputs in zip(note.running, note.computed, note.num_outputs, strict=True):
             request = self.requests.get(host.request_id)
             if request is not None:
                 yield request, num_computed, num_outputs
 
-    def _rows(self, note: Note) -> None:
+    def _rows(self, note: VllmNote) -> None:
         """Publish vLLM's own rows, for all blocks that were touched."""
         last = {block: index for index, block in enumerate(note.blocks) if block >= self.num_reserved}
         if last:
@@ -344,7 +344,7 @@ class VllmTranslator(Translator[VllmRequest]):
             data = EventData(kind="evicted") if other else None
             self.report("evicted", other=other, num_blocks=len(evicted), cause=cause, data=data)
 
-    def _waits(self, note: Note) -> None:
+    def _waits(self, note: VllmNote) -> None:
         """Publish what the next request in the queue waits for, and those that could not run if there were room."""
         reasons = []
         if note.first_waiting is not None and (request := self.requests.get(note.first_waiting.request_id)) is not None:
@@ -371,7 +371,7 @@ class VllmTranslator(Translator[VllmRequest]):
         if start < end:
             self.state.add_moves("loaded", [block for block, _ in self.blocks_written(request, start, end)])
 
-    def _why_first_waits(self, host: Any, note: Note) -> WaitsFor:
+    def _why_first_waits(self, host: Any, note: VllmNote) -> WaitsFor:
         """Return why a request is still the first in the queue after a step."""
         if note.step is None:
             return WaitsFor.UNTOLD
@@ -387,7 +387,7 @@ class VllmTranslator(Translator[VllmRequest]):
         num_needed = sum(-(-host.num_tokens // size) for size in self.block_sizes)
         return WaitsFor.BLOCKS if note.num_free < num_needed else WaitsFor.UNTOLD
 
-    def _decoding(self, note: Note) -> Iterator[int]:
+    def _decoding(self, note: VllmNote) -> Iterator[int]:
         """Yield the numbers of requests that go on with their answers in the step; called before its changes."""
         if note.step is None:
             return

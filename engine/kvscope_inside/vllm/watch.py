@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kvscope_inside.detokenizer import Detokenizer
+from kvscope_inside.detokenizer import DetokenizerProcess
 from kvscope_inside.endpoints import endpoint_of_rank, file_of_rank, free_file, keys_for
 from kvscope_inside.engine_log import engine_log
 from kvscope_inside.metrics_process import MetricsProcess
@@ -19,7 +19,7 @@ from kvscope_inside.teller import Teller
 from kvscope_inside.vllm.actions import VllmActions
 from kvscope_inside.vllm.facts import hello_of, kv_bytes, max_adapters, rank_of
 from kvscope_inside.vllm.memory import EngineMemory
-from kvscope_inside.vllm.notes import StepNotes
+from kvscope_inside.vllm.notes import VllmStepNotes
 from kvscope_inside.vllm.offloading import offloading_of, untold
 from kvscope_inside.vllm.vllm_translator import VllmTranslator
 from kvscope_telemetry.messages.telemetry import Event
@@ -41,12 +41,12 @@ def watch(scheduler: Any, endpoint: str, record: str | None = None) -> Teller:
         blocks_per_place=offloading.blocks_per_place if offloading is not None else 1,
     )
     model = scheduler.vllm_config.model_config
-    detokenizer = Detokenizer(str(model.tokenizer or model.model))
+    detokenizer = DetokenizerProcess(str(model.tokenizer or model.model))
     rank = rank_of(scheduler)
     address = endpoint_of_rank(endpoint, rank)
     with teller.beginning():
         actions = VllmActions(hooks, memory.ask)
-        notes = StepNotes(scheduler, hooks, actions.before_step)
+        notes = VllmStepNotes(scheduler, hooks, actions.before_step)
         actions.bind(notes, translator)
         hooks.before(scheduler, "shutdown", teller.close)
         publisher = Publisher(

@@ -38,7 +38,7 @@ _BYTES = tl.constexpr(GROUP // 2)
 _SUM_TILE: Final = 1024
 
 
-class ProductTiles(NamedTuple):
+class MoeProductTiles(NamedTuple):
     """TILE_M pairs by TILE_N outputs, TILE_K inputs at a time."""
 
     tile_m: int
@@ -129,24 +129,26 @@ def rows_of_tile(num_tokens: int, top_k: int, num_experts: int, element_bytes: i
     return min(most, max(16, next_power_of_2(cdiv(2 * num_tokens * top_k, num_experts))))
 
 
-def expert_tiles(tile_m: int, element_bytes: int, gate: Gate | None = None, *, is_packed: bool = False) -> ProductTiles:
+def expert_tiles(
+    tile_m: int, element_bytes: int, gate: Gate | None = None, *, is_packed: bool = False
+) -> MoeProductTiles:
     """For tiles of up to `tile_m` pairs; of a single token's narrow ones, so that all multiprocessors have some. They
     follow from `tile_m` alone, whose powers of two the warm-up goes through, and all fit 99 KiB of shared memory."""
     is_gated = gate is not None and gate.is_gated
     rows = max(16, tile_m)
     if element_bytes == 4:
-        return ProductTiles(rows, 32, 32, 4, 2)
+        return MoeProductTiles(rows, 32, 32, 4, 2)
     if is_packed:  # no two warps widen the same weights
-        return ProductTiles(rows, 64, 128, 4, 4) if rows <= 32 else ProductTiles(rows, 128, 64, 8, 3)
+        return MoeProductTiles(rows, 64, 128, 4, 4) if rows <= 32 else MoeProductTiles(rows, 128, 64, 8, 3)
     if rows <= 32:
-        return ProductTiles(rows, 32 if tile_m == 1 else 64, 64 if is_gated else 128, 4, 4)
+        return MoeProductTiles(rows, 32 if tile_m == 1 else 64, 64 if is_gated else 128, 4, 4)
     if rows == 64:
-        return ProductTiles(rows, 64, 64, 4, 3)
-    return ProductTiles(rows, 64 if is_gated else 128, 64, 8, 3)
+        return MoeProductTiles(rows, 64, 64, 4, 3)
+    return MoeProductTiles(rows, 64 if is_gated else 128, 64, 8, 3)
 
 
 def expert_constants(
-    outputs: int, inputs: int, pairs_each: int, tiles: ProductTiles, gate: Gate | None
+    outputs: int, inputs: int, pairs_each: int, tiles: MoeProductTiles, gate: Gate | None
 ) -> dict[str, object]:
     """The kernel's constants that follow from the shapes; `pairs_each`: pairs that a row of x belongs to."""
     has_limit = gate is not None and gate.limit < float("inf")

@@ -46,7 +46,7 @@ class Unusable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class LibraryChoice:
     """What runs prompts."""
 
     ops: Ops
@@ -64,14 +64,14 @@ def choose(
     options: Sequence[Options],
     clock: Clock,
     tell: Callable[[str], object] = lambda _: None,
-) -> Choice:
+) -> LibraryChoice:
     """The fastest with `auto`, what is named otherwise. `options` are those of the model's layers; `tell` is told what
     is tried, since a library may compile its kernels first, which took FlashInfer 86 s on an H100's host.
 
     Raises Unusable where a library that is named cannot be taken.
     """
     if wanted == OURS:
-        return Choice(ops, "attention: kvscope's own kernels")
+        return LibraryChoice(ops, "attention: kvscope's own kernels")
     refused: dict[str, str] = {}
     ratios: dict[str, float] = {}
     found: dict[str, Library] = {}
@@ -95,12 +95,12 @@ def choose(
         tried = [f"{name}: {reason}" for name, reason in refused.items()]
         tried += [f"{name}: {_beside(ratio)}" for name, ratio in ratios.items()]
         if not best or ratios[best] >= _WORTH:
-            return Choice(ops, f"attention: kvscope's own kernels ({'; '.join(tried)})")
+            return LibraryChoice(ops, f"attention: kvscope's own kernels ({'; '.join(tried)})")
         words = f"attention: {best} for prompts ({'; '.join(tried)})"
     else:
         words = f"attention: {best} for prompts, as asked for, {_beside(ratios[best])}"
     failures: list[str] = []
-    return Choice(preferring(ops, found[best], frozenset(options), failures.append), words, failures)
+    return LibraryChoice(preferring(ops, found[best], frozenset(options), failures.append), words, failures)
 
 
 def installed() -> dict[str, str]:

@@ -76,8 +76,8 @@ def own_table() -> Path:
     return folder / "tiles.json"
 
 
-class Table(NamedTuple):
-    """What a file has of one GPU."""
+class TileTable(NamedTuple):
+    """The tile sizes that a file has for one GPU, or why it has none."""
 
     entries: dict[str, Any]
     """By shape."""
@@ -85,24 +85,26 @@ class Table(NamedTuple):
     """Why there are none, in a few words; empty where there is no file, or nothing of this GPU in it."""
 
 
-def read_table(path: Path, gpu: str) -> Table:
+def read_table(path: Path, gpu: str) -> TileTable:
     """Entries of one GPU; none where there is no table, or something else in its place."""
     try:
         if path.stat().st_size > _MAX_BYTES:
-            return Table({}, "it is too large for a table of tiles")
+            return TileTable({}, "it is too large for a table of tiles")
         found = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
-        return Table({})
+        return TileTable({})
     except OSError as error:
-        return Table({}, f"it cannot be read: {error.strerror}")
+        return TileTable({}, f"it cannot be read: {error.strerror}")
     except (ValueError, RecursionError):
-        return Table({}, "it is no JSON")
+        return TileTable({}, "it is no JSON")
     version = found.get("version") if isinstance(found, dict) else None
     if version != VERSION:
-        return Table({}, f"it is of version {version!r}, these kernels read {VERSION}")
+        return TileTable({}, f"it is of version {version!r}, these kernels read {VERSION}")
     gpus = found.get("gpus")
     entries = gpus.get(gpu, {}) if isinstance(gpus, dict) else None
-    return Table(entries) if isinstance(entries, dict) else Table({}, "it has something else in the place of tiles")
+    if not isinstance(entries, dict):
+        return TileTable({}, "it has something else in the place of tiles")
+    return TileTable(entries)
 
 
 def table_words(device: torch.device) -> str:

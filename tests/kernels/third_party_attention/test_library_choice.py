@@ -31,7 +31,7 @@ def clock(**seconds: float) -> Callable[[Any], float]:
     return of
 
 
-def chosen(wanted: str, timed: Callable[[Any], float]) -> choice.Choice:
+def chosen(wanted: str, timed: Callable[[Any], float]) -> choice.LibraryChoice:
     return choose(torch_ops(), SHAPE, CPU, wanted, [PLAIN], timed)
 
 

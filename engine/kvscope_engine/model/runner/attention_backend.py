@@ -12,7 +12,15 @@ from kvscope_engine.model.verification.hook_check import check_hook
 from kvscope_kernels import ops_for
 from kvscope_kernels.launch import compute_capability
 from kvscope_kernels.third_party_attention.library import AttentionShape
-from kvscope_kernels.third_party_attention.library_choice import AUTO, OURS, Choice, Clock, Unusable, by_events, choose
+from kvscope_kernels.third_party_attention.library_choice import (
+    AUTO,
+    OURS,
+    Clock,
+    LibraryChoice,
+    Unusable,
+    by_events,
+    choose,
+)
 from kvscope_kernels.third_party_attention.preferred import Options
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
@@ -20,13 +28,13 @@ from kvscope_telemetry.errors import BadInput
 
 def attention_choice(
     config: EngineConfig, loaded: LoadedModel, tell: Callable[[str], object], clock: Clock = by_events
-) -> Choice:
+) -> LibraryChoice:
     """`tell` is told what is tried. Raises BadInput where the library that is asked for cannot run this model here."""
     ops, wanted = ops_for(loaded.device.type), config.attention_backend
     if loaded.device.type != "cuda":
         if wanted not in (AUTO, OURS):
             raise BadInput(f"attention_backend={wanted!r} is not accepted on a CPU: auto or kvscope")
-        return Choice(ops, "")
+        return LibraryChoice(ops, "")
     if config.kv_cache_dtype != "auto":
         if wanted not in (AUTO, OURS):
             raise BadInput(f"attention_backend={wanted!r} is not accepted with a cache of 8 bits: auto or kvscope")
@@ -36,7 +44,7 @@ def attention_choice(
     if own_forward(loaded.module) is not None:
         if wanted not in (AUTO, OURS):
             raise BadInput(f"attention_backend={wanted!r} is not accepted: the model is run by transformers' own code")
-        return Choice(ops, "")
+        return LibraryChoice(ops, "")
     if any(call.shape.latent_dim for call in check_hook(loaded.module)):
         if wanted not in (AUTO, OURS):
             raise BadInput(f"attention_backend={wanted!r} is not accepted with latents in the cache: auto or kvscope")
