@@ -21,8 +21,8 @@ from kvscope_telemetry.messages.commands import (
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 
-class Steps(Protocol):
-    """What completions need of an engine."""
+class CompletionEngine(Protocol):
+    """The part of an engine that `collect` needs."""
 
     is_closed: bool
 
@@ -69,7 +69,9 @@ class Completion:
             self.usage, self.timing, self.error = message.usage, message.timing, message.error
 
 
-def collect(engine: Steps, prompts: Sequence[str | Submit], sampling: SamplingParams) -> Iterator[Completion]:
+def collect(
+    engine: CompletionEngine, prompts: Sequence[str | Submit], sampling: SamplingParams
+) -> Iterator[Completion]:
     """Submit all prompts, step until each is done, yield completions in order as soon as that allows."""
     if engine.has_unfinished:
         raise BadInput("generate needs an idle engine: a request is unfinished; call step() until none is")
@@ -93,7 +95,7 @@ def collect(engine: Steps, prompts: Sequence[str | Submit], sampling: SamplingPa
             engine.step()
 
 
-def _submit(engine: Steps, index: int, prompt: str | Submit, sampling: SamplingParams) -> list[Completion]:
+def _submit(engine: CompletionEngine, index: int, prompt: str | Submit, sampling: SamplingParams) -> list[Completion]:
     submit = prompt if isinstance(prompt, Submit) else Submit(request_id="-", prompt=prompt, sampling=sampling)
     text = submit.prompt or (submit.messages[-1].content if submit.messages else "")
     try:

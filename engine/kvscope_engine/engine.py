@@ -37,7 +37,7 @@ from kvscope_engine.policy.plan import StepPlan, StepResult, keep_emitted
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.eased_limits import EasedLimits
 from kvscope_engine.roofline.weights_line import weights_line
-from kvscope_engine.step_loop import OverlapCounts, Ran, StepLoop
+from kvscope_engine.step_loop import CompletedStep, OverlapCounts, StepLoop
 from kvscope_engine.step_recorder import StepRecorder
 from kvscope_engine.stops import EngineStops
 from kvscope_engine.structured_output.forms import always, matcher_for, prepared
@@ -428,7 +428,7 @@ class Engine:
         if ran is not None:
             self._write_down(ran)
 
-    def _write_down(self, ran: Ran) -> None:
+    def _write_down(self, ran: CompletedStep) -> None:
         """Commit and record a step that was run."""
         self.step_count += 1
         self.stops.notice()  # before its latencies are measured
@@ -465,7 +465,7 @@ class Engine:
         self._record_ns = time.monotonic_ns() - begun_ns
         self._loop.wrote_down(ran.ended_ns)
 
-    def _end_or_restart(self, ran: Ran) -> int:
+    def _end_or_restart(self, ran: CompletedStep) -> int:
         """Of the requests that were not run, how many ended."""
         ended = 0
         for request, reason in zip(ran.failed, ran.reasons, strict=True):
@@ -474,7 +474,7 @@ class Engine:
                 ended += 1
         return ended
 
-    def _tell_failure(self, ran: Ran, num_ended: int) -> None:
+    def _tell_failure(self, ran: CompletedStep, num_ended: int) -> None:
         """Of a step in which a library failed: once a minute."""
         if ran.ended_ns < self._next_failure_ns:
             self._untold_failures += 1

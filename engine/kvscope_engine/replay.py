@@ -127,7 +127,7 @@ class Moment(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ReplayComparison:
     """What two runs have in common."""
 
     num_requests: int
@@ -226,7 +226,7 @@ class Replayer:
         if isinstance(message, Fingerprints):
             self._told.append(message)
 
-    def replay(self, engine: Engine) -> Comparison:
+    def replay(self, engine: Engine) -> ReplayComparison:
         """All requests, as many at a time as the engine takes.
 
         Raises BadInput for one that it refuses or fails, and where nothing could be compared.
@@ -243,7 +243,7 @@ class Replayer:
         cut = {text.number: said[_name(text)][: _num_said(text)] for text in self._run.requests}
         return self._compare(numbers, cut, engine.hello)
 
-    def _compare(self, numbers: dict[int, int], said: dict[int, list[int]], hello: Hello) -> Comparison:
+    def _compare(self, numbers: dict[int, int], said: dict[int, list[int]], hello: Hello) -> ReplayComparison:
         run, size = self._run, self._run.hello.cache.block_size
         before = _digests(run.fingerprints, {text.number: list(text.token_ids) for text in run.requests}, run, size)
         again = {numbers[text.number]: [*_prompt(text), *said[text.number]] for text in run.requests}
@@ -261,7 +261,7 @@ class Replayer:
         num_requests = len(run.requests)
         if not (blocks or logits or any(_num_said(text) for text in run.requests)):
             raise BadInput(f"nothing of {num_requests} requests can be compared: each ended before its first token")
-        return Comparison(
+        return ReplayComparison(
             *(num_requests, num_layers, blocks, equal_blocks, logits, equal_logits, num_requests - len(others), first),
             left_out=_left_out(run, before, now),
             surroundings=_surroundings(run.hello, hello),

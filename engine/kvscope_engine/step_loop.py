@@ -66,8 +66,8 @@ are computed again, as often for each."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """A step that came back, to be committed."""
+class CompletedStep:
+    """A completed step that has not been committed yet."""
 
     plan: StepPlan
     result: StepResult
@@ -159,7 +159,7 @@ class StepLoop:
         if self._flight is not None and self._flight.launched is not None:
             self.counts.beside_ns += time.monotonic_ns() - max(ended_ns, self._begun_ns)
 
-    def next(self, step: int, *, ahead: bool) -> Ran | None:
+    def next(self, step: int, *, ahead: bool) -> CompletedStep | None:
         """The next step, number `step`, whole; None: there is nothing to run.
 
         With `ahead` the one after it may have been launched when this returns.
@@ -177,7 +177,7 @@ class StepLoop:
             self._flight = self._launch_beside(flight.plan, flight.launched, clock)
         return self._finish(flight, clock)
 
-    def settle(self) -> Ran | None:
+    def settle(self) -> CompletedStep | None:
         """The step in flight, once it is over; None without one. Nothing is in flight afterwards."""
         flight, self._may_begin = self._take_flight(), False
         return None if flight is None else self._finish(flight, _Clock())
@@ -239,7 +239,7 @@ class StepLoop:
         let_go_of_frames(error)
         return _Flight(plan, None, None if is_no_memory(error) else error)
 
-    def _finish(self, flight: _Flight, clock: _Clock) -> Ran:
+    def _finish(self, flight: _Flight, clock: _Clock) -> CompletedStep:
         self.counts.steps += 1
         failure = flight.error
         if flight.launched is not None:
@@ -277,14 +277,14 @@ class _Clock:
     def scheduled(self, since_ns: int | None = None) -> None:
         self.schedule_ns += time.monotonic_ns() - (self.started_ns if since_ns is None else since_ns)
 
-    def ran(self, plan: StepPlan, result: StepResult, outcome: StepOutcome | None = None) -> Ran:
+    def ran(self, plan: StepPlan, result: StepResult, outcome: StepOutcome | None = None) -> CompletedStep:
         """`outcome`: of a step that was not over when the device came back."""
         now_ns = time.monotonic_ns()
         took = self.schedule_ns, now_ns - self.started_ns - self.schedule_ns, now_ns
         if outcome is None:
-            return Ran(plan, result, (), (), *took)
+            return CompletedStep(plan, result, (), (), *took)
         failure = "" if outcome.error is None else _first_line(outcome.error)
-        return Ran(plan, result, outcome.failed, outcome.reasons, *took, outcome.room_tokens, failure)
+        return CompletedStep(plan, result, outcome.failed, outcome.reasons, *took, outcome.room_tokens, failure)
 
 
 class Launched(Protocol):

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from kvscope_engine import Engine, EngineConfig, SamplingParams
 from kvscope_engine.cli.main import main
-from kvscope_engine.replay import Comparison, RecordedRun, Replayer, check_same_engine, config_of_run, read_run
+from kvscope_engine.replay import RecordedRun, ReplayComparison, Replayer, check_same_engine, config_of_run, read_run
 from kvscope_engine.server.service import EngineService
 from kvscope_kernels.cpu.library import library
 from kvscope_telemetry import LiveSource
@@ -81,7 +81,7 @@ def record(path: Path, config: EngineConfig, asked: Sequence[Submit], *, texts: 
     return path
 
 
-def replayed(run: RecordedRun, **options: Any) -> Comparison:
+def replayed(run: RecordedRun, **options: Any) -> ReplayComparison:
     replayer = Replayer(run)
     with Engine(config_of_run(run.hello, options), publish=replayer.take) as engine:
         return replayer.replay(engine)

@@ -16,7 +16,7 @@ from typing import Any
 
 from kvscope_engine.bench.long_context.rounds import LongBatch, long_rates
 from kvscope_engine.bench.measure import Contender, Rate, median_rate, median_ratio, rates, teller
-from kvscope_engine.bench.workloads import Workload, equal, mixed, sample_text, staggered
+from kvscope_engine.bench.workloads import BenchWorkload, equal, mixed, sample_text, staggered
 from kvscope_engine.text_table import table
 from kvscope_telemetry.engine_config import QUANTIZATIONS
 
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _workloads(ids: list[int], wanted: Sequence[str]) -> list[Workload]:
+def _workloads(ids: list[int], wanted: Sequence[str]) -> list[BenchWorkload]:
     made = {"1": equal(1, ids), "8": equal(8, ids), "32": mixed(32, ids), "staggered": staggered(32, ids)}
     return [workload for name, workload in made.items() if name in wanted]
 
@@ -115,7 +115,7 @@ def _peers(module: Any, wanted: Sequence[str]) -> tuple[list[Contender], dict[st
     if "continuous" in wanted:
         continuous = TransformersContinuous(module)
         try:
-            continuous.run(Workload("a trial", ((3, 4),), (2,)))
+            continuous.run(BenchWorkload("a trial", ((3, 4),), (2,)))
             peers.append(continuous)
         except Exception as error:
             left_out[continuous.name] = f"{type(error).__name__}: {error}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
 
-from kvscope_engine.bench.workloads import Workload
+from kvscope_engine.bench.workloads import BenchWorkload
 
 Sample = TypeVar("Sample")
 
@@ -20,7 +20,7 @@ class Contender(Protocol):
 
     name: str
 
-    def run(self, workload: Workload) -> None:
+    def run(self, workload: BenchWorkload) -> None:
         """Generate exactly the tokens that the workload asks for."""
 
 
@@ -48,7 +48,7 @@ def in_turns(
 
 def rates(
     contenders: Sequence[Contender],
-    workload: Workload,
+    workload: BenchWorkload,
     repeats: int,
     tell: Callable[[str], None],
 ) -> dict[str, list[Rate]]:
@@ -84,7 +84,7 @@ def timed(run: Callable[[], None], num_tokens: int) -> Rate:
     return Rate(num_tokens / cpu, num_tokens / wall)
 
 
-def shortened(workload: Workload) -> Workload:
+def shortened(workload: BenchWorkload) -> BenchWorkload:
     """To warm up with: the same prompts, four tokens after each at most."""
     return replace(workload, output_tokens=tuple(min(4, n) for n in workload.output_tokens))
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from kvscope_engine.bench.measure import Contender, rates
-from kvscope_engine.bench.workloads import Workload
+from kvscope_engine.bench.workloads import BenchWorkload
 from kvscope_telemetry.messages.telemetry import Heartbeat, TelemetryMessage
 from kvscope_telemetry.sockets.server_sockets import ServerSockets
 
@@ -50,13 +50,13 @@ class _Switched:
         self._ours = ours
         self._publish = publish
 
-    def run(self, workload: Workload) -> None:
+    def run(self, workload: BenchWorkload) -> None:
         self._ours.publish_to(self._publish)
         self._ours.run(workload)
         self._ours.publish_to(None)
 
 
-def telemetry_ratio(ours: Any, workload: Workload, repeats: int, tell: Callable[[str], None]) -> dict[str, float]:
+def telemetry_ratio(ours: Any, workload: BenchWorkload, repeats: int, tell: Callable[[str], None]) -> dict[str, float]:
     """Tokens a CPU-second (the publisher's thread counted in) with telemetry over those without; medians."""
     ratios: list[float] = []
     with watched() as publish:

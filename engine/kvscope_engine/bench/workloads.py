@@ -24,7 +24,7 @@ def sample_text() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class BenchWorkload:
     """Requests that all arrive at once, or one after the other."""
 
     name: str
@@ -49,22 +49,22 @@ class Workload:
         return sum(self.output_tokens)
 
 
-def equal(num_requests: int, text_ids: list[int]) -> Workload:
+def equal(num_requests: int, text_ids: list[int]) -> BenchWorkload:
     """`num_requests` prompts of 64 tokens, 64 tokens each to generate; the prompts differ."""
     prompts = tuple(_cut(text_ids, index * 37, EQUAL_PROMPT_TOKENS) for index in range(num_requests))
-    return Workload(f"{num_requests} equal", prompts, (EQUAL_OUTPUT_TOKENS,) * num_requests)
+    return BenchWorkload(f"{num_requests} equal", prompts, (EQUAL_OUTPUT_TOKENS,) * num_requests)
 
 
-def mixed(num_requests: int, text_ids: list[int]) -> Workload:
+def mixed(num_requests: int, text_ids: list[int]) -> BenchWorkload:
     """Prompts of 16 to 400 tokens, 8 to 256 tokens to generate, both uniform, the same in each run."""
     rng = random.Random(MIXED_SEED)
     lengths = [rng.randint(16, 400) for _ in range(num_requests)]
     prompts = tuple(_cut(text_ids, rng.randrange(len(text_ids)), length) for length in lengths)
     outputs = tuple(rng.randint(8, 256) for _ in range(num_requests))
-    return Workload(f"{num_requests} mixed", prompts, outputs)
+    return BenchWorkload(f"{num_requests} mixed", prompts, outputs)
 
 
-def staggered(num_requests: int, text_ids: list[int]) -> Workload:
+def staggered(num_requests: int, text_ids: list[int]) -> BenchWorkload:
     """The same as `mixed`, but one joins every few steps, so that most steps both fill and decode."""
     workload = mixed(num_requests, text_ids)
     return replace(workload, name=f"{num_requests} staggered", steps_between=STEPS_BETWEEN)

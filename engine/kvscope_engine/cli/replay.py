@@ -10,7 +10,7 @@ from kvscope_engine.cli.arguments.options import add_engine_options, given_optio
 from kvscope_engine.cli.engine_class import engine_class
 from kvscope_engine.cli.notes import print_notes
 from kvscope_engine.model.loader.download.progress import IMPORT, TerminalProgress
-from kvscope_engine.replay import Comparison, Replayer, config_of_run, read_run
+from kvscope_engine.replay import ReplayComparison, Replayer, config_of_run, read_run
 from kvscope_engine.server.service import one_line
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if found.first else 0
 
 
-def _replayed(args: argparse.Namespace) -> Comparison:
+def _replayed(args: argparse.Namespace) -> ReplayComparison:
     recorded = read_run(named_recording(args.file))
     config = config_of_run(recorded.hello, given_options(args))
     bar, replayer = TerminalProgress(), Replayer(recorded)

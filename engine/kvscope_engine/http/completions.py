@@ -30,12 +30,12 @@ from kvscope_engine.http.shapes.answers import (
     ChatChunk,
     ChatChunkChoice,
     ChatCompletion,
+    ChatCompletionMessage,
     ChatDelta,
     ChatLogprobs,
-    ChatMessage,
-    Completion,
     CompletionChoice,
     CompletionLogprobs,
+    CompletionResponse,
     UsageInfo,
 )
 from kvscope_engine.http.shapes.bodies import MAX_PROMPTS, ChatBody, CompletionBody
@@ -140,7 +140,7 @@ class _CompletionAnswer:
         self.is_stream = bool(body.stream)
         self.generation = Generation(api.line, submits, is_stream=self.is_stream)
 
-    async def whole(self) -> Completion:
+    async def whole(self) -> CompletionResponse:
         """All of it."""
         with self.generation as generation:
             await generation.begin()
@@ -153,7 +153,7 @@ class _CompletionAnswer:
     async def events(self, usage: StreamUsage) -> Events:
         """What was said, as it is said. Everything was taken in before."""
 
-        def chunk(choice: CompletionChoice) -> Completion:
+        def chunk(choice: CompletionChoice) -> CompletionResponse:
             if usage is StreamUsage.EACH:
                 return self._completion([choice], self.generation.usage_so_far)
             return self._completion([choice], UNSET if usage is StreamUsage.NONE else None)
@@ -183,8 +183,8 @@ class _CompletionAnswer:
                 choices.append(CompletionChoice(number, reply.text, logprobs))
         return choices
 
-    def _completion(self, choices: list[CompletionChoice], usage: UsageInfo | UnsetType | None) -> Completion:
-        return Completion(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)
+    def _completion(self, choices: list[CompletionChoice], usage: UsageInfo | UnsetType | None) -> CompletionResponse:
+        return CompletionResponse(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)
 
 
 def _whole(number: int, parts: Sequence[CompletionChoice]) -> CompletionChoice:
@@ -281,7 +281,7 @@ class _ChatAnswer:
         logprobs = [
             entry for piece in replies if (one := chat_logprobs(piece, self._tokenizer)) for entry in one.content
         ]
-        message = ChatMessage(content=None if calls and not content.strip() else content)
+        message = ChatCompletionMessage(content=None if calls and not content.strip() else content)
         if calls:
             message = replace(message, tool_calls=[replace(call, index=UNSET) for call in calls])
         return ChatChoice(index, message, ChatLogprobs(logprobs) if logprobs else None, self._reason(index, pieces[-1]))

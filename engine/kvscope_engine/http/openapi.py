@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from kvscope_engine.http.shapes.answers import (
     ChatCompletion,
-    Completion,
+    CompletionResponse,
     Detokenized,
     Document,
     Health,
@@ -33,7 +33,7 @@ from kvscope_telemetry.about import program_version
 
 REFS: Final = "#/components/schemas/{name}"
 POSTS: Final[dict[str, tuple[type, type, str]]] = {
-    "/v1/completions": (CompletionBody, Completion, "Continue prompts"),
+    "/v1/completions": (CompletionBody, CompletionResponse, "Continue prompts"),
     "/v1/chat/completions": (ChatBody, ChatCompletion, "Answer a conversation"),
     "/v1/load_lora_adapter": (LoadAdapterBody, str, "Load a LoRA adapter"),
     "/v1/unload_lora_adapter": (UnloadAdapterBody, str, "Unload a LoRA adapter"),

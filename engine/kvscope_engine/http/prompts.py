@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from kvscope_engine.http.api import Api
-from kvscope_engine.http.shapes.bodies import ChatBody, Message, Tool
+from kvscope_engine.http.shapes.bodies import ChatBody, MessageBody, Tool
 from kvscope_engine.http.shapes.conversation import conversation_text, message_text
 from kvscope_engine.http.shapes.errors import ApiError, refused
 from kvscope_engine.http.text import SMALL_BYTES, Asker
@@ -56,7 +56,7 @@ async def chat_prompt(api: Api, asker: Asker, tokenizer: Tokenizer | None, body:
 
 def chat_ids(
     tokenizer: Tokenizer,
-    messages: Sequence[Message],
+    messages: Sequence[MessageBody],
     tools: Sequence[Tool] = (),
     extra: dict[str, Any] | None = None,
     *,

@@ -38,7 +38,7 @@ FREE_CHUNKS: Final = 2048
 """Chunks of a body that may have any size; beyond them, chunks must average `MIN_CHUNK_BYTES`."""
 MIN_CHUNK_BYTES: Final = 256
 CONNECTION: Final = "kvscope.connection"
-"""Of a request's scope: the `Connection` that it came on."""
+"""Key of a request's scope: the `HttpConnection` on which the request arrived."""
 DONE: Final = b"data: [DONE]\n\n"
 MARK: Final = "\0the text\0"
 STOPPING: Final = "the server is stopping"
@@ -48,8 +48,8 @@ _Result = TypeVar("_Result")
 _ENCODER: Final = msgspec.json.Encoder()
 
 
-class Connection(H11Protocol):
-    """Made by uvicorn for each connection; `limits` and `max_connections` are set on a subclass (`bounded`)."""
+class HttpConnection(H11Protocol):
+    """Protocol of one connection, made by uvicorn; `limits` and `max_connections` are set on a subclass (`bounded`)."""
 
     limits = HttpLimits()
     max_connections = 1 << 20
@@ -223,9 +223,9 @@ def head_refusal(head: bytes) -> tuple[int, str] | None:
     return None
 
 
-def bounded(limits: HttpLimits, max_connections: int) -> type[Connection]:
+def bounded(limits: HttpLimits, max_connections: int) -> type[HttpConnection]:
     """The class of connections within these bounds."""
-    return type("BoundedConnection", (Connection,), {"limits": limits, "max_connections": max_connections})
+    return type("BoundedConnection", (HttpConnection,), {"limits": limits, "max_connections": max_connections})
 
 
 def encoded(chunks: Iterable[msgspec.Struct]) -> bytes:
@@ -283,7 +283,7 @@ class EventStream(Response):
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             connection = scope.get(CONNECTION)
-            write = connection.write_piece if isinstance(connection, Connection) else _through(send)
+            write = connection.write_piece if isinstance(connection, HttpConnection) else _through(send)
             await unless_gone(self._request, self._pump(send, write))
         except ClientGone:
             pass

@@ -45,7 +45,7 @@ from kvscope_engine.model.runner.step_memory import (
 )
 from kvscope_engine.model.verification.hook_check import LayerCall, seen_calls
 from kvscope_engine.planning.live_memory import LiveMemory
-from kvscope_engine.planning.shards import Stage, check_divisible, stages
+from kvscope_engine.planning.shards import PipelineStage, check_divisible, stages
 from kvscope_engine.planning.skeleton import Skeleton, build
 from kvscope_engine.policy.fit import BlockNeeds, num_blocks_for
 from kvscope_engine.policy.state_slots import MIN_SLOTS, host_slots, slots_and_blocks
@@ -119,7 +119,7 @@ class InferenceQuestion:
 class StagePlan:
     """One GPU of a pipeline stage."""
 
-    stage: Stage
+    stage: PipelineStage
     memory: MemoryPlan
     block_bytes: int
     num_blocks: int
@@ -259,7 +259,7 @@ def _expanded_times(calls: Sequence[LayerCall], num_ranks: int) -> float:
     return sum(shape.numbers / num_ranks for shape in expanded_layers(calls)) / numbers if numbers else 1.0
 
 
-def weight_bytes(stage: Stage, dtype: str) -> int:
+def weight_bytes(stage: PipelineStage, dtype: str) -> int:
     """Bytes of a stage's weights on one GPU."""
     each = wide = WEIGHT_BYTES[dtype]
     if dtype in SCALED:
@@ -281,7 +281,7 @@ def _length(skeleton: Skeleton, question: InferenceQuestion) -> int:
 
 
 def _stage_plan(
-    skeleton: Skeleton, stage: Stage, shape: ForwardShape, question: InferenceQuestion, length: int, tokens: int
+    skeleton: Skeleton, stage: PipelineStage, shape: ForwardShape, question: InferenceQuestion, length: int, tokens: int
 ) -> StagePlan:
     dtype = storage_dtype(question.kv_cache_dtype, question.activations)
     rules = rules_of(shape.calls[stage.first_layer :])
@@ -330,7 +330,12 @@ def _activations(skeleton: Skeleton, shape: ForwardShape, question: InferenceQue
 
 
 def _reserves(
-    skeleton: Skeleton, stage: Stage, shape: ForwardShape, question: InferenceQuestion, length: int, num_groups: int
+    skeleton: Skeleton,
+    stage: PipelineStage,
+    shape: ForwardShape,
+    question: InferenceQuestion,
+    length: int,
+    num_groups: int,
 ) -> StepReserves:
     limits = StepLimits(
         max_num_seqs=question.max_num_seqs,

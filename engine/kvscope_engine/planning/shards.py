@@ -14,7 +14,7 @@ from kvscope_telemetry.errors import BadInput
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class PipelineStage:
     """What one GPU of a pipeline stage holds: numbers of parameters, and the KV cache's layers."""
 
     number: int
@@ -36,7 +36,7 @@ def check_divisible(num_query_heads: int, tensor_parallel: int) -> None:
 
 def stages(
     skeleton: Skeleton, kv: tuple[LayerShape, ...], tensor_parallel: int, pipeline_parallel: int
-) -> tuple[Stage, ...]:
+) -> tuple[PipelineStage, ...]:
     """A GPU of each stage, first to last. Raises BadInput for more stages than layers."""
     if pipeline_parallel > skeleton.num_layers:
         raise BadInput(
@@ -52,7 +52,7 @@ def stages(
             ends += skeleton.head
         own = sum(skeleton.layers[first : first + count], Parameters())
         made.append(
-            Stage(
+            PipelineStage(
                 number,
                 first,
                 _divided(own, tensor_parallel),

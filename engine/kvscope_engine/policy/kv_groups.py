@@ -49,8 +49,8 @@ def group_digest(digest: bytes, group: int) -> bytes:
     return digest + bytes((group,)) if group else digest
 
 
-class Found(NamedTuple):
-    """The first blocks of a text, as far as all groups have what the next token reads."""
+class PrefixMatch(NamedTuple):
+    """The longest cached prefix of a text for which all groups have what the next token reads."""
 
     num_places: int
     tables: tuple[list[int], ...] = ()
@@ -59,12 +59,12 @@ class Found(NamedTuple):
     """Places of each group, from the first, that are not needed."""
 
 
-NOTHING: Final = Found(0)
+NOTHING: Final = PrefixMatch(0)
 
 
 def find_prefix(
     groups: Sequence[GroupRule], digests: Sequence[bytes], block_size: int, get: Callable[[bytes], int | None]
-) -> Found:
+) -> PrefixMatch:
     """The longest beginning of a text, whose full blocks have `digests`, after which the text can go on.
 
     `get` says where a block of a group is, by its `group_digest`.
@@ -93,7 +93,7 @@ def find_prefix(
     for group, _ in windows:
         needed = [get(group_digest(digest, group)) for digest in digests[let_go[group] : num_places]]
         found[group] = [NULL_BLOCK] * let_go[group] + [block for block in needed if block is not None]
-    return Found(num_places, tuple(blocks[:num_places] for blocks in found), let_go)
+    return PrefixMatch(num_places, tuple(blocks[:num_places] for blocks in found), let_go)
 
 
 def _longest_end(

@@ -23,7 +23,7 @@ QUEUE_BYTES: Final = 256 << 20
 
 
 @dataclass(slots=True)
-class Moved:
+class MoveTotals:
     """Since the start: blocks, and how long the run stood still for them."""
 
     saved_blocks: int = 0
@@ -50,7 +50,7 @@ class SimulatedMover:
         self.has_disk: Final = has_disk
         self.now_ns = 0
         """The clock, moved by what was waited for."""
-        self.moved = Moved()
+        self.moved = MoveTotals()
         self.origins: dict[int, Tier] = {}
         """Blocks of the pool that were loaded in this step, and where from."""
         self._link = _Lane(cost.host_bandwidth / block_bytes)

@@ -23,7 +23,7 @@ from kvscope_engine.simulator.kv_layout import KVLayout
 from kvscope_engine.simulator.limits import SimulatedLimits
 from kvscope_engine.simulator.paging import Paging
 from kvscope_engine.simulator.simulated_mover import SimulatedMover
-from kvscope_engine.simulator.tally import Tally
+from kvscope_engine.simulator.tally import SimulationTally
 from kvscope_engine.simulator.tiers import Tiers
 from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
 from kvscope_telemetry.errors import BadInput, KvscopeError
@@ -197,7 +197,7 @@ class Simulation:
         self._num_brought = 0
         self.now_ns = 0
         self.step_count = 0
-        self.tally = Tally(None if held is None else GroupTally(held))
+        self.tally = SimulationTally(None if held is None else GroupTally(held))
         self._watcher: Watcher | None = None
 
     def watch(self, watcher: Watcher) -> None:

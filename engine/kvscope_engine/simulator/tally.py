@@ -15,7 +15,7 @@ from kvscope_engine.simulator.memory_use import MemoryUse
 from kvscope_telemetry.ledger import Tier
 
 
-class Tally:
+class SimulationTally:
     """Sums over steps and values of finished requests, in the order they ended. Times in ns of the run's clock."""
 
     def __init__(self, groups: GroupTally | None = None) -> None:

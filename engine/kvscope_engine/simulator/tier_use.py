@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from kvscope_engine.simulator.simulation import Simulation
-from kvscope_engine.simulator.tally import Tally
+from kvscope_engine.simulator.tally import SimulationTally
 from kvscope_telemetry.ledger import Tier
 
 
@@ -64,5 +64,5 @@ def tier_use(simulation: Simulation) -> TierUse | None:
     )
 
 
-def _share(tally: Tally, num_tokens: int) -> float | None:
+def _share(tally: SimulationTally, num_tokens: int) -> float | None:
     return num_tokens / tally.num_prompt_tokens if tally.num_prompt_tokens else None

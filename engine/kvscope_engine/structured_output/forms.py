@@ -23,7 +23,7 @@ from kvscope_engine.structured_output.processes import (
     POLL_S,
     SLOW_S,
     FormProcess,
-    Keeper,
+    KeeperProcess,
     wait_for_any,
 )
 from kvscope_engine.structured_output.vocabulary import vocabulary_of
@@ -80,7 +80,7 @@ class Forms:
         self._kept: OrderedDict[Structured, Form] = OrderedDict()
         self._trials: dict[Structured, _Trial] = {}
         self._lock = threading.Lock()
-        self._keeper: Keeper | None = None
+        self._keeper: KeeperProcess | None = None
         self._keeper_lock = threading.Lock()
         self._busy: set[FormProcess] = set()
         """Those that owe the engine's thread an answer, or are to be told of completions that are over: any thread adds
@@ -154,7 +154,7 @@ class Forms:
             if self._keeper is not None:
                 self._keeper.close()
 
-    def _run(self, keeper: Keeper, asked: Structured, trial: _Trial) -> None:
+    def _run(self, keeper: KeeperProcess, asked: Structured, trial: _Trial) -> None:
         try:
             form = self._tried(keeper, asked, trial)
         except Exception as error:  # told to who waits, and to who asks next: it is tried again
@@ -168,7 +168,7 @@ class Forms:
             self._keep(asked, form)
         trial.form.set_result(form)
 
-    def _tried(self, keeper: Keeper, asked: Structured, trial: _Trial) -> Form:
+    def _tried(self, keeper: KeeperProcess, asked: Structured, trial: _Trial) -> Form:
         try:
             process = keeper.fork(self._busy)
         except KvscopeError as error:
@@ -206,7 +206,7 @@ class Forms:
                     self._trials.pop(asked, None)  # who asks from now on begins anew
                     raise BadInput(UNWANTED)
 
-    def _ready_keeper(self, asked: Structured) -> Keeper:
+    def _ready_keeper(self, asked: Structured) -> KeeperProcess:
         with self._keeper_lock:
             if self._is_closed:
                 raise BadInput(f"{asked.kind} is not accepted: the engine is closed")
@@ -215,7 +215,7 @@ class Forms:
                     self._keeper.close()
                     self._keeper = None
                 try:
-                    self._keeper = keeper = Keeper()
+                    self._keeper = keeper = KeeperProcess()
                     if self._is_closed:
                         keeper.kill()
                     keeper.introduce(vocabulary_of(self._tokenizer, self._num_logits, self._ends))

@@ -47,9 +47,9 @@ class Awaiting(Protocol):
         """The mask after the last token; of no meaning unless `state` is `wire.GOES_ON`."""
 
 
-class Keeper:
-    """Made with the first form; it forks once it was told the vocabulary. Raises KvscopeError, with the reason, where
-    it cannot run."""
+class KeeperProcess:
+    """The process that forms' processes are forked from, started for the first form. It forks once it has the
+    vocabulary. Raises KvscopeError, with the reason, where it cannot run."""
 
     def __init__(self) -> None:
         if importlib.util.find_spec("xgrammar") is None:

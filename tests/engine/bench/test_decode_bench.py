@@ -17,7 +17,7 @@ from kvscope_engine.bench.contenders.llama_cpp import BATCH_TOKENS, LlamaCpp
 from kvscope_engine.bench.contenders.ours import OurEngine
 from kvscope_engine.bench.contenders.transformers_continuous import TransformersContinuous
 from kvscope_engine.bench.long_context.rounds import LongBatch, long_rates
-from kvscope_engine.bench.workloads import Workload, mixed, staggered
+from kvscope_engine.bench.workloads import BenchWorkload, mixed, staggered
 from kvscope_telemetry.messages.commands import Finished, RequestTiming, Submit, Usage
 
 IDS = list(range(100))
@@ -71,7 +71,7 @@ class FakeEngine:
 
 @pytest.mark.parametrize("make", [mixed, staggered])
 def test_llama_cpp_computes_each_token_once(make: Any) -> None:
-    workload: Workload = make(5, IDS)
+    workload: BenchWorkload = make(5, IDS)
     llama = FakeLlama()
     llama.run(workload)
     entries = [entry for batch in llama.batches for entry in batch]
@@ -88,11 +88,11 @@ def test_llama_cpp_computes_each_token_once(make: Any) -> None:
 def test_requests_join_ours_when_they_arrive() -> None:
     ours, engine = OurEngine.__new__(OurEngine), FakeEngine()
     ours.engine = engine  # type: ignore[assignment]
-    late = Workload("", ((1,),) * 3, (2, 9, 1), steps_between=4)
+    late = BenchWorkload("", ((1,),) * 3, (2, 9, 1), steps_between=4)
     ours.run(late)
     assert engine.arrived == {"0": 0, "1": 2, "2": 8}  # nobody waits for one that could run
     engine.arrived.clear()
-    ours.run(Workload("", ((1,),) * 2, (3, 2)))
+    ours.run(BenchWorkload("", ((1,),) * 2, (3, 2)))
     assert len(set(engine.arrived.values())) == 1
 
 
@@ -108,7 +108,7 @@ def tiny_module() -> Any:
 
 
 def test_transformers_own_batches_generate_what_is_asked(tiny_module: Any) -> None:
-    workload = Workload("two", ((3, 4, 5), tuple(range(6, 40))), (5, 20))
+    workload = BenchWorkload("two", ((3, 4, 5), tuple(range(6, 40))), (5, 20))
     found = TransformersContinuous(tiny_module).generate(workload)
     for prompt, count, tokens in zip(workload.prompts, workload.output_tokens, found, strict=True):
         given = torch.tensor([prompt])
@@ -118,7 +118,7 @@ def test_transformers_own_batches_generate_what_is_asked(tiny_module: Any) -> No
 
 
 def test_transformers_own_batches_are_stopped_and_counted(tiny_module: Any) -> None:
-    endless = Workload("endless", ((3, 4, 5), (6, 7)), (50_000, 1))
+    endless = BenchWorkload("endless", ((3, 4, 5), (6, 7)), (50_000, 1))
     with TransformersContinuous(tiny_module).session(endless) as session:
         found = session.generate(endless, limit_s=1.0)
     assert not found.is_whole

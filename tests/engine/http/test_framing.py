@@ -12,7 +12,7 @@ from tests.engine.http.served import Served, answer_on, read_all
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from kvscope_engine.http.protocol import FREE_CHUNKS, MIN_CHUNK_BYTES, SLICE_BYTES, Connection
+from kvscope_engine.http.protocol import FREE_CHUNKS, MIN_CHUNK_BYTES, SLICE_BYTES, HttpConnection
 
 HIDDEN = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
 BODY = b'{"prompt": "x", "max_tokens": 1}'
@@ -138,7 +138,7 @@ def test_other_requests_are_served_while_a_large_chunked_body_is_parsed() -> Non
     async def count_turns() -> int:
         config = Config(app, lifespan="off", log_config=None)
         config.load()
-        connection = Connection(config=config, server_state=ServerState(), app_state={})
+        connection = HttpConnection(config=config, server_state=ServerState(), app_state={})
         connection.connection_made(FakeTransport())
         connection.data_received(CHUNKED + b"1\r\n \r\n" * FREE_CHUNKS)
         turns = 0

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvscope_engine.http.shapes.bodies import Message
+from kvscope_engine.http.shapes.bodies import MessageBody
 from kvscope_engine.http.shapes.conversation import conversation_text
 from kvscope_engine.tokenization import tokenizer_files
 from kvscope_engine.tokenization.tokenizer_files import (
@@ -78,5 +78,5 @@ def test_a_template_that_reads_parts_alone_is_given_parts(tiny_tokenizer: Any, t
     loaded = load_tokenizer(tmp_path)
     assert loaded is not None
     assert loaded.chat_text(MESSAGES) == f"<user>{MESSAGES[0]['content']}"
-    asked = msgspec.convert(MESSAGES, list[Message])
+    asked = msgspec.convert(MESSAGES, list[MessageBody])
     assert conversation_text(loaded, asked) == f"<user>{MESSAGES[0]['content']}"

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kvscope_engine.bench.workloads import Workload
+from kvscope_engine.bench.workloads import BenchWorkload
 
 BATCH_TOKENS = 512
 
@@ -47,7 +47,7 @@ class LlamaCpp:
         self._memory = api.llama_get_memory(self._context)
         self._batch = api.llama_batch_init(BATCH_TOKENS, 0, 1)
 
-    def run(self, workload: Workload) -> None:
+    def run(self, workload: BenchWorkload) -> None:
         """Each batch holds the next token of all living sequences, then as much as there is room for of the prompts
         that have arrived."""
         self.forget()

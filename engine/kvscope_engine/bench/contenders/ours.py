@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from kvscope_engine.bench.workloads import Workload
+from kvscope_engine.bench.workloads import BenchWorkload
 from kvscope_engine.engine import Engine
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.messages.commands import Finished, Submit
@@ -43,7 +43,7 @@ class OurEngine:
         """Where frames go from now on, besides the books kept here."""
         self._publish = publish
 
-    def run(self, workload: Workload) -> None:
+    def run(self, workload: BenchWorkload) -> None:
         """Submit each when it arrives, step until all are done."""
         self._forward_ns = self._step_ns = 0
         arrivals = deque(enumerate(zip(workload.arrivals, workload.prompts, workload.output_tokens, strict=True)))

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvscope_engine.bench.workloads import Workload
+from kvscope_engine.bench.workloads import BenchWorkload
 
 BATCH_TOKENS: Final = 512
 PAGE_SIZE: Final = 16
@@ -47,17 +47,17 @@ class TransformersContinuous:
         self._module = module
         self._batching = batching
 
-    def run(self, workload: Workload) -> None:
+    def run(self, workload: BenchWorkload) -> None:
         """As many tokens of each as are asked for."""
         self.generate(workload)
 
-    def generate(self, workload: Workload) -> list[list[int]]:
+    def generate(self, workload: BenchWorkload) -> list[list[int]]:
         """Each request's new tokens. Raises RuntimeError where transformers gives up."""
         with self.session(workload) as session:
             return session.generate(workload).tokens
 
     @contextmanager
-    def session(self, workload: Workload) -> Iterator[BatchingSession]:
+    def session(self, workload: BenchWorkload) -> Iterator[BatchingSession]:
         """Warm, with its cache made for requests like those of `workload`; what still runs at the end is stopped."""
         from transformers import GenerationConfig
         from transformers.generation.configuration_utils import ContinuousBatchingConfig
@@ -94,7 +94,7 @@ class BatchingSession:
         }
         """What transformers made of what it was given."""
 
-    def generate(self, workload: Workload, limit_s: float = math.inf) -> Generated:
+    def generate(self, workload: BenchWorkload, limit_s: float = math.inf) -> Generated:
         """What `workload` asks for, or as much of it as there is after `limit_s`: then the session is over.
 
         Raises RuntimeError where transformers gives up.
@@ -136,7 +136,7 @@ class BatchingSession:
         return found
 
 
-def _fitting(workload: Workload) -> dict[str, int]:
+def _fitting(workload: BenchWorkload) -> dict[str, int]:
     asked = zip(workload.prompts, workload.output_tokens, strict=True)
     num_blocks = sum(len(prompt) // PAGE_SIZE + count // PAGE_SIZE + 2 for prompt, count in asked)
     return {"page_size": PAGE_SIZE, "num_blocks": num_blocks, "max_batch_tokens": BATCH_TOKENS}

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kvscope_engine.bench.workloads import Workload
+from kvscope_engine.bench.workloads import BenchWorkload
 
 PAD_ID = 0
 
@@ -19,7 +19,7 @@ class TransformersGenerate:
     def __init__(self, module: Any) -> None:
         self._module = module
 
-    def run(self, workload: Workload) -> None:
+    def run(self, workload: BenchWorkload) -> None:
         """One padded batch, all sequences as long as the longest that is asked for."""
         width = max(len(prompt) for prompt in workload.prompts)
         ids = torch.full((workload.num_requests, width), PAD_ID)

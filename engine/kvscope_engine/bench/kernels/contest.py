@@ -54,7 +54,7 @@ class Contest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ContenderResult:
     """One contender's result."""
 
     kernel: str
@@ -74,7 +74,7 @@ class Row:
 class Result:
     """Of one contest."""
 
-    rows: list[Row]
+    rows: list[ContenderResult]
     absent: Mapping[str, str]
     read_gb_per_s: float
 
@@ -153,9 +153,9 @@ def _agrees(found: object, expected: torch.Tensor | None) -> bool:
     return bool((found.float() - expected.float()).abs().max() <= _TOLERANCE * largest)
 
 
-def _row(contest: Contest, name: str, seconds: float, ours: float, read: float) -> Row:
+def _row(contest: Contest, name: str, seconds: float, ours: float, read: float) -> ContenderResult:
     rate = contest.num_bytes / seconds
-    return Row(
+    return ContenderResult(
         kernel=contest.kernel,
         case=contest.case,
         contender=name,

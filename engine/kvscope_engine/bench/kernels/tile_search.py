@@ -43,7 +43,7 @@ CASES: Final = tuple(_cases())
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TileSearchResult:
     """What came of one case."""
 
     key: str
@@ -115,7 +115,7 @@ def search(
     ops: Ops,
     make_sampler: Callable[[CallCycle], Sampler],
     tell: Callable[[int, int], None],
-) -> Found:
+) -> TileSearchResult:
     """Try every candidate on the pools; `tell` is told how many of how many. Raises what the tiles that are reckoned
     raise."""
     kernel, group = kernel_of(work), work.num_heads // work.num_kv_heads
@@ -147,7 +147,7 @@ def search(
     best = min(final, key=final.__getitem__)
     is_quantized = work.kv_dtype is not None
     key = table_key(kernel, given, group, work.dtype.itemsize, is_quantized=is_quantized, is_cut=is_cut(work))
-    return Found(key, given, best, final[given], final[best], len(tried), len(tried) - len(times))
+    return TileSearchResult(key, given, best, final[given], final[best], len(tried), len(tried) - len(times))
 
 
 def _result(call: Call) -> torch.Tensor:

@@ -14,7 +14,7 @@ from kvscope_engine.text_table import table
 from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:
-    from kvscope_engine.bench.kernels.tile_search import Found
+    from kvscope_engine.bench.kernels.tile_search import TileSearchResult
 
 HEADER = ("shape", "reckoned us", "best us", "gain", "tile", "warps", "stages", "tried", "refused")
 
@@ -44,7 +44,7 @@ def tune(
     if not kernels:
         raise BadInput(f"--tune tunes {' and '.join(wanted)}, none of which --only names")
     works = [work for work in CASES if kernel_of(work) in kernels]
-    results: list[Found] = []
+    results: list[TileSearchResult] = []
     start = clock()
     for number, work in enumerate(works):
         words = f"shape {number + 1} of {len(works)}, {kernel_of(work)} {work.name}"
@@ -71,7 +71,7 @@ def _left(elapsed: float, done: float, of: int) -> str:
     return f", about {max(1, round(elapsed / done * (of - done) / 60))} min left" if done >= _TELLING else ""
 
 
-def text(report: dict[str, Any], results: list[Found], *, is_own: bool = True) -> str:
+def text(report: dict[str, Any], results: list[TileSearchResult], *, is_own: bool = True) -> str:
     """The table of a search for people."""
     rows = [
         [

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kvscope_engine.bench.laboratory.methods import Method
+from kvscope_engine.bench.laboratory.methods import AttentionMethod
 from kvscope_engine.model.layers.attention.paged_attention import AttentionContext, AttentionOptions
 from kvscope_engine.model.layers.forward import Forward
 from kvscope_telemetry.errors import BadInput
@@ -37,7 +37,7 @@ class LayerSample:
 class DenseContext(AttentionContext):
     """Keeps every layer's keys and values in a row, and attends causally; single tokens by `method` if given."""
 
-    def __init__(self, method: Callable[[], Method] | None = None) -> None:
+    def __init__(self, method: Callable[[], AttentionMethod] | None = None) -> None:
         self.scratch: dict[int, tuple[Tensor, ...]] = {}
         self.method = method
         self.held: dict[int, tuple[Tensor, Tensor]] = {}
@@ -58,7 +58,7 @@ class DenseContext(AttentionContext):
             return method.attend(query * (options.scale * query.shape[-1] ** 0.5))
         return _causal(query, key, value, options.scale)
 
-    def restored(self, length: int, method: Callable[[], Method] | None) -> DenseContext:
+    def restored(self, length: int, method: Callable[[], AttentionMethod] | None) -> DenseContext:
         """As it was after `length` tokens, to go on another way."""
         other = DenseContext(method)
         other.held = {layer: (k[:length], v[:length]) for layer, (k, v) in self.held.items()}
@@ -93,7 +93,11 @@ def samples(context: DenseContext, length: int, batch: int, num_layers: int) -> 
 
 
 def perplexity_after(
-    loaded: LoadedModel, context: DenseContext, ids: Sequence[int], num_scored: int, method: Callable[[], Method]
+    loaded: LoadedModel,
+    context: DenseContext,
+    ids: Sequence[int],
+    num_scored: int,
+    method: Callable[[], AttentionMethod],
 ) -> float:
     """Of the last tokens of a text, read one by one by `method` after all before them was read as it is."""
     start = len(ids) - num_scored

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kvscope_engine.bench.laboratory.captured import LayerSample
-from kvscope_engine.bench.laboratory.methods import FULL, METHODS, Method
+from kvscope_engine.bench.laboratory.methods import FULL, METHODS, AttentionMethod
 
 
 class Measurement(TypedDict):
@@ -68,14 +68,14 @@ def measured(samples: Sequence[LayerSample], repeats: int, tell: Callable[[str],
     return rows
 
 
-def _held(make: Callable[[], Method], sample: LayerSample) -> Method:
+def _held(make: Callable[[], AttentionMethod], sample: LayerSample) -> AttentionMethod:
     """A copy of the text's keys and values for each request of the batch."""
     method, batch = make(), len(sample.query)
     method.hold(*(each[None].repeat(batch, 1, 1, 1) for each in (sample.keys, sample.values)))
     return method
 
 
-def _time_ns(method: Method, query: Tensor) -> int:
+def _time_ns(method: AttentionMethod, query: Tensor) -> int:
     _wait(query)
     started_ns = time.perf_counter_ns()
     method.attend(query)

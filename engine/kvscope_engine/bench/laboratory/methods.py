@@ -21,7 +21,7 @@ from kvscope_kernels.attention_args import AttentionArgs
 BLOCK_SIZE: Final = 16
 
 
-class Method(Protocol):
+class AttentionMethod(Protocol):
     """One way to attend."""
 
     def hold(self, keys: Tensor, values: Tensor) -> None:
@@ -113,7 +113,7 @@ def dense(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 FULL: Final = "full, contiguous"
-METHODS: Final[dict[str, Callable[[], Method]]] = {
+METHODS: Final[dict[str, Callable[[], AttentionMethod]]] = {
     FULL: Contiguous,
     "paged, in order": lambda: Paged(is_shuffled=False),
     "paged, shuffled": lambda: Paged(is_shuffled=True),

@@ -16,7 +16,7 @@ _VALUE_WIDTH: Final = 90
 _LINE: Final = 20
 
 
-class Figure(NamedTuple):
+class BarPlot(NamedTuple):
     """One plot: a bar a method and length."""
 
     title: str
@@ -25,15 +25,15 @@ class Figure(NamedTuple):
 
 
 _FIGURES: Final = (
-    Figure("Time of one layer, µs", lambda row: row["time_us"], lambda value: f"{value:,.0f} µs"),
-    Figure("Kept for each token, bytes", lambda row: row["kv_bytes_per_token"], lambda value: f"{value:,.0f} B"),
-    Figure(
+    BarPlot("Time of one layer, µs", lambda row: row["time_us"], lambda value: f"{value:,.0f} µs"),
+    BarPlot("Kept for each token, bytes", lambda row: row["kv_bytes_per_token"], lambda value: f"{value:,.0f} B"),
+    BarPlot(
         "Held meanwhile for each token, bytes",
         lambda row: row["workspace_bytes_per_token"],
         lambda value: f"{value:,.1f} B",
     ),
-    Figure("Error of the output", lambda row: row["error"], lambda value: f"{100 * value:.2f} %"),
-    Figure("Perplexity", lambda row: row["perplexity"], lambda value: f"{value:.3f}"),
+    BarPlot("Error of the output", lambda row: row["error"], lambda value: f"{100 * value:.2f} %"),
+    BarPlot("Perplexity", lambda row: row["perplexity"], lambda value: f"{value:.3f}"),
 )
 
 
@@ -56,7 +56,7 @@ def html(report: dict[str, Any]) -> str:
     return page("kvscope: ways to attend", body)
 
 
-def bars(figure: Figure, rows: Sequence[Measurement]) -> str:
+def bars(figure: BarPlot, rows: Sequence[Measurement]) -> str:
     """A bar for each row that has the figure; nothing where none has."""
     values = [
         (row["method"], value) for row in rows if (value := figure.value(row)) is not None and math.isfinite(value)

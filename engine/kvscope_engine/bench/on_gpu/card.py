@@ -21,8 +21,8 @@ def read_gb_per_s(device: str) -> float | None:
     return num_bytes / statistics.median(in_turns({"read": sampler}, _ROUNDS)["read"]) / 1e9
 
 
-class Clocks:
-    """Of the GPU that torch computes on. Unknown on a CPU and where NVML does not tell."""
+class GpuClocks:
+    """Clocks of the GPU that torch computes on. Unknown on a CPU and where NVML does not report them."""
 
     def __init__(self, device: str) -> None:
         self._uuid = "" if device == "cpu" else _uuid()

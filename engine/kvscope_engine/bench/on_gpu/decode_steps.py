@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from kvscope_engine.bench.measure import telling_of
-from kvscope_engine.bench.on_gpu.card import Clocks
+from kvscope_engine.bench.on_gpu.card import GpuClocks
 from kvscope_engine.bench.on_gpu.setting import GIB, Setting, empty
 from kvscope_engine.bench.workloads import SAMPLINGS
 from kvscope_engine.engine import Engine
@@ -164,7 +164,7 @@ def _engine(
     engine = Engine(config, publish=take)
     found: dict[str, Any] = {"start_s": time.perf_counter() - started}
     rows = []
-    clocks = Clocks(args.device)
+    clocks = GpuClocks(args.device)
     with engine:
         memory = engine.memory()
         found |= {"weights_bytes": memory.weights_bytes, "kv_bytes": memory.kv_bytes, "plan": engine.memory_plan}

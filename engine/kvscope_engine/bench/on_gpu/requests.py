@@ -20,7 +20,7 @@ from kvscope_engine.bench.contenders.ours import OurEngine
 from kvscope_engine.bench.contenders.transformers_continuous import TransformersContinuous
 from kvscope_engine.bench.measure import shortened, telling_of
 from kvscope_engine.bench.on_gpu.setting import Setting, empty
-from kvscope_engine.bench.workloads import Workload, mixed, sample_text
+from kvscope_engine.bench.workloads import BenchWorkload, mixed, sample_text
 from kvscope_engine.model.cuda_graphs.decode_graphs import captured_sizes
 from kvscope_engine.text_table import table
 from kvscope_telemetry.messages.telemetry import Frame
@@ -108,14 +108,14 @@ def _row(name: str, rated: dict[str, Any], ratio: str) -> list[str]:
 
 def _ours(
     setting: Setting, options: dict[str, Any], count: int, tell: Callable[[str], None]
-) -> tuple[Workload, dict[str, Any]]:
+) -> tuple[BenchWorkload, dict[str, Any]]:
     tell("kvscope starts")
     ours = OurEngine(setting.engine_config(max_num_seqs=MAX_NUM_SEQS, **options))
     with ours.engine:
         workload = mixed(count, _ids(ours))
         for size in captured_sizes(min(count, MAX_NUM_SEQS)):
             tell(f"kvscope warms up batches of {size}")
-            ours.run(Workload(f"{size} short", workload.prompts[:1] * size, (WARM_TOKENS,) * size))
+            ours.run(BenchWorkload(f"{size} short", workload.prompts[:1] * size, (WARM_TOKENS,) * size))
         tell("kvscope warms up")
         ours.run(_warm_up(workload))
         tell(f"kvscope runs {workload.name}")
@@ -147,14 +147,14 @@ def _ids(ours: OurEngine) -> list[int]:
     return [rng.randrange(ours.engine.hello.model.vocab_size) for _ in range(NUM_RANDOM_IDS)]
 
 
-def _warm_up(workload: Workload) -> Workload:
+def _warm_up(workload: BenchWorkload) -> BenchWorkload:
     """Other prompts, so that no prefix cache has them when it counts."""
     backwards = tuple(prompt[::-1] for prompt in workload.prompts)
     return replace(shortened(workload), name="warm-up", prompts=backwards)
 
 
 def _theirs(
-    setting: Setting, workload: Workload, limit_s: float, tell: Callable[[str], None]
+    setting: Setting, workload: BenchWorkload, limit_s: float, tell: Callable[[str], None]
 ) -> tuple[dict[str, Any] | None, list[str]]:
     """What they did, if they did, and how each try before it failed."""
     tries: list[dict[str, int] | None] = [None]
@@ -173,13 +173,17 @@ def _theirs(
     return None, failed
 
 
-def _num_blocks(workload: Workload) -> int:
+def _num_blocks(workload: BenchWorkload) -> int:
     asked = zip(workload.prompts, workload.output_tokens, strict=True)
     return sum((len(prompt) + count) // PAGE_SIZE + 2 for prompt, count in asked)
 
 
 def _transformers(
-    setting: Setting, workload: Workload, limit_s: float, batching: dict[str, int] | None, tell: Callable[[str], None]
+    setting: Setting,
+    workload: BenchWorkload,
+    limit_s: float,
+    batching: dict[str, int] | None,
+    tell: Callable[[str], None],
 ) -> dict[str, Any]:
     import transformers
 

@@ -44,7 +44,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
 
 
-class Completion(msgspec.Struct, frozen=True, kw_only=True):
+class CompletionResponse(msgspec.Struct, frozen=True, kw_only=True):
     """Answer to `/v1/completions`, and a piece of its stream."""
 
     id: str
@@ -95,8 +95,8 @@ class CalledTool(msgspec.Struct, frozen=True, kw_only=True):
     index: int | UnsetType = UNSET
 
 
-class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer."""
+class ChatCompletionMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """The message of a chat completion's choice."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None = None
@@ -108,7 +108,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     """One answer."""
 
     index: int
-    message: ChatMessage
+    message: ChatCompletionMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
 

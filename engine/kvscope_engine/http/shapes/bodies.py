@@ -209,7 +209,7 @@ class FunctionCall(_Body, frozen=True, kw_only=True):
     """A JSON object, as text."""
 
 
-class ToolCall(_Body, frozen=True, kw_only=True):
+class ToolCallBody(_Body, frozen=True, kw_only=True):
     """A call of an earlier turn."""
 
     function: FunctionCall
@@ -218,13 +218,13 @@ class ToolCall(_Body, frozen=True, kw_only=True):
     index: Int | None = None
 
 
-class Message(_Body, frozen=True, kw_only=True):
+class MessageBody(_Body, frozen=True, kw_only=True):
     """A turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
     name: Text = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[ToolCallBody] | None = None
     tool_call_id: Text = None
     refusal: Text = None
     reasoning_content: Text = None
@@ -252,7 +252,7 @@ class Tool(_Body, frozen=True, kw_only=True):
 class ChatBody(SamplingBody, frozen=True, kw_only=True):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], msgspec.Meta(min_length=1, max_length=4096)]
+    messages: Annotated[list[MessageBody], msgspec.Meta(min_length=1, max_length=4096)]
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
@@ -297,7 +297,7 @@ class TokenizeBody(_Body, frozen=True, kw_only=True):
 
     model: Text = None
     prompt: Text = None
-    messages: Annotated[list[Message], msgspec.Meta(max_length=4096)] | None = None
+    messages: Annotated[list[MessageBody], msgspec.Meta(max_length=4096)] | None = None
     tools: Annotated[list[Tool], msgspec.Meta(max_length=128)] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvscope_engine.http.shapes.bodies import ContentPart, Message, Tool
+from kvscope_engine.http.shapes.bodies import ContentPart, MessageBody, Tool
 from kvscope_engine.http.shapes.errors import ApiError
 from kvscope_engine.tokenization import chat_template
 from kvscope_engine.tokenization.tokenizer import Tokenizer
@@ -22,7 +22,7 @@ OURS: Final = frozenset(("messages", "tools", "documents", "add_generation_promp
 
 def conversation_text(
     tokenizer: Tokenizer,
-    messages: Sequence[Message],
+    messages: Sequence[MessageBody],
     tools: Sequence[Tool] = (),
     extra: Mapping[str, Any] | None = None,
     *,
@@ -32,7 +32,7 @@ def conversation_text(
     return _rendered(tokenizer, [turn(message) for message in messages], tools, extra or {}, add_generation_prompt)
 
 
-def turn(message: Message) -> dict[str, Any]:
+def turn(message: MessageBody) -> dict[str, Any]:
     """One message as templates expect it: text, and the arguments of calls as objects."""
     shown: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
@@ -53,7 +53,7 @@ def turn(message: Message) -> dict[str, Any]:
     return shown
 
 
-def message_text(message: Message) -> str:
+def message_text(message: MessageBody) -> str:
     """What a message says. Raises ApiError for what is not text."""
     for name in ("function_call", "audio"):
         if getattr(message, name) is not None:

@@ -37,7 +37,7 @@ LIST: Final = Forced(before="[", begin=f'{{"name": "{NAME}", "arguments": ', end
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class CallSpan:
     """Calls between two marks in an answer. They are complete at `end`, or where the body ends if that is empty."""
 
     begin: str
@@ -50,7 +50,7 @@ class ToolFormat:
     """How one family of models writes calls."""
 
     name: str
-    spans: tuple[Span, ...] = ()
+    spans: tuple[CallSpan, ...] = ()
     starts: tuple[str, ...] = ()
     """Beginnings of an answer that may consist of calls alone, of functions in the request."""
     prefixes: tuple[str, ...] = ()
@@ -117,11 +117,11 @@ _GLM_BODY: Final = Fields(
     close="</arg_value>",
     tail=CLOSE,
 )
-_HERMES_SPAN: Final = Span(OPEN, read_json, CLOSE)
+_HERMES_SPAN: Final = CallSpan(OPEN, read_json, CLOSE)
 _QWEN_SPANS: Final = (
-    Span(OPEN, _QWEN_BODY),
+    CallSpan(OPEN, _QWEN_BODY),
     # Qwen3-Coder often leaves out the opening mark, and then the body's head is the first that shows the call.
-    Span("<function=", replace(_QWEN_BODY, head=re.compile(r"(?P<name>[^>\n]+)>"))),
+    CallSpan("<function=", replace(_QWEN_BODY, head=re.compile(r"(?P<name>[^>\n]+)>"))),
 )
 
 REASONING: Final = {"<think>": "</think>", "[THINK]": "[/THINK]", "<seed:think>": "</seed:think>"}
@@ -139,7 +139,7 @@ FORMATS: Final = (
     ToolFormat(name="hermes", spans=(_HERMES_SPAN,), forced=_HERMES),
     ToolFormat(
         name="mistral",
-        spans=(Span("[TOOL_CALLS]", first_of(read_json_value, _MISTRAL_BODY)),),
+        spans=(CallSpan("[TOOL_CALLS]", first_of(read_json_value, _MISTRAL_BODY)),),
         starts=("[{",),
         whole=(read_json,),
         inner=("[ARGS]", "[CALL_ID]"),
@@ -152,24 +152,24 @@ FORMATS: Final = (
     ToolFormat(name="pythonic", starts=("[",), whole=(read_python,)),
     ToolFormat(
         name="llama4_pythonic",
-        spans=(Span("<|python_start|>", read_python, "<|python_end|>"),),
+        spans=(CallSpan("<|python_start|>", read_python, "<|python_end|>"),),
         starts=("[",),
         whole=(read_python,),
     ),
-    ToolFormat(name="olmo3", spans=(Span("<function_calls>", read_python, "</function_calls>"),)),
+    ToolFormat(name="olmo3", spans=(CallSpan("<function_calls>", read_python, "</function_calls>"),)),
     *(
         ToolFormat(name=name, spans=_QWEN_SPANS, closers=(CLOSE,), forced=_QWEN_XML)
         for name in ("qwen3_coder", "qwen3_xml")
     ),
     ToolFormat(
         name="glm45",
-        spans=(Span(OPEN, _GLM_BODY),),
+        spans=(CallSpan(OPEN, _GLM_BODY),),
         inner=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", CLOSE),
         forced=Forced(begin=f"{OPEN}{NAME}\n", end=f"\n{CLOSE}", between="\n", style="glm_xml"),
     ),
     ToolFormat(
         name="deepseek_v3",
-        spans=(Span(_DEEPSEEK_CALL[0], _DEEPSEEK_V3_BODY, f"```{_DEEPSEEK_CALL[1]}"),),
+        spans=(CallSpan(_DEEPSEEK_CALL[0], _DEEPSEEK_V3_BODY, f"```{_DEEPSEEK_CALL[1]}"),),
         silent=_DEEPSEEK,
         inner=(_DEEPSEEK_SEPARATOR,),
         forced=Forced(
@@ -182,7 +182,7 @@ FORMATS: Final = (
     ),
     ToolFormat(
         name="deepseek_v31",
-        spans=(Span(_DEEPSEEK_CALL[0], _DEEPSEEK_V31_BODY, _DEEPSEEK_CALL[1]),),
+        spans=(CallSpan(_DEEPSEEK_CALL[0], _DEEPSEEK_V31_BODY, _DEEPSEEK_CALL[1]),),
         silent=_DEEPSEEK,
         inner=(_DEEPSEEK_SEPARATOR,),
         forced=Forced(
@@ -195,7 +195,7 @@ FORMATS: Final = (
     ),
     ToolFormat(
         name="kimi_k2",
-        spans=(Span(_KIMI_CALL[0], _KIMI_BODY, _KIMI_CALL[1]),),
+        spans=(CallSpan(_KIMI_CALL[0], _KIMI_BODY, _KIMI_CALL[1]),),
         silent=_KIMI,
         inner=(_KIMI_SEPARATOR,),
         forced=Forced(
@@ -209,14 +209,14 @@ FORMATS: Final = (
     ),
     ToolFormat(
         name="granite",
-        spans=(Span("<|tool_call|>", read_json_value), _HERMES_SPAN),
+        spans=(CallSpan("<|tool_call|>", read_json_value), _HERMES_SPAN),
         starts=("[{",),
         whole=(read_json,),
     ),
     ToolFormat(name="phi4_mini_json", starts=("[{",), prefixes=("functools",), whole=(read_json,)),
     ToolFormat(
         name="jamba",
-        spans=(Span("<tool_calls>", read_json, "</tool_calls>"),),
+        spans=(CallSpan("<tool_calls>", read_json, "</tool_calls>"),),
         forced=Forced(
             before="<tool_calls>[", begin=LIST.begin, end=LIST.end, between=LIST.between, after="]</tool_calls>"
         ),

@@ -17,7 +17,7 @@ from typing import Final
 from kvscope_engine.http.shapes.answers import CalledFunction, CalledTool
 from kvscope_engine.http.tools.bodies import BodyResult
 from kvscope_engine.http.tools.calls import Call, Tools
-from kvscope_engine.http.tools.formats import REASONING, Span, ToolFormat
+from kvscope_engine.http.tools.formats import REASONING, CallSpan, ToolFormat
 from kvscope_engine.http.tools.growing_text import EndOfTextError, GrowingText, Search
 
 MAX_CALLS: Final = 128
@@ -188,7 +188,7 @@ class ToolCallReader:
         held = 0 if self._text.is_complete else _open_length(text, marks)
         return self._text.pop(len(text) - held) or None
 
-    def _read_span(self, span: Span) -> Search[BodyResult]:
+    def _read_span(self, span: CallSpan) -> Search[BodyResult]:
         calls, end = yield from span.body(self._text, len(span.begin), self._tools)
         if calls and span.end:
             mark, end = yield from self._text.expect((span.end,), end)

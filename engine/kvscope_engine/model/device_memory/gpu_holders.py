@@ -16,13 +16,13 @@ from kvscope_telemetry.devices.gpus import Gpus, bare_uuid
 from kvscope_telemetry.messages.devices import Gpu
 
 if TYPE_CHECKING:
-    from kvscope_engine.model.platforms.device import Sampled
+    from kvscope_engine.model.platforms.device import SampledGpus
 
 MOST_NAMED: Final = 3
 _ENGINE: Final = (b"kvscope-engine", b"kvscope_engine")
 
 
-class Holder(NamedTuple):
+class GpuHolder(NamedTuple):
     """A process that has memory of a GPU."""
 
     pid: int
@@ -40,7 +40,7 @@ class Holder(NamedTuple):
 class GpuHolders:
     """Of the GPU with that UUID, of whatever prefix; `gpus` is asked in place of the driver."""
 
-    def __init__(self, uuid: str, gpus: Sampled | None = None) -> None:
+    def __init__(self, uuid: str, gpus: SampledGpus | None = None) -> None:
         self._uuid = bare_uuid(uuid)
         self._gpus = gpus or Gpus(used=(uuid,))
 
@@ -49,7 +49,7 @@ class GpuHolders:
         gpu = self._gpu()
         return None if gpu is None else gpu.display_active
 
-    def others(self) -> tuple[Holder, ...]:
+    def others(self) -> tuple[GpuHolder, ...]:
         """Processes but this one, those with the most memory first. None where this one is not among those told of: a
         container's numbers are others than the driver's, and anybody may be meant."""
         gpu = self._gpu()
@@ -78,20 +78,20 @@ def is_drawing(display_active: bool | None) -> bool:
     return is_wsl() if display_active is None else display_active
 
 
-def holders_of(gpu: Gpu | None) -> tuple[Holder, ...]:
+def holders_of(gpu: Gpu | None) -> tuple[GpuHolder, ...]:
     """Processes on a GPU but this one, those with the most memory first."""
     told = [process for process in (gpu.processes if gpu is not None else None) or () if process.pid != os.getpid()]
-    return tuple(Holder(p.pid, _name(p.pid, p.name), p.used_bytes) for p in told)
+    return tuple(GpuHolder(p.pid, _name(p.pid, p.name), p.used_bytes) for p in told)
 
 
-def grown(holders: Iterable[Holder], before: Mapping[int, int]) -> list[Holder]:
+def grown(holders: Iterable[GpuHolder], before: Mapping[int, int]) -> list[GpuHolder]:
     """Those with more memory than they had, by what came; `before`: bytes by process. Unknown sizes come last."""
     came = (h._replace(num_bytes=None if h.num_bytes is None else h.num_bytes - before.get(h.pid, 0)) for h in holders)
     more = [h for h in came if (h.num_bytes is None and h.pid not in before) or (h.num_bytes or 0) > 0]
     return sorted(more, key=lambda h: -(h.num_bytes or 0))
 
 
-def holders_words(holders: Iterable[Holder]) -> str:
+def holders_words(holders: Iterable[GpuHolder]) -> str:
     """The largest of them, in one line; empty without any."""
     told = list(holders)
     left = len(told) - MOST_NAMED

@@ -26,12 +26,12 @@ from kvscope_engine.model.executor.rank_channel import Channel, ChannelClosed, c
 from kvscope_engine.model.executor.rank_messages import (
     Beat,
     Begin,
-    Failed,
+    BlocksMoved,
     Fill,
     Here,
     Load,
     Move,
-    Moved,
+    RankFailed,
     RankJoined,
     Ready,
     Step,
@@ -174,11 +174,11 @@ def _move(mover: BlockMover, told: Move, channel: Channel) -> None:
     elif told.how == "load":
         mover.load(sources, targets)
     elif told.how == "drain":
-        channel.send(encode(Moved(whole=bytes((mover.drain(),)))))
+        channel.send(encode(BlocksMoved(whole=bytes((mover.drain(),)))))
     elif told.how == "rise":
-        channel.send(encode(Moved(whole=bytes(mover.rise(sources, targets)))))
+        channel.send(encode(BlocksMoved(whole=bytes(mover.rise(sources, targets)))))
     else:
-        channel.send(encode(Moved(whole=bytes(mover.offload(sources, targets, (None,) * len(sources))))))
+        channel.send(encode(BlocksMoved(whole=bytes(mover.offload(sources, targets, (None,) * len(sources))))))
 
 
 def _beat(channel: Channel, group: RankGroup) -> None:
@@ -209,7 +209,7 @@ def _say_why(channel: Channel, error: Exception) -> None:
     line = " ".join(str(error).split())[:300] or type(error).__name__
     text = f"failed: {line}" if not isinstance(error, RuntimeError) else f"failed: {type(error).__name__}: {line}"
     try:
-        channel.send(encode(Failed(reason=text, is_consequence=isinstance(error, GroupBroken))))
+        channel.send(encode(RankFailed(reason=text, is_consequence=isinstance(error, GroupBroken))))
     except ChannelClosed:
         return
 

@@ -37,14 +37,14 @@ from kvscope_engine.model.executor.rank_channel import Channel, ChannelClosed, l
 from kvscope_engine.model.executor.rank_messages import (
     Beat,
     Begin,
-    Failed,
+    BlocksMoved,
     FromRank,
     Here,
     Load,
-    Moved,
+    RankFailed,
     RankJoined,
     Ready,
-    Stop,
+    Shutdown,
     decode_from_rank,
     encode,
     fill_of,
@@ -130,7 +130,7 @@ class Leader:
         """What ranks said beside that they live."""
         self._signs: dict[int, RankSigns] = {}
         self._is_serving = threading.Event()
-        self._failures: list[tuple[int, Failed]] = []
+        self._failures: list[tuple[int, RankFailed]] = []
         self._failed = threading.Event()
         self._closing = threading.Event()
         self._when_lost: Callable[[], None] = lambda: None
@@ -238,7 +238,7 @@ class Leader:
         """What the last `offload`, `rise` or `drain` came to on all ranks, when on rank 0 it came to `whole`."""
         found = np.array(whole, np.bool_)
         for rank in sorted(self._channels):
-            found &= np.frombuffer(self._expect(rank, Moved, LOAD_S).whole, np.bool_)
+            found &= np.frombuffer(self._expect(rank, BlocksMoved, LOAD_S).whole, np.bool_)
         there: list[bool] = found.tolist()
         return there
 
@@ -313,7 +313,7 @@ class Leader:
         self._closing.set()
         for channel in self._channels.values():
             with contextlib.suppress(ChannelClosed):
-                channel.send(encode(Stop()))
+                channel.send(encode(Shutdown()))
         if self._watch is not None:
             self._watch.join(CAUSE_S)  # it may hang in a driver
         for channel in self._channels.values():
@@ -405,7 +405,7 @@ class Leader:
                 if self._closing.is_set():
                     return
                 self._signs[rank].heard()
-                if isinstance(heard, Failed):
+                if isinstance(heard, RankFailed):
                     del open_ranks[channel]
                     self._note(rank, heard)
                 elif isinstance(heard, Beat):
@@ -425,7 +425,7 @@ class Leader:
             why = self._signs[rank].passed(passed_s, self._group.num_points, is_suspended=is_suspended)
             if why:
                 del open_ranks[channel]
-                self._note(rank, Failed(reason=why))
+                self._note(rank, RankFailed(reason=why))
                 with contextlib.suppress(OSError):
                     os.kill(self._pids[rank], signal.SIGKILL)
 
@@ -433,10 +433,10 @@ class Leader:
         try:
             heard: FromRank = decode_from_rank(self._channels[rank].receive())
         except (ChannelClosed, msgspec.DecodeError) as error:
-            return Failed(reason=self.processes.ended(rank, CAUSE_S) or f"is gone ({error})")
+            return RankFailed(reason=self.processes.ended(rank, CAUSE_S) or f"is gone ({error})")
         return heard
 
-    def _note(self, rank: int, failed: Failed) -> None:
+    def _note(self, rank: int, failed: RankFailed) -> None:
         was_whole = not self._failures
         self._failures.append((rank, failed))
         self._failed.set()

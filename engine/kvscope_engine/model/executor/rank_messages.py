@@ -90,7 +90,7 @@ class Move(_Message, frozen=True, kw_only=True):
     targets: bytes = b""
 
 
-class Stop(_Message, frozen=True, kw_only=True):
+class Shutdown(_Message, frozen=True, kw_only=True):
     """The end, in good order."""
 
 
@@ -123,21 +123,21 @@ class Beat(_Message, frozen=True, kw_only=True):
     """Points that it has come to where ranks wait for each other; see `RankGroup`."""
 
 
-class Moved(_Message, frozen=True, kw_only=True):
+class BlocksMoved(_Message, frozen=True, kw_only=True):
     """What became of an `offload`, a `rise` or a `drain`: one byte a block, or for all, 1 where it is there."""
 
     whole: bytes
 
 
-class Failed(_Message, frozen=True, kw_only=True):
+class RankFailed(_Message, frozen=True, kw_only=True):
     """Its last word. A consequence is another rank's fault."""
 
     reason: str
     is_consequence: bool = False
 
 
-ToRank: TypeAlias = Load | Begin | Step | Fill | Move | Stop
-FromRank: TypeAlias = Here | Ready | RankJoined | Beat | Moved | Failed
+ToRank: TypeAlias = Load | Begin | Step | Fill | Move | Shutdown
+FromRank: TypeAlias = Here | Ready | RankJoined | Beat | BlocksMoved | RankFailed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode

@@ -46,7 +46,7 @@ def state_bytes(layers: Sequence[LayerState]) -> int:
     return sum(part.num_bytes for layer in layers for part in layer)
 
 
-class Slots:
+class StateSlots:
     """Rows of a layer's tensors, in ascending order: those side by side are changed where they are, others are copied.
 
     On a CPU one by one: copies of whole states take half the time of torch's indexing.

@@ -65,8 +65,8 @@ _KNOWN: Final = (
 )
 
 
-class Tokens(Protocol):
-    """What the layers of a cache keep of the sequences of a call, one or several: in blocks, or a stand-in for them."""
+class SequenceCache(Protocol):
+    """Cached keys and values of the sequences of one call: in blocks, or a stand-in for them."""
 
     past: int
     """Tokens kept before those of the call that runs; of several sequences those of the longest."""
@@ -89,12 +89,12 @@ class _LayerInBlocks:
     is_sliding: bool
     sliding_window: int
     number: int
-    tokens: Tokens
+    tokens: SequenceCache
     num_seen: int
     opened: list[_LayerInBlocks]
     """Shared by all layers of a cache: the one that holds what it read."""
 
-    def begin(self, number: int, tokens: Tokens, device: torch.device) -> None:
+    def begin(self, number: int, tokens: SequenceCache, device: torch.device) -> None:
         """A call begins."""
         self.number, self.tokens, self.num_seen = number, tokens, tokens.past
         self.let_go()
@@ -137,7 +137,7 @@ class _IndexedLayerInBlocks(_LayerInBlocks):
     position_dims = 0
     """Dimensions of the positions that the model keeps for it; 0: it keeps none."""
 
-    def begin(self, number: int, tokens: Tokens, device: torch.device) -> None:
+    def begin(self, number: int, tokens: SequenceCache, device: torch.device) -> None:
         super().begin(number, tokens, device)
         self.is_indexer_initialized = tokens.past > 0
         self.indexer_position_ids: torch.Tensor | None = None
@@ -157,7 +157,7 @@ class _IndexedLayerInBlocks(_LayerInBlocks):
 
 
 @dataclass(slots=True)
-class _Seen(Tokens):
+class _Seen(SequenceCache):
     """Keeps nothing but what the layers are like."""
 
     parts: dict[int, list[TokenPart]] = field(default_factory=dict)
@@ -181,7 +181,7 @@ class _Seen(Tokens):
 
 
 @dataclass(slots=True)
-class _Zeros(Tokens):
+class _Zeros(SequenceCache):
     """As if `past` tokens were kept: to see what a call takes."""
 
     past: int
@@ -197,7 +197,7 @@ class _Zeros(Tokens):
 
 
 @dataclass(slots=True)
-class TokensInBlocks(Tokens):
+class TokensInBlocks(SequenceCache):
     """Sequences in the block pool, which end at one place."""
 
     storage: KVStorage
@@ -486,7 +486,7 @@ class OwnForward:
         logits: torch.Tensor = self._module(**given).logits
         return logits if is_all else logits[:, torch.tensor(rows, device=ids.device)]
 
-    def _begin(self, tokens: Tokens, device: torch.device) -> Any:
+    def _begin(self, tokens: SequenceCache, device: torch.device) -> Any:
         """The cache of a sequence's call."""
         if self._cache is None:
             self._cache = DynamicCache(config=self._module.config)

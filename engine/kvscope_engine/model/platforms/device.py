@@ -21,8 +21,8 @@ _MIG_UUID: Final = 40
 BF16_INSTRUCTIONS = frozenset(("avx512_bf16", "amx_bf16"))
 
 
-class Sampled(Protocol):
-    """GPUs that a driver knows, as `Gpus`."""
+class SampledGpus(Protocol):
+    """GPUs that a driver knows and can be asked about, such as `Gpus`."""
 
     def sample(self) -> tuple[Gpu, ...]:
         """How each of them is now."""
@@ -52,7 +52,7 @@ def too_old() -> str:
     return "{} has compute capability {}.{}, and at least {}.{} is needed".format(name, *capability, *MIN_CAPABILITY)
 
 
-def unused_gpu(gpus: Sampled | None = None) -> str:
+def unused_gpu(gpus: SampledGpus | None = None) -> str:
     """Which NVIDIA GPU is there that torch cannot use, why, and what mends it, on one line; empty: none is.
 
     One that `CUDA_VISIBLE_DEVICES` hides is not meant to be used.
@@ -65,7 +65,7 @@ def unused_gpu(gpus: Sampled | None = None) -> str:
     return f"{', '.join(there)} cannot be used: {_why_unusable()}"
 
 
-def device_notes(wanted: str, device: torch.device, gpus: Sampled | None = None) -> list[str]:
+def device_notes(wanted: str, device: torch.device, gpus: SampledGpus | None = None) -> list[str]:
     """What a person should know of the device that `auto` came to."""
     unused = unused_gpu(gpus) if wanted == "auto" and device.type == "cpu" else ""
     return [f"running on the CPU: {unused} (--device cpu if this is intended)"] if unused else []

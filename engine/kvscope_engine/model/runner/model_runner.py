@@ -47,7 +47,7 @@ from kvscope_engine.model.layers.lora.lora_adapters import LoraAdapters
 from kvscope_engine.model.layers.lora.lora_slots import LoraSlots, StepRows
 from kvscope_engine.model.layers.own_forward import OwnBatch, own_forward, states_of
 from kvscope_engine.model.layers.recurrent.recurrent_layers import StateBatch, StateDecodes, StateStep
-from kvscope_engine.model.layers.sampling.sampler import Sampled, Sampler
+from kvscope_engine.model.layers.sampling.sampler import Sampler, SamplerOutput
 from kvscope_engine.model.layers.sampling.sampling_inputs import SamplingInputs
 from kvscope_engine.model.layers.weight_bytes import weights_bytes
 from kvscope_engine.model.platforms.host_allocator import keep_freed_memory
@@ -406,12 +406,14 @@ class ModelRunner:
         self._graphs = self._mixed = self._together = self._tiles = None
         del self._model, self._module
 
-    def _sample(self, logits: torch.Tensor, options: SamplingInputs) -> Drawn:
+    def _sample(self, logits: torch.Tensor, options: SamplingInputs) -> PendingSamples:
         sampled = self._sampler.draw(logits, options)
-        return Drawn(sampled, self._read_back.start(sampled.packed))
+        return PendingSamples(sampled, self._read_back.start(sampled.packed))
 
     @torch.inference_mode()
-    def _sample_later(self, logits: torch.Tensor, sampling: list[Request], num_output_tokens: list[int]) -> Drawn:
+    def _sample_later(
+        self, logits: torch.Tensor, sampling: list[Request], num_output_tokens: list[int]
+    ) -> PendingSamples:
         """In a copy up of its own: the step's was sent with its inputs."""
         self._buffer.begin()
         options = self._sampler.inputs(sampling, self._buffer, self._vocab_size, num_output_tokens)
@@ -584,8 +586,8 @@ class InFlight:
         self,
         plan: StepPlan,
         timer: StepTimer,
-        drawn: Drawn | None = None,
-        later: Callable[[], Drawn] | None = None,
+        drawn: PendingSamples | None = None,
+        later: Callable[[], PendingSamples] | None = None,
         readings: Readings = UNREAD,
         logit_sums: Sequence[int] = (),
         *,
@@ -665,10 +667,10 @@ class InFlight:
         )
 
 
-class Drawn(NamedTuple):
+class PendingSamples(NamedTuple):
     """What a step sampled, on the device and on its way down."""
 
-    sampled: Sampled
+    sampled: SamplerOutput
     landing: Landing
 
 

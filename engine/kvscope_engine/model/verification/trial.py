@@ -50,7 +50,7 @@ class Disagreement(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ModuleCall:
     """What a module was given and what it returned."""
 
     args: tuple[Any, ...]
@@ -95,7 +95,7 @@ class Trial:
     """The calls of one forward, by module; a module that is gone has none."""
 
     context: TrialContext
-    calls: MutableMapping[nn.Module, Call] = field(default_factory=WeakKeyDictionary)
+    calls: MutableMapping[nn.Module, ModuleCall] = field(default_factory=WeakKeyDictionary)
 
     def proves(self, original: nn.Module, replacement: Callable[..., Any], *, has_known_bounds: bool = False) -> bool:
         """Whether `replacement`, given what `original` was given, returns what it returned.
@@ -147,13 +147,13 @@ def _agree_on(
 
 
 @contextmanager
-def _captured(module: nn.Module, calls: MutableMapping[nn.Module, Call]) -> Iterator[None]:
+def _captured(module: nn.Module, calls: MutableMapping[nn.Module, ModuleCall]) -> Iterator[None]:
     repeated: set[nn.Module] = set()
 
     def keep(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if part in calls:
             repeated.add(part)
-        calls[part] = Call(args, kwargs, output)
+        calls[part] = ModuleCall(args, kwargs, output)
 
     handles = [part.register_forward_hook(keep, with_kwargs=True) for part in module.modules()]
     try:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from kvscope_engine.policy.blocks.block_pool import BlockPool
-from kvscope_engine.policy.kv_groups import NOTHING, Found, find_prefix, group_digest
+from kvscope_engine.policy.kv_groups import NOTHING, PrefixMatch, find_prefix, group_digest
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.request_prefixes import usable_digests
 from kvscope_engine.policy.state_pool import StatePool
@@ -65,12 +65,12 @@ def find_reusable(
 def _with_states(
     pool: BlockPool,
     states: StatePool,
-    found: Found,
+    found: PrefixMatch,
     digests: list[bytes],
     get: Callable[[bytes], int | None],
     *,
     below: bool,
-) -> Iterator[Found]:
+) -> Iterator[PrefixMatch]:
     """What is found, up to each kept state that all blocks are there for, longest first."""
     for count in states.checkpoints(digests[: found.num_places], below=below):
         is_all = count == found.num_places
@@ -98,10 +98,10 @@ def _worth_loading(
     pool: BlockPool,
     tiers: LowerTiers,
     rate: PrefillRate,
-    in_pool: Found,
+    in_pool: PrefixMatch,
     digests: list[bytes],
     states: StatePool | None,
-) -> Found:
+) -> PrefixMatch:
     """What is in any tier, or `in_pool` where it is cheaper to compute the tokens from there on."""
     index = pool.index
     assert index is not None, "looked for prefixes without an index"

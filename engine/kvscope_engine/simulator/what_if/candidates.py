@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Final
 
 from kvscope_engine.policy.allocation.address_space import page_group
-from kvscope_engine.simulator.what_if.layouts import GroupedMemory, Layout
+from kvscope_engine.simulator.what_if.layouts import GroupedMemory, PoolLayout
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.what_if import EXPANDED, MAX_SLOTS, NOT_FREED, Memory, NotAsked
 
@@ -22,7 +22,7 @@ class Candidate:
 
     allocator: str
     block_size: int
-    pools: tuple[Layout, ...]
+    pools: tuple[PoolLayout, ...]
     question: str = ""
     """What is otherwise than in the engine, beside the policy: `NOT_FREED` or `EXPANDED`."""
 

@@ -11,7 +11,7 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.what_if import MAX_SLOTS, Memory, PolicyUse, Running, WhatIfAnswer
 
 
-class Comparison:
+class PolicyComparison:
     """One memory under several policies. Raises BadInput for a memory that is too large to be shadowed."""
 
     def __init__(self, memory: Memory) -> None:

@@ -10,17 +10,17 @@ from typing import BinaryIO
 
 import msgspec
 
-from kvscope_engine.simulator.what_if.comparison import Comparison
+from kvscope_engine.simulator.what_if.comparison import PolicyComparison
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.what_if import MAX_LINE_BYTES, Complaint, Running, WhatIfAnswer, WhatIfLine
 
 
-class Conversation:
+class _Conversation:
     """What was set up, and the answers."""
 
     def __init__(self) -> None:
         self._decoder = msgspec.json.Decoder(WhatIfLine)
-        self._comparison: Comparison | None = None
+        self._comparison: PolicyComparison | None = None
 
     def reply(self, line: bytes) -> WhatIfAnswer | None:
         """The answer, None to a setup. Raises BadInput for what cannot be read or is out of place."""
@@ -28,7 +28,7 @@ class Conversation:
             raise BadInput(f"longer than {MAX_LINE_BYTES} bytes")
         asked = self._decode(line)
         if asked.setup is not None:
-            self._comparison = Comparison(asked.setup)
+            self._comparison = PolicyComparison(asked.setup)
             return None
         if self._comparison is None:
             raise BadInput("`now` came before `setup`")
@@ -46,7 +46,7 @@ class Conversation:
 
 def converse(asked: BinaryIO, output: BinaryIO) -> None:
     """Answer each line of `asked` on `told`, until it ends."""
-    conversation = Conversation()
+    conversation = _Conversation()
     for number, line in enumerate(_lines(asked), 1):
         if not line.strip():
             continue

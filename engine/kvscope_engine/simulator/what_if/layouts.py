@@ -46,7 +46,7 @@ class BlockGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PoolLayout:
     """One pool: `num_blocks` blocks of `block_size` slots, and who has them. There may be slots beyond, too few for a
     block."""
 
@@ -128,12 +128,12 @@ class GroupedMemory:
             return "The engine does not tell how large the keys and values of its heads would be."
         return self.why_not_whole or ("" if self._memory.block_bytes else "The size of a block is not known.")
 
-    def by_group(self, block_size: int) -> tuple[Layout, ...]:
+    def by_group(self, block_size: int) -> tuple[PoolLayout, ...]:
         """As the engine has it, with blocks of `block_size` tokens in place of its own."""
         memory = self._memory
         if self._is_apart:
             pools = [
-                Layout(
+                PoolLayout(
                     kind.own_blocks * kind.block_size,
                     self._scaled(kind, block_size),
                     kind.token_bytes,
@@ -144,9 +144,9 @@ class GroupedMemory:
             return (*pools, *self._state_pools())
         groups = [_of_kind(kind, max(1, self._scaled(kind, block_size) // self._rows(kind))) for kind in self._kinds]
         groups += [BlockGroup(0)] * len(self._states)
-        return (Layout(memory.num_slots, block_size, memory.block_bytes / memory.block_size, tuple(groups)),)
+        return (PoolLayout(memory.num_slots, block_size, memory.block_bytes / memory.block_size, tuple(groups)),)
 
-    def whole(self, block_size: int) -> tuple[Layout, ...]:
+    def whole(self, block_size: int) -> tuple[PoolLayout, ...]:
         """All layers in one group, which lets go of nothing; only where `why_not_whole` is empty."""
         token_bytes = sum(kind.token_bytes for kind in self._kinds)
         if len(self._kinds) == 1:
@@ -157,9 +157,9 @@ class GroupedMemory:
         if self._is_apart and len(self._kinds) == 1:
             slots = self._kinds[0].own_blocks * self._kinds[0].block_size
         group = BlockGroup(block_size, _EVERYTHING, tuple(shares))
-        return (Layout(slots, block_size, token_bytes, (group,)), *self._state_pools())
+        return (PoolLayout(slots, block_size, token_bytes, (group,)), *self._state_pools())
 
-    def expanded(self) -> tuple[Layout, ...]:
+    def expanded(self) -> tuple[PoolLayout, ...]:
         """Keys and values in place of latents, and else as it is; only where `why_not_expanded` is empty."""
         size = self._memory.block_size
         wide = [
@@ -174,7 +174,7 @@ class GroupedMemory:
         ]
         if self._is_apart:
             pools = [
-                Layout(
+                PoolLayout(
                     kind.own_blocks * kind.block_size,
                     kind.block_size,
                     kind.token_bytes,
@@ -185,7 +185,7 @@ class GroupedMemory:
             return (*pools, *self._state_pools())
         block_bytes = max(kind.block_bytes for kind in wide)
         groups = tuple(_of_kind(kind, kind.block_size) for kind in wide)
-        return (Layout(int(self._kv_bytes // block_bytes) * size, size, block_bytes / size, groups),)
+        return (PoolLayout(int(self._kv_bytes // block_bytes) * size, size, block_bytes / size, groups),)
 
     @property
     def _kv_bytes(self) -> int:
@@ -193,10 +193,10 @@ class GroupedMemory:
             return sum(kind.own_blocks * kind.block_bytes for kind in self._kinds)
         return self._memory.num_blocks * self._memory.block_bytes
 
-    def _state_pools(self) -> Iterator[Layout]:
+    def _state_pools(self) -> Iterator[PoolLayout]:
         if self._is_apart:
             for group in self._states:
-                yield Layout(group.num_blocks, 1, group.block_bytes, (BlockGroup(0),))
+                yield PoolLayout(group.num_blocks, 1, group.block_bytes, (BlockGroup(0),))
 
     def _scaled(self, kind: _Kind, block_size: int) -> int:
         return max(1, kind.block_size * block_size // self._memory.block_size)

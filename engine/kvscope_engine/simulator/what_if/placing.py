@@ -15,15 +15,15 @@ from kvscope_engine.policy.allocation.allocators import make_allocation, make_po
 from kvscope_engine.policy.allocation.fragmentation import kv_use
 from kvscope_engine.policy.kv_groups import NULL_BLOCK
 from kvscope_engine.policy.request import Request
-from kvscope_engine.simulator.what_if.layouts import BlockGroup, Layout
+from kvscope_engine.simulator.what_if.layouts import BlockGroup, PoolLayout
 from kvscope_engine.simulator.what_if.slot_map import Spans
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.what_if import MapKind
 
 
 @dataclass(frozen=True, slots=True)
-class PoolUse:
-    """Counts of slots; the six in the middle sum up to `num_slots`."""
+class LayoutUse:
+    """Use of a pool's slots under one layout; the six counts in the middle sum up to `num_slots`."""
 
     num_slots: int
     num_used: int
@@ -43,7 +43,7 @@ class PoolUse:
 class Placing:
     """Raises BadInput for a policy that cannot serve such a pool."""
 
-    def __init__(self, made_as: str, layout: Layout, *, max_model_len: int) -> None:
+    def __init__(self, made_as: str, layout: PoolLayout, *, max_model_len: int) -> None:
         self.layout = layout
         rules = tuple(group.rule for group in layout.groups)
         self._num_null = 1 if any(rule.window for rule in rules) else 0
@@ -84,14 +84,14 @@ class Placing:
         for blocks in _held(request):
             self._pool.release(blocks, step)
 
-    def use(self, requests: Mapping[int, Request], limits: Mapping[int, int]) -> PoolUse:
+    def use(self, requests: Mapping[int, Request], limits: Mapping[int, int]) -> LayoutUse:
         """What the slots are used for. What lies beyond a request's limit is never to be used."""
         has_ends = self._allocation.reserves
         found = kv_use(self._pool, _with_ends(requests, limits) if has_ends else requests.values())
         unread = 0
         if self._has_unread:
             unread = sum(int(slots.sum()) for request in requests.values() for _, slots in self._unread(request))
-        return PoolUse(
+        return LayoutUse(
             num_slots=found.num_slots,
             num_used=found.num_used - unread,
             num_unread=unread,

@@ -14,7 +14,7 @@ import numpy as np
 
 from kvscope_engine.policy.request import Request
 from kvscope_engine.simulator.what_if.candidates import Candidate, check
-from kvscope_engine.simulator.what_if.placing import Placing, PoolUse
+from kvscope_engine.simulator.what_if.placing import LayoutUse, Placing
 from kvscope_engine.simulator.what_if.slot_map import Spans
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 from kvscope_telemetry.messages.what_if import MapKind, Running
@@ -164,7 +164,7 @@ class Shadow:
     def _of_pool(self, place: int) -> dict[int, Request]:
         return {number: parts[place] for number, parts in self._placed.items()}
 
-    def _uses(self) -> list[PoolUse]:
+    def _uses(self) -> list[LayoutUse]:
         return [pool.use(self._of_pool(place), self._limits) for place, pool in enumerate(self._pools)]
 
     def _common(self, place: int, num_slots: int) -> int:

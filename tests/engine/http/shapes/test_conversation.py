@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvscope_engine.http.shapes.bodies import Message
+from kvscope_engine.http.shapes.bodies import MessageBody
 from kvscope_engine.http.shapes.conversation import message_text
 from kvscope_engine.http.shapes.errors import ApiError
 
 
-def message(*parts: dict[str, Any]) -> Message:
-    return msgspec.convert({"role": "user", "content": list(parts)}, Message)
+def message(*parts: dict[str, Any]) -> MessageBody:
+    return msgspec.convert({"role": "user", "content": list(parts)}, MessageBody)
 
 
 def test_texts_are_joined() -> None:

@@ -13,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3] / "telemetry" / "devices"))
 from fake_nvml import GIB, LOST, NOT_SUPPORTED, FakeGpu, FakeNvml, NVMLError
 
-from kvscope_engine.model.device_memory.gpu_holders import GpuHolders, Holder, grown, holders_words
+from kvscope_engine.model.device_memory.gpu_holders import GpuHolder, GpuHolders, grown, holders_words
 from kvscope_telemetry.devices.gpus import Gpus
 
 PID = 1 << 22
@@ -33,8 +33,8 @@ def shared(*processes: tuple[int, int | None], draws: int = 0) -> FakeNvml:
 def test_others_on_the_same_gpu_are_named_largest_first() -> None:
     found = holders(shared((PID, GIB), (PID + 1, 3 * GIB)))
     assert found.others() == (
-        Holder(PID + 1, f"worker{PID + 1}", 3 * GIB),
-        Holder(PID, f"worker{PID}", GIB),
+        GpuHolder(PID + 1, f"worker{PID + 1}", 3 * GIB),
+        GpuHolder(PID, f"worker{PID}", GIB),
     )
     assert found.words() == f"worker{PID + 1} 3.0 GiB (pid {PID + 1}), worker{PID} 1.0 GiB (pid {PID})"
 
@@ -107,10 +107,10 @@ def test_another_engine_is_called_one(engine_process: int) -> None:
 
 def test_those_that_took_more_are_told_apart_from_those_that_had_it() -> None:
     now = (
-        Holder(1, "desktop", 5 * GIB),
-        Holder(2, "game", 3 * GIB),
-        Holder(3, "browser", 2 * GIB),
-        Holder(4, "?", None),
+        GpuHolder(1, "desktop", 5 * GIB),
+        GpuHolder(2, "game", 3 * GIB),
+        GpuHolder(3, "browser", 2 * GIB),
+        GpuHolder(4, "?", None),
     )
     before = {1: 5 * GIB, 3: GIB}
     assert [holder.words for holder in grown(now, before)] == [

@@ -11,7 +11,7 @@ from torch import nn
 
 from kvscope_engine.model.loaded_model import LoadedModel
 from kvscope_engine.model.verification.check_script import far_positions
-from kvscope_engine.model.verification.trial import POSITIONS, Call, Trial, TrialContext, run_trial
+from kvscope_engine.model.verification.trial import POSITIONS, ModuleCall, Trial, TrialContext, run_trial
 
 
 def test_it_goes_to_the_last_position_and_past_where_scaling_starts(tiny_loaded: Callable[..., LoadedModel]) -> None:
@@ -40,6 +40,6 @@ class Clamping(nn.Module):
 @pytest.mark.parametrize("original", [Saturating(), Clamping()], ids=["at large numbers", "by name"])
 def test_what_its_numbers_do_not_show_is_noticed(original: nn.Module) -> None:
     x = torch.linspace(-2, 2, 64)
-    trial = Trial(TrialContext(), {original: Call((x,), {}, original(x))})
+    trial = Trial(TrialContext(), {original: ModuleCall((x,), {}, original(x))})
     assert trial.proves(original, original.forward)
     assert not trial.proves(original, lambda x: x * 1.0)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from kvscope_engine.simulator.what_if.candidates import PAGED_BLOCK_SIZES
-from kvscope_engine.simulator.what_if.comparison import Comparison
+from kvscope_engine.simulator.what_if.comparison import PolicyComparison
 from kvscope_telemetry.messages.what_if import Memory, PolicyUse, Running, WhatIfAnswer
 
 MIB = 1 << 20
@@ -25,9 +25,9 @@ def make_memory() -> Callable[..., Memory]:
 
 
 @pytest.fixture
-def make_comparison(make_memory: Callable[..., Memory]) -> Callable[..., Comparison]:
+def make_comparison(make_memory: Callable[..., Memory]) -> Callable[..., PolicyComparison]:
     """Policies over such a memory."""
-    return lambda **changes: Comparison(make_memory(**changes))
+    return lambda **changes: PolicyComparison(make_memory(**changes))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from kvscope_engine.policy.allocation.fragmentation import kv_use
 from kvscope_engine.policy.request import Request
-from kvscope_engine.simulator.what_if.comparison import Comparison
+from kvscope_engine.simulator.what_if.comparison import PolicyComparison
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.what_if import MapKind, PolicyUse, Running
 
@@ -131,7 +131,7 @@ def test_the_end_of_the_memory_where_no_block_fits(make_comparison, running, pol
 
 def test_a_memory_that_is_too_large_is_refused(make_memory):  # type: ignore[no-untyped-def]
     with pytest.raises(BadInput, match="33554436 slots is too large"):
-        Comparison(make_memory(num_blocks=(1 << 23) + 1))
+        PolicyComparison(make_memory(num_blocks=(1 << 23) + 1))
 
 
 def churn(seed: int, num_lines: int, num_slots: int) -> Iterable[list[Running]]:

@@ -9,7 +9,7 @@ import pytest
 
 from kvscope_engine.policy.allocation.fragmentation import kv_use
 from kvscope_engine.simulator.kv_layout import recorded_layout
-from kvscope_engine.simulator.what_if.comparison import Comparison
+from kvscope_engine.simulator.what_if.comparison import PolicyComparison
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import CacheInfo, KVGroup
 from kvscope_telemetry.messages.what_if import EXPANDED, NOT_FREED, MapKind, Memory, PolicyUse, Running, WhatIfAnswer
@@ -39,7 +39,7 @@ def asked(answer: WhatIfAnswer, question: str = "", block_size: int = 4, allocat
 def test_a_window_lets_go_of_what_is_behind_it() -> None:
     """Of 33 tokens the full group holds 9 blocks. The 34th token reads from position 26 on, which is in block 6: both
     windows hold 3 blocks, with 9 tokens of which 7 are read."""
-    answer = Comparison(memory(FULL, WINDOW, WINDOW)).follow([Running(1, 33, 50, 20)])
+    answer = PolicyComparison(memory(FULL, WINDOW, WINDOW)).follow([Running(1, 33, 50, 20)])
     use = asked(answer)
     assert use.is_current
     assert (use.num_used, use.num_unread, use.num_internal) == (33 + 7 + 7, 2 + 2, 3 * 3)
@@ -50,7 +50,7 @@ def test_a_window_lets_go_of_what_is_behind_it() -> None:
 
 def test_without_freeing_all_layers_hold_all_tokens() -> None:
     """A token takes 48 bytes, 53 of which fit; of two thirds of them 26 tokens are not read by the next."""
-    answer = Comparison(memory(FULL, WINDOW, WINDOW)).follow([Running(1, 33, 50, 20)])
+    answer = PolicyComparison(memory(FULL, WINDOW, WINDOW)).follow([Running(1, 33, 50, 20)])
     use = asked(answer, NOT_FREED)
     assert not use.is_current
     assert (use.num_slots, use.slot_bytes) == (40 * 64 // 48, 48)
@@ -63,7 +63,7 @@ def test_without_freeing_all_layers_hold_all_tokens() -> None:
 
 
 def test_fewer_requests_run_at_once_without_freeing() -> None:
-    comparison = Comparison(memory(FULL, WINDOW, WINDOW))
+    comparison = PolicyComparison(memory(FULL, WINDOW, WINDOW))
     answer = comparison.follow([Running(number, 24, 50, 20) for number in (1, 2, 3)])
     assert (asked(answer).num_placed, asked(answer).num_waiting) == (3, 0)
     kept = asked(answer, NOT_FREED)
@@ -75,7 +75,7 @@ def test_fewer_requests_run_at_once_without_freeing() -> None:
 
 
 def test_allocators_that_reserve_hold_all_tokens_of_all_layers() -> None:
-    answer = Comparison(memory(FULL, WINDOW, num_blocks=64)).follow([Running(1, 20, 24, 12)])
+    answer = PolicyComparison(memory(FULL, WINDOW, num_blocks=64)).follow([Running(1, 20, 24, 12)])
     contiguous = asked(answer, allocator="contiguous")
     assert contiguous.slot_bytes == 32
     assert (contiguous.num_used, contiguous.num_unread) == (20 - 6, 6), "half of 13 tokens"
@@ -85,22 +85,22 @@ def test_allocators_that_reserve_hold_all_tokens_of_all_layers() -> None:
 
 def test_chunks_end_together() -> None:
     """At 8 tokens a new chunk begins: nothing of the old one is read."""
-    answer = Comparison(memory(FULL, CHUNKS)).follow([Running(1, 8, 50, 8)])
+    answer = PolicyComparison(memory(FULL, CHUNKS)).follow([Running(1, 8, 50, 8)])
     use = asked(answer)
     assert (use.num_used, use.num_unread, use.num_internal) == (8, 0, 0)
     assert asked(answer, NOT_FREED).num_unread == 4
-    answer = Comparison(memory(FULL, CHUNKS)).follow([Running(1, 7, 50, 7)])
+    answer = PolicyComparison(memory(FULL, CHUNKS)).follow([Running(1, 7, 50, 7)])
     assert (asked(answer).num_used, asked(answer, NOT_FREED).num_unread) == (14, 0)
 
 
 def test_one_group_of_windows() -> None:
-    answer = Comparison(memory(WINDOW)).follow([Running(1, 33, 50, 20)])
+    answer = PolicyComparison(memory(WINDOW)).follow([Running(1, 33, 50, 20)])
     assert (asked(answer).num_used, asked(answer, NOT_FREED).num_unread) == (7, 26)
     assert asked(answer, NOT_FREED).num_slots == 160
 
 
 def test_latents_as_keys_and_values_take_as_much_more() -> None:
-    answer = Comparison(memory(LATENT)).follow([Running(number, 6, 20, 5) for number in (1, 2, 3)])
+    answer = PolicyComparison(memory(LATENT)).follow([Running(number, 6, 20, 5) for number in (1, 2, 3)])
     now, wide = asked(answer), asked(answer, EXPANDED)
     assert (now.num_placed, now.num_fitting) == (3, 20)
     assert (wide.num_slots, wide.slot_bytes) == (16, 160)
@@ -109,21 +109,23 @@ def test_latents_as_keys_and_values_take_as_much_more() -> None:
 
 
 def test_what_is_not_told_is_not_asked() -> None:
-    answer = Comparison(memory(KVGroup(kind="latent", block_bytes=64))).follow([])
+    answer = PolicyComparison(memory(KVGroup(kind="latent", block_bytes=64))).follow([])
     assert [(one.question, "how large" in one.why) for one in answer.not_asked] == [(EXPANDED, True)]
-    answer = Comparison(memory(KVGroup(kind="full"), KVGroup(kind="window", window=8))).follow([Running(1, 33, 50, 20)])
+    answer = PolicyComparison(memory(KVGroup(kind="full"), KVGroup(kind="window", window=8))).follow(
+        [Running(1, 33, 50, 20)]
+    )
     assert [(one.question, "how many bytes" in one.why) for one in answer.not_asked] == [(NOT_FREED, True)]
     assert {use.allocator for use in answer.policies} == {"paged"}
     assert asked(answer).num_used == 33 + 7
     state = KVGroup(kind="state", block_size=4096, block_bytes=64)
-    answer = Comparison(memory(FULL, WINDOW, state)).follow([])
+    answer = PolicyComparison(memory(FULL, WINDOW, state)).follow([])
     assert [(one.question, "States" in one.why) for one in answer.not_asked] == [(NOT_FREED, True)]
-    assert {use.question for use in Comparison(memory(FULL)).follow([]).policies} == {""}
+    assert {use.question for use in PolicyComparison(memory(FULL)).follow([]).policies} == {""}
 
 
 def test_a_state_is_a_block_however_long_the_request() -> None:
     state = KVGroup(kind="state", block_size=4096, block_bytes=64)
-    comparison = Comparison(memory(FULL, state))
+    comparison = PolicyComparison(memory(FULL, state))
     assert asked(comparison.follow([Running(1, 3, 50, 3)])).num_used == 3 + 4
     assert asked(comparison.follow([Running(1, 33, 50, 3)])).num_used == 33 + 4
     assert asked(comparison.follow([])).num_used == 0
@@ -136,7 +138,7 @@ def test_groups_with_pools_of_their_own() -> None:
         KVGroup(kind="window", num_layers=4, block_size=4, block_bytes=128, window=5, num_blocks=4),
         KVGroup(kind="state", block_size=256, block_bytes=100, num_blocks=3),
     )
-    comparison = Comparison(memory(*own, num_blocks=17, block_bytes=80))
+    comparison = PolicyComparison(memory(*own, num_blocks=17, block_bytes=80))
     answer = comparison.follow([Running(number, 8, 50, 8) for number in (1, 2, 3, 4)])
     use = asked(answer)
     assert (use.num_placed, use.num_waiting) == (3, 1), "of windows 4 tokens are read, in one page; states are 3"
@@ -154,16 +156,16 @@ def test_blocks_of_several_sizes_in_one_pool() -> None:
         KVGroup(kind="full", num_layers=8, block_size=16, block_bytes=256),
         KVGroup(kind="window", num_layers=2, block_size=4, block_bytes=64, window=8),
     )
-    use = asked(Comparison(memory(*groups)).follow([Running(1, 16, 50, 16)]))
+    use = asked(PolicyComparison(memory(*groups)).follow([Running(1, 16, 50, 16)]))
     assert use.num_used == 16 + 7
-    use = asked(Comparison(memory(*groups, block_size=16)).follow([Running(1, 16, 50, 16)]), block_size=16)
+    use = asked(PolicyComparison(memory(*groups, block_size=16)).follow([Running(1, 16, 50, 16)]), block_size=16)
     assert use.num_used == 4 * 16 + 7 * 4, "slots of a row, which is for 4 tokens of either"
 
 
 @pytest.mark.parametrize("groups", [(FULL, WINDOW, CHUNKS), (WINDOW,), (LATENT, WINDOW)])
 def test_through_churn_all_stays_whole(groups: tuple[KVGroup, ...]) -> None:
     rng, alive, number, waited = random.Random(5), dict[int, list[int]](), 0, 0
-    comparison = Comparison(memory(*groups, num_blocks=80, max_model_len=128))
+    comparison = PolicyComparison(memory(*groups, num_blocks=80, max_model_len=128))
     for _ in range(60):
         for gone in [n for n in alive if rng.random() < 0.15]:
             del alive[gone]
@@ -187,9 +189,9 @@ def test_through_churn_all_stays_whole(groups: tuple[KVGroup, ...]) -> None:
 
 def test_groups_that_cannot_be_are_refused() -> None:
     with pytest.raises(BadInput, match="-1"):
-        Comparison(memory(KVGroup(kind="window", window=-1)))
+        PolicyComparison(memory(KVGroup(kind="window", window=-1)))
     with pytest.raises(BadInput, match="65 KV groups"):
-        Comparison(memory(*[FULL] * 65))
+        PolicyComparison(memory(*[FULL] * 65))
 
 
 @pytest.mark.parametrize("other", [WINDOW, CHUNKS])
@@ -198,7 +200,7 @@ def test_the_engine_as_it_runs_is_as_the_scheduler_has_it(make_simulation, other
     layout = recorded_layout(CacheInfo(num_blocks=1, block_size=4, groups=told))
     requests = [(number * 0.5, 3 + number % 7, 2 + number % 17) for number in range(40)]
     simulation = make_simulation(requests, layout=layout, num_blocks=513, enable_prefix_caching=False)
-    comparison, most = Comparison(memory(*told, num_blocks=512)), 0
+    comparison, most = PolicyComparison(memory(*told, num_blocks=512)), 0
     while simulation.advance():
         placed = [request for request in simulation.scheduler.requests.values() if request.block_table]
         now = [

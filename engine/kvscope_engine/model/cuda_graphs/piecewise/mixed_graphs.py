@@ -17,7 +17,13 @@ from typing import Any, Final
 import torch
 
 from kvscope_engine.model.cuda_graphs.capture_failures import CaptureFailures, failure_of, failures_of, is_refusal
-from kvscope_engine.model.cuda_graphs.piecewise.piece_recorder import Attend, Crossings, CutContext, Pieces, Recorder
+from kvscope_engine.model.cuda_graphs.piecewise.piece_recorder import (
+    Attend,
+    Crossings,
+    CutContext,
+    PieceRecorder,
+    Pieces,
+)
 from kvscope_engine.model.device_memory.step_buffer import StepBuffer
 from kvscope_engine.model.input_batch.step_inputs import StepInputs
 from kvscope_engine.model.input_batch.step_tensors import StepTensors, put_inputs, put_padded
@@ -147,7 +153,7 @@ class MixedGraphs:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        pieces = Recorder(self._crossings, self._pool, self._stream).record(run)
+        pieces = PieceRecorder(self._crossings, self._pool, self._stream).record(run)
         self._captured[size] = _Captured(pieces, found[0], ids)
 
     def num_graphs(self, size: int) -> int:

@@ -40,7 +40,7 @@ class Crossings:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class AttentionCut:
     """Attention between two graphs: what the first leaves for it, and where the second looks for its result."""
 
     query: torch.Tensor
@@ -54,7 +54,7 @@ class Pieces:
     """One graph more than there are cuts."""
 
     graphs: list[Any] = field(default_factory=list)
-    cuts: list[Cut] = field(default_factory=list)
+    cuts: list[AttentionCut] = field(default_factory=list)
 
     def replay(self, context: PagedContext, num_tokens: int) -> None:
         """A step of `num_tokens`, whose attention is that of `context`; rows behind them attend to nothing."""
@@ -75,7 +75,7 @@ class CutContext(PagedContext):
         return self.attends(query, kv, options)
 
 
-class Recorder:
+class PieceRecorder:
     """Captures one run of the model; nothing is computed meanwhile, so that results are there with a replay."""
 
     def __init__(self, crossings: Crossings, pool: Any, stream: Any) -> None:
@@ -105,7 +105,7 @@ class Recorder:
     def _cut(self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions) -> torch.Tensor:
         rows = self._crossings.rows
         attended = query if options.latents is None else query.new_empty(*query.shape[:2], options.value_dim(query))
-        cut = Cut(rows("query", query), rows("attended", attended), kv, options)
+        cut = AttentionCut(rows("query", query), rows("attended", attended), kv, options)
         cut.query.copy_(query)
         if self._is_capturing:
             self._end()

@@ -24,7 +24,7 @@ class BlockTensors(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TensorColumns:
     """One tensor of the storage, and its columns of a place."""
 
     blocks: torch.Tensor
@@ -41,11 +41,11 @@ class BlockLayout:
         self.block_bytes = sum(row.shape[1] for row in rows)
         self.dtype = _WORDS[math.gcd(8, *(row.shape[1] for row in rows))]
         self.device = rows[0].device
-        self.parts: list[Part] = []
+        self.parts: list[TensorColumns] = []
         start = 0
         for row in rows:
             words = row.view(self.dtype)
-            self.parts.append(Part(words, slice(start, start + words.shape[1])))
+            self.parts.append(TensorColumns(words, slice(start, start + words.shape[1])))
             start += words.shape[1]
 
     def places(self, rows: torch.Tensor) -> torch.Tensor:

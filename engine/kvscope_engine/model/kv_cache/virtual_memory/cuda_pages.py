@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from kvscope_engine.model.kv_cache.virtual_memory.cuda_driver import CudaDriver
-from kvscope_engine.model.kv_cache.virtual_memory.page_layout import Layout
+from kvscope_engine.model.kv_cache.virtual_memory.page_layout import PageLayout
 from kvscope_engine.policy.allocation.address_space import MIB, AddressSpace
 from kvscope_telemetry.errors import KvscopeError
 
@@ -39,7 +39,7 @@ class CudaPages:
     ) -> None:
         self._driver = driver
         self._device = device
-        self._layout = Layout.of(block_bytes, space, page_bytes)
+        self._layout = PageLayout.of(block_bytes, space, page_bytes)
         self._synchronize = synchronize or (lambda: torch.cuda.synchronize(device))
         self._free: list[Any] = []  # handles of pages that are mapped nowhere
         self._mapped: dict[int, Any] = {}  # page number in the range -> handle of the page there

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from kvscope_engine.model.kv_cache.virtual_memory.page_layout import Layout
+from kvscope_engine.model.kv_cache.virtual_memory.page_layout import PageLayout
 from kvscope_engine.policy.allocation.address_space import MIB, AddressSpace
 from kvscope_telemetry.errors import KvscopeError
 
@@ -33,7 +33,7 @@ class HostPages:
     """`PagedMemory` of the host. Raises KvscopeError when the system refuses the addresses."""
 
     def __init__(self, block_bytes: Sequence[int], space: AddressSpace, page_bytes: int) -> None:
-        self._layout = Layout.of(block_bytes, space, page_bytes)
+        self._layout = PageLayout.of(block_bytes, space, page_bytes)
         self._memory = _reserve(self._layout.num_bytes, space)
         self._is_closed = False
 

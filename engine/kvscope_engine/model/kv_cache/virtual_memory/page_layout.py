@@ -10,7 +10,7 @@ from kvscope_engine.policy.allocation.address_space import AddressSpace, page_ra
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PageLayout:
     """Tensors of `space.num_rows` blocks, `block_bytes[i]` each, one after the other. Each starts with a page."""
 
     block_bytes: tuple[int, ...]
@@ -23,7 +23,7 @@ class Layout:
     """The most that are mapped at once."""
 
     @classmethod
-    def of(cls, block_bytes: Sequence[int], space: AddressSpace, page_bytes: int) -> Layout:
+    def of(cls, block_bytes: Sequence[int], space: AddressSpace, page_bytes: int) -> PageLayout:
         """The layout of a space that was made for these sizes."""
         sizes = [space.num_rows * size for size in block_bytes]
         assert not any(space.slot_blocks * size % page_bytes for size in block_bytes), "a slot is no whole pages"

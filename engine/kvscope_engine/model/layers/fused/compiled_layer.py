@@ -25,8 +25,8 @@ from kvscope_kernels.cpu.layer import CompiledLayer, DecodeStep, LayerForm, Norm
 from kvscope_kernels.rotate_write import Turn
 
 
-class WholeLayer:
-    """Stands in for a fused layer in the steps that it can do."""
+class CompiledFusedLayer:
+    """A fused layer compiled to C, which replaces the layer in the steps that it supports."""
 
     def __init__(self, layer: FusedLayer, form: LayerForm) -> None:
         self._number, self._head_dim = layer.attention.layer, layer.attention.head_dim
@@ -79,7 +79,7 @@ def compile_layers(module: nn.Module) -> int:
     for layer in layers:
         form = _form(layer) if isinstance(layer, FusedLayer) else None
         if form is not None and isinstance(layer, FusedLayer):
-            layer.whole = WholeLayer(layer, form)
+            layer.whole = CompiledFusedLayer(layer, form)
             count += 1
     return count
 

@@ -20,7 +20,7 @@ from kvscope_engine.model.layers.fused.fused_norm import FastRMSNorm
 
 
 class WholeLayer(Protocol):
-    """See `compiled_layer.WholeLayer`."""
+    """What can run a whole fused layer: `compiled_layer.CompiledFusedLayer`, or LoRA's stand-in for it."""
 
     def run(
         self,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 NO_SLOT: Final = -1
 
 
-class OtherRanks(Protocol):
+class LoraBroadcaster(Protocol):
     """Sends LoRA weights to the other ranks of tensor parallelism; implemented in `executor.leader`."""
 
     def fill(self, stack: str, slot: int, deltas: Callable[[Rank], Sequence[Delta | None]]) -> None:
@@ -50,7 +50,7 @@ class LoraAdapters:
         config: EngineConfig,
         loaded: LoadedModel,
         given: Sequence[tuple[LoraModule, AdapterWeights]],
-        others: OtherRanks | None = None,
+        others: LoraBroadcaster | None = None,
     ) -> None:
         slots = lora_slots(config, loaded, layers_of(given))
         assert slots is not None, "adapters are asked for"

@@ -22,7 +22,7 @@ from kvscope_engine.model.layers.fused.fused_mlp import FusedMLP
 from kvscope_engine.model.layers.fused.grouped_linear import GroupedLinear
 from kvscope_engine.model.layers.fused.int8_linear import Int8Linear
 from kvscope_engine.model.layers.fused.packed_linear import PackedLinear
-from kvscope_engine.model.layers.lora.lora_linear import InStep, LoraLinear, LoraStack, Part, StepSlots
+from kvscope_engine.model.layers.lora.lora_linear import InStep, LoraLinear, LoraStack, OutputSlice, StepSlots
 from kvscope_engine.model.layers.recurrent.recurrent_layers import recurrent_layers
 
 NUM_TOKENS: Final = 5
@@ -30,7 +30,7 @@ _LINEARS: Final = (nn.Linear, PackedLinear, GroupedLinear, Int8Linear)
 _FUSED: Final = "kvscope_fused"
 
 
-class Place(NamedTuple):
+class DeltaTarget(NamedTuple):
     """Where the delta of a linear layer goes."""
 
     stack: LoraStack
@@ -47,7 +47,7 @@ class _Site(NamedTuple):
 
     parent: nn.Module
     attribute: str
-    parts: tuple[Part, ...]
+    parts: tuple[OutputSlice, ...]
 
 
 class _UnlessAdapted:
@@ -74,7 +74,7 @@ def layer_names(module: nn.Module) -> frozenset[str]:
 
 def install(
     module: nn.Module, is_wanted: Callable[[str], bool], num_slots: int, max_rank: int, like: torch.Tensor
-) -> tuple[InStep, dict[str, Place]]:
+) -> tuple[InStep, dict[str, DeltaTarget]]:
     """Give the layers whose names are wanted `num_slots` slots of numbers such as `like`, in place.
 
     Returns what they are told of a step, and where each layer's delta goes.
@@ -93,12 +93,12 @@ def install(
         if isinstance(layer, FusedLayer) and layer.whole is not None:
             layer.whole = _UnlessAdapted(layer.whole, in_step)
     _run(module, in_step, like.device)
-    places: dict[str, Place] = {}
+    places: dict[str, DeltaTarget] = {}
     for site, lora in made:
         if not lora.was_called:
             setattr(site.parent, site.attribute, lora.linear)
             continue
-        places |= {part.name: Place(lora.lora_stack, number) for number, part in enumerate(lora.lora_stack.parts)}
+        places |= {part.name: DeltaTarget(lora.lora_stack, number) for number, part in enumerate(lora.lora_stack.parts)}
     return in_step, places
 
 
@@ -124,7 +124,7 @@ def _sites(module: Any) -> Iterator[_Site]:
 def _site(parent: nn.Module, attribute: str, prefix: str, names: Sequence[str], sizes: Sequence[int]) -> _Site:
     parts, start = [], 0
     for name, size in zip(names, sizes, strict=True):
-        parts.append(Part(f"{prefix}.{name}", start, size))
+        parts.append(OutputSlice(f"{prefix}.{name}", start, size))
         start += size
     return _Site(parent, attribute, tuple(parts))
 

@@ -52,7 +52,7 @@ class InStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class OutputSlice:
     """Columns of a layer's output that are a linear layer of the model as it came."""
 
     name: str
@@ -67,7 +67,7 @@ class LoraStack(nn.Module):
     """(slots, parts, rank, inputs)."""
 
     def __init__(
-        self, parts: Sequence[Part], num_inputs: int, num_slots: int, max_rank: int, like: torch.Tensor
+        self, parts: Sequence[OutputSlice], num_inputs: int, num_slots: int, max_rank: int, like: torch.Tensor
     ) -> None:
         super().__init__()
         self.parts = tuple(parts)

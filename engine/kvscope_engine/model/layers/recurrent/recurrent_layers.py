@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.functional import silu, softplus
 from transformers.cache_utils import LinearAttentionLayer
 
-from kvscope_engine.model.kv_cache.state_storage import LayerState, Slots, StateStorage
+from kvscope_engine.model.kv_cache.state_storage import LayerState, StateSlots, StateStorage
 from kvscope_engine.model.layers.attention_interface import uses_interface
 from kvscope_engine.model.layers.recurrent.mamba_update import calling, limits_steps, with_update_in_place
 
@@ -209,7 +209,7 @@ class StateBatch(StateStep):
     """Whether a sequence's tokens are a part of its prompt; none are if it is empty."""
     decodes: list[int] = field(default_factory=list)
     """Sequences that can be run together, where there are several, in the order of their slots."""
-    decode_slots: Slots | None = None
+    decode_slots: StateSlots | None = None
     """Where their states are."""
     decode_rows: slice | torch.Tensor | None = None
     """Rows of `decodes` in the batch, in the order of `decodes`; int64 on the device unless they are consecutive."""
@@ -223,7 +223,7 @@ class StateBatch(StateStep):
         if len(singles) > 1:
             self.decodes = sorted(singles, key=self.slots.__getitem__)
             slots = [self.slots[number] for number in self.decodes]
-            self.decode_slots = Slots(slots, self.storage.device)
+            self.decode_slots = StateSlots(slots, self.storage.device)
             rows = [self.query_start[number] for number in self.decodes]
             is_run = rows == list(range(rows[0], rows[0] + len(rows)))
             self.decode_rows = (

@@ -30,7 +30,7 @@ from kvscope_telemetry.messages.commands import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SamplerOutput:
     """What was drawn, on the device."""
 
     tokens: torch.Tensor
@@ -79,7 +79,7 @@ class Sampler:
         self._penalties.forget(request)
         self._biases.forget(request)
 
-    def draw(self, logits: torch.Tensor, inputs: SamplingInputs) -> Sampled:
+    def draw(self, logits: torch.Tensor, inputs: SamplingInputs) -> SamplerOutput:
         """logits (num_requests, vocabulary) -> a token a request. `logits` may be changed."""
         logits = logits.float()
         assert logits.shape[1] == inputs.vocab_size, f"logits of {inputs.vocab_size} tokens: {tuple(logits.shape)}"
@@ -94,8 +94,8 @@ class Sampler:
             ops_for(logits.device.type).allow_tokens(logits, inputs.forms.rows, inputs.forms.allowed)
         tokens = _tokens(logits, inputs.draw)
         if raw is None:
-            return Sampled(tokens, tokens, None, 0)
-        return Sampled(tokens, raw.pack(tokens), inputs.logprobs, raw.num_top)
+            return SamplerOutput(tokens, tokens, None, 0)
+        return SamplerOutput(tokens, raw.pack(tokens), inputs.logprobs, raw.num_top)
 
     def sample(self, logits: torch.Tensor, requests: Sequence[Request]) -> tuple[list[int], list[TokenLogprobs | None]]:
         """The same where no step's buffer is at hand, for logits on a CPU, and read."""

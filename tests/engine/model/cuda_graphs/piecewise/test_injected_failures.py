@@ -14,7 +14,7 @@ from tests.engine.test_step_loop import close_to, jobs_of, numbers, said_by
 from kvscope_engine import Engine
 from kvscope_engine.model.cuda_graphs import capture_failures
 from kvscope_engine.model.cuda_graphs.piecewise.mixed_graphs import MixedGraphs
-from kvscope_engine.model.cuda_graphs.piecewise.piece_recorder import Recorder
+from kvscope_engine.model.cuda_graphs.piecewise.piece_recorder import PieceRecorder
 from kvscope_engine.model.layers.forward import Forward
 from kvscope_engine.model.layers.sampling.sampler import Sampler
 from kvscope_engine.policy.plan import StepPlan
@@ -102,7 +102,7 @@ def test_a_hundred_failures_lose_no_request_that_can_be_run(
     mixed: MixedGraphs = runner._mixed
     sizes = mixed.sizes
     monkeypatch.setattr(runner, "launch", injector.watch(runner.launch))
-    monkeypatch.setattr(Recorder, "record", injector.wrap("capture", 0.4, SHORTAGES, Recorder.record))
+    monkeypatch.setattr(PieceRecorder, "record", injector.wrap("capture", 0.4, SHORTAGES, PieceRecorder.record))
     for name in ("logits", "fill", "logits_of"):
         broken = injector.wrap("allocation", 0.1, SHORTAGES, getattr(Forward, name))
         monkeypatch.setattr(Forward, name, injector.wrap("library", 0.1, OF_LIBRARIES, broken))

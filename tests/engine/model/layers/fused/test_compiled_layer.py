@@ -14,7 +14,7 @@ from kvscope_engine import Engine, EngineConfig, SamplingParams
 from kvscope_engine.model.device_memory.read_back import RowsBack
 from kvscope_engine.model.kv_cache.kv_storage import KVStorage, LayerShape
 from kvscope_engine.model.layers.attention.attention_scores import AttentionScores
-from kvscope_engine.model.layers.fused.compiled_layer import WholeLayer
+from kvscope_engine.model.layers.fused.compiled_layer import CompiledFusedLayer
 from kvscope_engine.model.layers.fused.fused_layer import FusedLayer
 from kvscope_engine.model.layers.fused.int8_linear import can_round
 from kvscope_engine.model.loaded_model import LoadedModel
@@ -53,7 +53,9 @@ class Counted:
 def counted_layers(module: Any) -> list[Counted]:
     """Those of the model that have one, each with a count."""
     layers = [getattr(part, "kvscope_fused", None) for part in module.modules()]
-    wholes = [layer for layer in layers if isinstance(layer, FusedLayer) and isinstance(layer.whole, WholeLayer)]
+    wholes = [
+        layer for layer in layers if isinstance(layer, FusedLayer) and isinstance(layer.whole, CompiledFusedLayer)
+    ]
     for layer in wholes:
         layer.whole = Counted(layer.whole)
     return [layer.whole for layer in wholes if isinstance(layer.whole, Counted)]

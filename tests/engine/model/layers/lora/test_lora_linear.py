@@ -12,7 +12,7 @@ from torch import nn
 from kvscope_engine.model.layers.fused.grouped_linear import GroupedLinear
 from kvscope_engine.model.layers.fused.int8_linear import Int8Linear, can_round
 from kvscope_engine.model.layers.fused.packed_linear import FusedLinear, PackedLinear, can_pack
-from kvscope_engine.model.layers.lora.lora_linear import InStep, LoraLinear, LoraStack, Part, StepSlots
+from kvscope_engine.model.layers.lora.lora_linear import InStep, LoraLinear, LoraStack, OutputSlice, StepSlots
 from kvscope_engine.model.layers.lora.peft_folder import Delta
 from kvscope_engine.model.layers.recurrent.recurrent_layers import CallRows
 from kvscope_kernels.quantized_linear.grouped_weight import rounded
@@ -47,7 +47,7 @@ def deltas(seed: int, rank: int) -> list[Delta]:
 
 def made(linear: Any) -> tuple[LoraLinear, list[list[Delta | None]], InStep]:
     """Slot 0 has both parts, slot 1 one of them, slot 2 neither."""
-    parts = [Part("one", 0, SIZES[0]), Part("two", SIZES[0], SIZES[1])]
+    parts = [OutputSlice("one", 0, SIZES[0]), OutputSlice("two", SIZES[0], SIZES[1])]
     stack = LoraStack(parts, IN, SLOTS, RANK, torch.empty(0))
     held: list[list[Delta | None]] = [[*deltas(1, 4)], [None, deltas(2, 3)[1]], [None, None]]
     for slot, each in enumerate(held):
