@@ -30,7 +30,7 @@ _SAME_NS: Final = 1_000_000
 
 
 @dataclass(eq=False)
-class Member:
+class LinkedWindow:
     """A linked window."""
 
     window: MainWindow
@@ -56,8 +56,8 @@ class LinkedTimes(QObject):
     def __init__(self, parent: QObject | None = None, is_active: Callable[[MainWindow], bool] | None = None) -> None:
         super().__init__(parent)
         self._is_active = is_active or _is_active
-        self._members: list[Member] = []
-        self._leader: Member | None = None
+        self._members: list[LinkedWindow] = []
+        self._leader: LinkedWindow | None = None
         self._is_following = False
         """What happens now is done by us, not by a person."""
         self.is_on = False
@@ -66,7 +66,7 @@ class LinkedTimes(QObject):
 
     def add(self, window: MainWindow) -> None:
         """Take in a window that was opened; it follows while times are linked."""
-        member = Member(window)
+        member = LinkedWindow(window)
         self._members.append(member)
         window.linking.connect(self.link)
         window.closing.connect(self._remove)
@@ -108,16 +108,16 @@ class LinkedTimes(QObject):
 
     # private: what a person does
 
-    def _on_moved(self, member: Member) -> None:
+    def _on_moved(self, member: LinkedWindow) -> None:
         if self.is_on and not self._is_following and self._is_active(member.window):
             self._leader = member
             member.sent_ns = None
 
-    def _on_range(self, member: Member) -> None:
+    def _on_range(self, member: LinkedWindow) -> None:
         if self.is_on and not self._is_following and self._is_active(member.window):
             self._share_range(member)
 
-    def _on_selected(self, member: Member) -> None:
+    def _on_selected(self, member: LinkedWindow) -> None:
         if not self.is_on or self._is_following or not self._is_active(member.window):
             return
         self._is_following = True
@@ -153,7 +153,7 @@ class LinkedTimes(QObject):
                 member.offset_ns = 0 if overlaps else own[0] - first[0]
                 self._tell()
 
-    def _follow_time(self, member: Member, leader: Member, offset_ns: int) -> None:
+    def _follow_time(self, member: LinkedWindow, leader: LinkedWindow, offset_ns: int) -> None:
         timeline, lead = member.session.timeline, leader.session.timeline
         if leader.is_live and not timeline.is_file:
             member.sent_ns = None
@@ -173,7 +173,7 @@ class LinkedTimes(QObject):
         else:
             _stand(member, nearest_ns)
 
-    def _share_range(self, member: Member) -> None:
+    def _share_range(self, member: LinkedWindow) -> None:
         """Show the visible range of `member` in the other windows."""
         span, self._is_following = member.session.timeline.visible_range.span, True
         try:
@@ -191,13 +191,13 @@ class LinkedTimes(QObject):
             member.window.can_link(len(self._members) > 1)
             member.window.show_linked(self._words(member) if self.is_on else "")
 
-    def _words(self, member: Member, *, is_there: bool = True) -> str:
+    def _words(self, member: LinkedWindow, *, is_there: bool = True) -> str:
         if not is_there:
             return "Times linked: nothing recorded then"
         return "Times linked" if not member.offset_ns else "Times linked by their starts"
 
 
-def _play_along(member: Member, lead: Timeline, wanted_ns: int) -> None:
+def _play_along(member: LinkedWindow, lead: Timeline, wanted_ns: int) -> None:
     """At the same speed; whoever is ahead waits, and far behind it jumps."""
     timeline, member.sent_ns = member.session.timeline, None
     if timeline.speed != lead.speed:
@@ -211,7 +211,7 @@ def _play_along(member: Member, lead: Timeline, wanted_ns: int) -> None:
         timeline.play()
 
 
-def _stand(member: Member, time_ns: int) -> None:
+def _stand(member: LinkedWindow, time_ns: int) -> None:
     timeline = member.session.timeline
     if timeline.is_playing:
         timeline.pause()

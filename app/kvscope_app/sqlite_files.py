@@ -18,8 +18,8 @@ _WAIT_FOR_OTHERS_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """What must be in a file."""
+class SqliteSchema:
+    """The tables that a database file must have, and their version."""
 
     version: int
     tables: str
@@ -30,31 +30,31 @@ class Layout:
     """What a person calls what is in it: `conversations`."""
 
 
-def open_sqlite(path: Path, layout: Layout, warnings: list[str]) -> sqlite3.Connection:
+def open_sqlite(path: Path, schema: SqliteSchema, warnings: list[str]) -> sqlite3.Connection:
     """The database at `path`, made when there is none. A damaged one is kept aside, which `warnings` tell.
 
     Raises OSError or sqlite3.Error where there can be none now.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
-        return _open(path, layout)
+        return _open(path, schema)
     except sqlite3.OperationalError:  # locked, full, read-only: nothing is wrong with what is in it
         raise
     except sqlite3.DatabaseError as error:
         aside = _set_aside(path)
-        warnings.append(f"The {layout.what} could not be read; its file was set aside as {aside.name} ({error})")
-        return _open(path, layout)
+        warnings.append(f"The {schema.what} could not be read; its file was set aside as {aside.name} ({error})")
+        return _open(path, schema)
 
 
-def _open(path: Path, layout: Layout) -> sqlite3.Connection:
+def _open(path: Path, schema: SqliteSchema) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=_WAIT_FOR_OTHERS_S, isolation_level=None)
     try:
         problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if problem != "ok":
             raise sqlite3.DatabaseError(str(problem)[:200])
-        if connection.execute("PRAGMA user_version").fetchone()[0] < layout.version:
-            _make(connection, layout)
-        connection.execute(layout.probe)
+        if connection.execute("PRAGMA user_version").fetchone()[0] < schema.version:
+            _make(connection, schema)
+        connection.execute(schema.probe)
     except BaseException:
         connection.close()
         raise
@@ -63,14 +63,14 @@ def _open(path: Path, layout: Layout) -> sqlite3.Connection:
     return connection
 
 
-def _make(connection: sqlite3.Connection, layout: Layout) -> None:
+def _make(connection: sqlite3.Connection, schema: SqliteSchema) -> None:
     """What is to be in the file. While others make it, a change of the journal fails at once: it is tried again."""
     end_s = time.monotonic() + _WAIT_FOR_OTHERS_S
     while True:
         try:
             connection.execute("PRAGMA journal_mode=WAL")
-            connection.executescript(layout.tables)
-            connection.execute(f"PRAGMA user_version={layout.version}")
+            connection.executescript(schema.tables)
+            connection.execute(f"PRAGMA user_version={schema.version}")
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > end_s:
                 raise

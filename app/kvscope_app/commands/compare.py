@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvscope_app.command_line import Options
-from kvscope_app.commands.progress import Progress
+from kvscope_app.commands.progress import ProgressBar
 from kvscope_app.option_values import moment
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.printable import print_line, print_text
@@ -81,7 +81,7 @@ def _run(path: Path, args: argparse.Namespace) -> Run:
     from kvscope_telemetry.recordings.overview import read_overview
     from kvscope_telemetry.recordings.reader import Recording
 
-    with Progress(f"reading {path.name}") as progress:
+    with ProgressBar(f"reading {path.name}") as progress:
         recording = Recording.open(path)
         span = span_of(recording, args.from_s, args.until_s)
         return Run(recording, read_overview(recording, progress.watch), span)

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from kvscope_app.commands.progress import Progress
+from kvscope_app.commands.progress import ProgressBar
 from kvscope_app.option_values import add_goals, moment
 from kvscope_app.pictures.names import STILLS, VIDEOS, is_picture
 from kvscope_app.pictures.picture_options import add_picture_options, wish_of
@@ -78,7 +78,7 @@ def _export_data(args: argparse.Namespace) -> int:
     wanted, goals = exports.ExportTarget.of(args.out, args.kind, args.to), read_goals(args.goodput)
     if goals and wanted.suffix not in exports.REPORT_FORMATS:
         raise BadInput(f"--goodput goes with {', '.join(exports.REPORT_FORMATS)}, not with {wanted.suffix}")
-    with Progress("exporting") as progress:
+    with ProgressBar("exporting") as progress:
         recording = Recording.open(named_recording(args.file))
         beside = read_bookmarks(bookmark_file(recording))
         exports.export(recording, wanted, args.from_s, args.until_s, progress.watch, beside, goals)
@@ -99,7 +99,7 @@ def _export_picture(args: argparse.Namespace) -> int:
     require_sound_qt()
     from kvscope_app.pictures.picture_command import make
 
-    with Progress("exporting", always=args.tell_progress) as progress:
+    with ProgressBar("exporting", always=args.tell_progress) as progress:
         recording = Recording.open(named_recording(args.file))
         make(recording, wish, progress.watch)
     _report(args.out, recording.note)

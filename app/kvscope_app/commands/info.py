@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kvscope_app.commands.progress import Progress
+from kvscope_app.commands.progress import ProgressBar
 from kvscope_app.look.number_text import seconds
 from kvscope_app.option_values import add_goals
 from kvscope_telemetry.plural import counted
@@ -57,7 +57,7 @@ def info(args: argparse.Namespace) -> int:
     from kvscope_telemetry.recordings.reader import Recording
 
     goals, kept = read_goals(args.goodput), None
-    with Progress("reading") as progress:
+    with ProgressBar("reading") as progress:
         recording = Recording.open(named_recording(args.file))
         overview, span = read_overview(recording, progress.watch), span_of(recording)
         if goals:

@@ -10,8 +10,8 @@ from typing import Self
 SHOW_AFTER_S = 0.5
 
 
-class Progress:
-    """A context manager; `watch` is told the share that is done, 0 to 1."""
+class ProgressBar:
+    """Context manager that shows progress; call `watch` with the share that is done, 0 to 1."""
 
     def __init__(self, what: str, *, always: bool = False) -> None:
         """`always`: on standard output, a line each, for a program that reads them."""

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from kvscope_app.commands.progress import Progress
+from kvscope_app.commands.progress import ProgressBar
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.printable import print_line
 from kvscope_telemetry.recordings.sample import is_sample, named_recording
@@ -37,7 +37,7 @@ def recover(args: argparse.Namespace) -> int:
     out = args.out or (Path(name) if is_sample(file) else file.with_name(name))
     if out.resolve() == file.resolve():
         raise BadInput(f"--out {str(out)!r} is the input file: choose another name")
-    with Progress("recovering") as progress:
+    with ProgressBar("recovering") as progress:
         recording = Recording.open(file)
         done = save(recording, out, watch=progress.watch)
     lost = f", {done.num_without_state:,} of them without a preceding state" if done.num_without_state else ""

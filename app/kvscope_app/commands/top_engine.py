@@ -73,7 +73,7 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
     power_watts: float | None = None
 
 
-class EngineReading(msgspec.Struct, frozen=True, kw_only=True):
+class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """An engine at a moment. None is unknown, never 0. Tokens a second are of the last ten seconds, the hit rate, first
     tokens and preemptions of the last minute."""
 
@@ -133,15 +133,15 @@ class WatchedEngine:
         state = self._source.status.state
         return state in (SourceState.REFUSED, SourceState.ENDED) or (state in TELLING and self._notes.has_seconds)
 
-    def read(self, order: str = "blocks", limit: int = MAX_REQUESTS) -> EngineReading:
+    def read(self, order: str = "blocks", limit: int = MAX_REQUESTS) -> EngineStatus:
         """Return the engine's present figures, with at most `limit` requests in the `order` of one of `ORDERS`. Never
         blocks.
         """
         if self._source is None:
-            return EngineReading(address=self._address.text, state=SourceState.REFUSED, reason=self._refusal)
+            return EngineStatus(address=self._address.text, state=SourceState.REFUSED, reason=self._refusal)
         self._source.take_update()  # the notes are made of what the sink is given
         status = self._source.status
-        reading = EngineReading(address=self._source.name, state=status.state, reason=status.reason)
+        reading = EngineStatus(address=self._source.name, state=status.state, reason=status.reason)
         return self._notes.enriched(reading, status, ORDERS[order], limit)
 
     def close(self) -> None:
@@ -187,7 +187,7 @@ class _Notes:
                 self._sample = message
             return not (isinstance(message, Frame) and self._follower.is_lost)
 
-    def enriched(self, reading: EngineReading, status: SourceStatus, order: RequestOrder, limit: int) -> EngineReading:
+    def enriched(self, reading: EngineStatus, status: SourceStatus, order: RequestOrder, limit: int) -> EngineStatus:
         """`reading` with what is known of it."""
         with self._lock:
             self._follower.settle()

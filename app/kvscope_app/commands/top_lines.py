@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from kvscope_app.commands.top_engine import RATE_S, WINDOW_S, EngineReading, RequestReading
+from kvscope_app.commands.top_engine import RATE_S, WINDOW_S, EngineStatus, RequestReading
 from kvscope_app.look.number_text import NOTHING, UNKNOWN, count, num_bytes, percent, plural, seconds
 from kvscope_app.session.state_text import STATE_COLORS, STATE_WORDS
 from kvscope_telemetry.printable import printable
@@ -49,7 +49,7 @@ _STATE_STYLES: Final = {"good": Style.GOOD, "warn": Style.WARN, "bad": Style.BAD
 _COLUMNS: Final = (("request", 9), ("state", 10), ("tokens", 9), ("blocks", 8), ("age", 10))
 
 
-def engine_lines(reading: EngineReading, width: int, *, is_chosen: bool = False) -> list[Line]:
+def engine_lines(reading: EngineStatus, width: int, *, is_chosen: bool = False) -> list[Line]:
     """Return everything about an engine except its requests."""
     lines = [_head(reading, is_chosen=is_chosen)]
     if reading.reason:
@@ -64,7 +64,7 @@ def engine_lines(reading: EngineReading, width: int, *, is_chosen: bool = False)
     return _cut(lines, width)
 
 
-def short_line(reading: EngineReading, width: int, *, is_chosen: bool = False) -> Line:
+def short_line(reading: EngineStatus, width: int, *, is_chosen: bool = False) -> Line:
     """An engine in one line, where there is no room for more."""
     usage = NOTHING if reading.usage is None else percent(reading.usage, 0)
     figures = f"  KV {usage}  {_count(reading.num_running)} running  {_count(reading.num_waiting)} waiting"
@@ -72,7 +72,7 @@ def short_line(reading: EngineReading, width: int, *, is_chosen: bool = False) -
     return _cut([(mark, name, gap, state, Styled(figures))], width)[0]
 
 
-def request_lines(reading: EngineReading, width: int, num_rows: int, order: str) -> list[Line]:
+def request_lines(reading: EngineStatus, width: int, num_rows: int, order: str) -> list[Line]:
     """The requests that come first, at most `num_rows` lines with their heading; nothing where none can be told."""
     if num_rows < 2 or reading.num_running is None:
         return []
@@ -117,7 +117,7 @@ def in_encoding(text: str, encoding: str) -> str:
     return text
 
 
-def _head(reading: EngineReading, *, is_chosen: bool) -> Line:
+def _head(reading: EngineStatus, *, is_chosen: bool) -> Line:
     style = _STATE_STYLES.get(STATE_COLORS[reading.state], Style.MUTED)
     about = "  ".join(
         printable(word) for word in (f"{reading.engine} {reading.version}".strip(), reading.model) if word
@@ -131,7 +131,7 @@ def _head(reading: EngineReading, *, is_chosen: bool) -> Line:
     )
 
 
-def _pool(reading: EngineReading, width: int) -> list[Line]:
+def _pool(reading: EngineStatus, width: int) -> list[Line]:
     if not reading.num_blocks or reading.held_blocks is None:
         return [(Styled("  KV "), Styled(UNKNOWN, Style.MUTED))]
     usage = " " + percent(reading.usage, 0).rjust(5)
@@ -155,7 +155,7 @@ def _pool(reading: EngineReading, width: int) -> list[Line]:
     return lines + [(Styled(f"  {line}"),) for line in _wrapped(items, _GAP, width - 2)]
 
 
-def _shares(reading: EngineReading, size: int) -> tuple[int, int, int]:
+def _shares(reading: EngineStatus, size: int) -> tuple[int, int, int]:
     """Of a bar's cells; a part that there is at all has one where it fits."""
     total = max(reading.num_blocks or 0, 1)
     left, shares = size, []
@@ -166,7 +166,7 @@ def _shares(reading: EngineReading, size: int) -> tuple[int, int, int]:
     return shares[0], shares[1], left if reading.free_blocks is not None else 0
 
 
-def _rates(reading: EngineReading) -> list[str]:
+def _rates(reading: EngineStatus) -> list[str]:
     bound = "≤ " * reading.is_first_token_bound if reading.first_token_p50_s is not None else ""
     hits = NOTHING if reading.hit_rate is None else percent(reading.hit_rate, 0)
     return [
@@ -180,7 +180,7 @@ def _rates(reading: EngineReading) -> list[str]:
     ]
 
 
-def _device(reading: EngineReading) -> list[str]:
+def _device(reading: EngineStatus) -> list[str]:
     device = reading.device
     name = [printable(device.name)] if device.name else []
     used = NOTHING if device.memory_used_bytes is None else num_bytes(device.memory_used_bytes)

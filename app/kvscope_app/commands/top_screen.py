@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from kvscope_app.commands.top_engine import ORDERS, EngineReading, WatchedEngine
+from kvscope_app.commands.top_engine import ORDERS, EngineStatus, WatchedEngine
 from kvscope_app.commands.top_lines import (
     Line,
     Style,
@@ -72,7 +72,7 @@ class _Screen:
     def run(self) -> None:
         """Draw, listen, until somebody quits."""
         drawn_s = 0.0
-        readings: list[EngineReading] = []
+        readings: list[EngineStatus] = []
         while True:
             if time.monotonic() - drawn_s >= DRAW_S:
                 readings = [engine.read(self._orders[0]) for engine in self._engines]
@@ -94,7 +94,7 @@ class _Screen:
             elif key < 0 and time.monotonic() - asked_s < _KEY_MS / 2_000:
                 time.sleep(_KEY_MS / 1_000)  # a terminal that is gone answers at once
 
-    def _draw(self, readings: Sequence[EngineReading]) -> None:
+    def _draw(self, readings: Sequence[EngineStatus]) -> None:
         height, width = self._window.getmaxyx()
         self._window.erase()
         for row, line in enumerate(self._lines(readings, width, height - 1)):
@@ -103,7 +103,7 @@ class _Screen:
         self._put(height - 1, (Styled((_KEYS + engines)[: max(width - 1, 0)], Style.MUTED),))
         self._window.refresh()
 
-    def _lines(self, readings: Sequence[EngineReading], width: int, height: int) -> list[Line]:
+    def _lines(self, readings: Sequence[EngineStatus], width: int, height: int) -> list[Line]:
         """From top to bottom, not more than `height`: engines, requests of the chosen one, what figures are of."""
         blocks = [engine_lines(each, width, is_chosen=at == self._chosen) for at, each in enumerate(readings)]
         if sum(map(len, blocks)) > height - _MIN_REQUEST_ROWS:

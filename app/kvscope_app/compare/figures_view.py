@@ -16,8 +16,8 @@ from kvscope_app.look.fonts import sans
 from kvscope_app.look.makers import label
 from kvscope_app.look.plain_text import PlainLabel, plain_tip
 from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.look.widgets import Segments
-from kvscope_app.views.table import Index, Table, TableHead, TableModel
+from kvscope_app.look.widgets import SegmentedControl
+from kvscope_app.views.table import Index, RowTable, TableHead, TableModel
 from kvscope_telemetry.exports.comparison.comparison import Comparison, ComparisonRow
 from kvscope_telemetry.exports.comparison.spread import Verdict
 
@@ -101,8 +101,8 @@ class FiguresView(QWidget):
         self.setAccessibleName("Key figures of both runs")
         self.comparison: Comparison | None = None
         self.model = FiguresModel(self)
-        self.table = Table("Key figures", many=True)
-        self.ranges = Segments(["Whole recordings", "Visible range"], "Range")
+        self.table = RowTable("Key figures", many=True)
+        self.ranges = SegmentedControl(["Whole recordings", "Visible range"], "Range")
         self.ranges.set_tip(1, "Figures of the range that the charts show")
         self.ranges.chosen.connect(self._choose)
         self.of_shown = False

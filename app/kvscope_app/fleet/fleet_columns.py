@@ -9,7 +9,7 @@ from typing import Final
 from kvscope_app.fleet.map_picture import SIZE
 from kvscope_app.look.number_text import NOTHING, count, percent, plural, seconds
 from kvscope_app.session.state_text import STATE_WORDS
-from kvscope_app.views.table import Column
+from kvscope_app.views.table import TableColumn
 from kvscope_telemetry.external.engines import engine_name
 from kvscope_telemetry.fleet.row import FleetRow
 from kvscope_telemetry.messages.model_names import short_name
@@ -24,7 +24,7 @@ MAP, NAME, STATE, ENGINE, VERSION, MODEL, USAGE, RUNNING, WAITING, FIRST_TOKEN, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetColumn(Column[[FleetRow]]):
+class FleetColumn(TableColumn[[FleetRow]]):
     """A column; without a `key` it sorts by its text."""
 
     width: int = 0

@@ -81,7 +81,7 @@ class FittingLabel(ElidedLabel):
 
 
 _SPACING = 1
-"""Between the buttons of `Segments`."""
+"""Pixels between the buttons of a `SegmentedControl`."""
 _LEAST = 10
 """Beside the word of a button that gives way."""
 _CLOSE = "padding-left: 3px; padding-right: 3px;"
@@ -99,7 +99,7 @@ class _YieldingButton(QToolButton):
         return QSize(least, super().minimumSizeHint().height())
 
 
-class Segments(QFrame):
+class SegmentedControl(QFrame):
     """A row of buttons of which one is pressed."""
 
     chosen = Signal(int)

@@ -20,7 +20,7 @@ from PySide6.QtWidgets import QAbstractButton, QApplication, QComboBox, QLineEdi
 from kvscope_app.look.fonts import sans
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.theming.apply_theme import apply_theme
-from kvscope_app.look.widgets import Segments
+from kvscope_app.look.widgets import SegmentedControl
 from kvscope_app.views.base import HINT, View
 from kvscope_telemetry.whole_file import write_whole
 
@@ -148,7 +148,7 @@ def _leave_out_controls(painter: QPainter, view: View) -> None:
 
 def is_control(widget: QWidget) -> bool:
     """Whether `widget` is of use only to a person at the window."""
-    kinds = (QAbstractButton, QComboBox, QLineEdit, QScrollBar, Segments)
+    kinds = (QAbstractButton, QComboBox, QLineEdit, QScrollBar, SegmentedControl)
     return isinstance(widget, kinds) or widget.property(HINT) is True
 
 

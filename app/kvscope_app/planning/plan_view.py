@@ -13,7 +13,7 @@ from kvscope_app.look.makers import label, number_label
 from kvscope_app.look.number_text import count, num_bytes, percent
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel
-from kvscope_app.views.memory.bar import Segment, StackedBar, Swatch
+from kvscope_app.views.memory.bar import BarSegment, StackedBar, Swatch
 from kvscope_telemetry.messages.memory_plan import (
     MISSING,
     Change,
@@ -122,7 +122,7 @@ class PlanView(QScrollArea):
         bar.setAccessibleName("Memory breakdown")
         bar.show_segments(
             [
-                Segment(part.num_bytes / whole, self._color(part), f"{part.name}: {num_bytes(part.num_bytes)}")
+                BarSegment(part.num_bytes / whole, self._color(part), f"{part.name}: {num_bytes(part.num_bytes)}")
                 for part in held
             ]
         )

@@ -14,7 +14,7 @@ from kvscope_app.look.number_text import num_bytes, seconds
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.recent_recordings.folder_scanner import ListedRecording, RecordingHeader
-from kvscope_app.views.table import Column, Index, TableHead, TableModel
+from kvscope_app.views.table import Index, TableColumn, TableHead, TableModel
 
 _ROOT: Final = QModelIndex()
 NAME, RECORDED, LENGTH, SIZE, MODEL, ENGINE = range(6)
@@ -22,7 +22,7 @@ NAME, RECORDED, LENGTH, SIZE, MODEL, ENGINE = range(6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordingColumn(Column[[ListedRecording]]):
+class RecordingColumn(TableColumn[[ListedRecording]]):
     """A column; `key` gives what it is sorted by."""
 
     key: Callable[[ListedRecording], float | str]

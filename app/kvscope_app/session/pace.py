@@ -20,8 +20,8 @@ _CALM_AFTER_NS: Final = 8_000_000_000
 """By then the summary of the last busy second came as well."""
 
 
-class Pace(QTimer):
-    """`timeout` is when to look."""
+class PollTimer(QTimer):
+    """Timer whose `timeout` says when to poll the source."""
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent, timerType=Qt.TimerType.PreciseTimer, interval=FRAME_MS)

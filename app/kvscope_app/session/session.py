@@ -19,7 +19,7 @@ from kvscope_app.session.history import History
 from kvscope_app.session.kept.bookmarks import Bookmarks
 from kvscope_app.session.kept.own_handle import OwnHandle
 from kvscope_app.session.links import Player, contents_of, link_of, player_of
-from kvscope_app.session.pace import FRAME_MS, Pace
+from kvscope_app.session.pace import FRAME_MS, PollTimer
 from kvscope_app.session.session_requests import LiveRequests, RecordedRequests
 from kvscope_app.session.source_timeline import SourceTimeline
 from kvscope_app.session.state_text import KEPT_AGAIN, not_kept_text
@@ -96,7 +96,7 @@ class Session(QObject):
         self._selects_whom = False
         """Whether the request of the event that is shown is to be selected, once its engine start is what is shown."""
         self._told_failure = ""
-        self.pace = Pace(self)
+        self.pace = PollTimer(self)
         self.pace.timeout.connect(self.poll)
         self.timeline.updated.connect(self._add_to_requests)
         self.timeline.moved.connect(self._look_often)

@@ -26,7 +26,7 @@ Place = Annotated[float, msgspec.Meta(ge=-1, le=2)]
 AREAS: Final = ("left", "right", "bottom", "top")
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class LayoutPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Views behind tabs, parts side by side (`across`), or parts one below another (`down`): one of the three."""
 
     share: Share = 1.0
@@ -34,11 +34,11 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     tabs: tuple[str, ...] = ()
     front: str = ""
     """Which of the tabs is seen; empty: the first."""
-    across: tuple[Part, ...] = ()
-    down: tuple[Part, ...] = ()
+    across: tuple[LayoutPart, ...] = ()
+    down: tuple[LayoutPart, ...] = ()
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[LayoutPart, ...]:
         """What it is divided into."""
         return self.across or self.down
 
@@ -47,7 +47,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """The first view in it."""
         return self.tabs[0] if self.tabs else self.parts[0].first
 
-    def leaves(self) -> Iterator[Part]:
+    def leaves(self) -> Iterator[LayoutPart]:
         """Its stacks of tabs."""
         if self.tabs:
             yield self
@@ -77,16 +77,16 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class WindowLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Which views are open, and where. A view that is not named is closed."""
 
-    left: Part | None = None
-    right: Part | None = None
-    bottom: Part | None = None
-    top: Part | None = None
+    left: LayoutPart | None = None
+    right: LayoutPart | None = None
+    bottom: LayoutPart | None = None
+    top: LayoutPart | None = None
     floating: dict[str, tuple[Place, Place, Share, Share]] = {}
     """Views in windows of their own: left, top, width and height, of the screen."""
     choices: Choices = Choices()
 
     @property
-    def areas(self) -> dict[str, Part]:
+    def areas(self) -> dict[str, LayoutPart]:
         """Those in which there is anything."""
         return {name: part for name in AREAS if (part := getattr(self, name)) is not None}
 
@@ -140,7 +140,7 @@ def write_layout(path: str | Path, layout: WindowLayout) -> None:
         raise BadInput(f"layout {path} cannot be written: {error.strerror or error}") from error
 
 
-def _check_part(part: Part, depth: int = 0) -> None:
+def _check_part(part: LayoutPart, depth: int = 0) -> None:
     if sum(map(bool, (part.tabs, part.across, part.down))) != 1:
         raise BadInput("each part needs one of tabs, across and down")
     if part.front and part.front not in part.tabs:

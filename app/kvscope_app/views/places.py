@@ -44,7 +44,7 @@ _WHERE: Final = {Tier.HOST: "in host memory", Tier.DISK: "on disk", Tier.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BlockLocation:
     """One row: its tier, and its number within it."""
 
     tier: Tier
@@ -111,16 +111,16 @@ def tier_rows(cache: CacheInfo, tier: Tier) -> slice:
     return slice(rows.start, rows.stop)
 
 
-def place_of(cache: CacheInfo, row: int) -> Place:
+def place_of(cache: CacheInfo, row: int) -> BlockLocation:
     """Where row `row` of the ledger is, 0 <= row; rows past `cache.num_rows` are of a tier of a later version."""
     if row >= cache.num_rows:
-        return Place(Tier.UNKNOWN, row - cache.num_rows)
+        return BlockLocation(Tier.UNKNOWN, row - cache.num_rows)
     tier = max((t for t in section_sizes(cache) if tier_rows(cache, t).start <= row), default=Tier.HBM)
     if tier is Tier.HBM and cache.slot_blocks:
         slot, place = divmod(row, cache.slot_blocks)
         first = place * cache.block_size
-        return Place(tier, row, slot, (first, first + cache.block_size - 1))
-    return Place(tier, row - tier_rows(cache, tier).start)
+        return BlockLocation(tier, row, slot, (first, first + cache.block_size - 1))
+    return BlockLocation(tier, row - tier_rows(cache, tier).start)
 
 
 def tier_title(tier: Tier, device: DeviceInfo) -> str:

@@ -21,7 +21,7 @@ _SAMPLE_PAD: Final = 26
 
 
 @dataclass(frozen=True, slots=True)
-class Column(Generic[_P]):
+class TableColumn(Generic[_P]):
     """A column; `text` says how a cell reads, of whatever the model has of a row."""
 
     title: str
@@ -43,7 +43,7 @@ class TableHead:
     """Columns of numbers."""
 
     @classmethod
-    def of(cls, columns: Sequence[Column[...]]) -> Self:
+    def of(cls, columns: Sequence[TableColumn[...]]) -> Self:
         """The head of a table with these columns."""
         numbers = frozenset(place for place, column in enumerate(columns) if column.is_number)
         return cls([column.title for column in columns], [column.tip for column in columns], numbers)
@@ -78,7 +78,7 @@ class TableModel(QAbstractTableModel):
         return self.table_head.data(section, orientation, role)
 
 
-class Table(QTableView):
+class RowTable(QTableView):
     """A table without lines, whose rows are chosen whole: one, or with `many` several."""
 
     def __init__(self, name: str, *, many: bool) -> None:
@@ -99,7 +99,7 @@ class Table(QTableView):
         self.verticalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
         self.verticalHeader().setDefaultSectionSize(self.fontMetrics().height() + scaled(padding))
 
-    def fit_samples(self, columns: Sequence[Column[...]]) -> None:
+    def fit_samples(self, columns: Sequence[TableColumn[...]]) -> None:
         """Make each column as wide as its sample and its title."""
         self.horizontalHeader().setMinimumSectionSize(40)
         for place, column in enumerate(columns):
@@ -121,7 +121,7 @@ class SwatchDelegate(QStyledItemDelegate):
             option.icon = icon
 
 
-class OpenableTable(Table):
+class OpenableTable(RowTable):
     """A table whose selected rows are opened by Enter and by a double click."""
 
     open_wanted = Signal()

@@ -21,7 +21,7 @@ import msgspec
 import pytest
 from tests.telemetry.conftest import make_endpoint, serve
 
-from kvscope_app.commands.top_engine import DeviceReading, EngineReading, RequestReading, WatchedEngine
+from kvscope_app.commands.top_engine import DeviceReading, EngineStatus, RequestReading, WatchedEngine
 from kvscope_app.commands.top_lines import engine_lines, in_encoding, plain_text, request_lines, short_line
 from kvscope_app.main import main
 from kvscope_telemetry.addresses import Address
@@ -31,7 +31,7 @@ WAIT_S = 120.0
 HEAVY = ("PySide6", "pyqtgraph", "torch", "triton", "transformers", "kvscope_engine")
 __all__ = ["make_endpoint", "serve"]
 
-READING = EngineReading(
+READING = EngineStatus(
     address="vllm://gpu-box:8000",
     state=SourceState.LIVE,
     engine="vllm",
@@ -102,7 +102,7 @@ def test_it_says_what_the_engine_has(serve: Callable, make_endpoint: Callable) -
         engine.close()
 
 
-def read_until(engine: WatchedEngine, condition: Callable[[EngineReading], bool]) -> EngineReading:
+def read_until(engine: WatchedEngine, condition: Callable[[EngineStatus], bool]) -> EngineStatus:
     deadline = time.monotonic() + WAIT_S
     while not condition(reading := engine.read()):
         assert time.monotonic() < deadline, reading
@@ -152,7 +152,7 @@ def test_who_reads_one_line_only_gets_no_complaint(serve: Callable, make_endpoin
 @pytest.mark.parametrize("width", [1, 2, 7, 20, 33, 80, 200])
 def test_no_line_is_wider_and_nothing_is_obeyed(width: int) -> None:
     reason = msgspec.structs.replace(READING, state=SourceState.STUCK, reason="no step\x1b[2J for 3 s")
-    for reading in (READING, reason, EngineReading(address="x" * 300)):
+    for reading in (READING, reason, EngineStatus(address="x" * 300)):
         lines = [*engine_lines(reading, width, is_chosen=True), short_line(reading, width)]
         lines += request_lines(reading, width, 3, "blocks")
         for text in in_encoding(plain_text(lines), "utf-8").split("\n"):

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QLineEdit, QPushButton, QTextEdit, QToolButton, QV
 from kvscope_app.look.flow_layout import FlowLayout
 from kvscope_app.look.makers import head_row
 from kvscope_app.look.passing_strip import PassingStrip
-from kvscope_app.look.widgets import FittingLabel, Segments
+from kvscope_app.look.widgets import FittingLabel, SegmentedControl
 
 
 def test_it_says_as_much_as_there_is_room_for(qtbot):
@@ -70,7 +70,7 @@ def test_a_strip_that_goes_leaves_the_keyboard_to_its_heir(column, qtbot):
 
 
 def test_words_of_a_row_that_gives_way_are_whole_at_any_size_of_text(qtbot):
-    row = Segments(["State", "Owner", "Sharing"], "Colour by", gives_way=True)
+    row = SegmentedControl(["State", "Owner", "Sharing"], "Colour by", gives_way=True)
     qtbot.addWidget(row)
     for points in (10, 20, 30):
         font = row.font()
@@ -84,7 +84,7 @@ def test_words_of_a_row_that_gives_way_are_whole_at_any_size_of_text(qtbot):
 
 @pytest.fixture
 def row(qtbot):
-    made = Segments(["State", "Owner", "Sharing"], "Colour by", gives_way=True)
+    made = SegmentedControl(["State", "Owner", "Sharing"], "Colour by", gives_way=True)
     made.set_possible(1, False)
     made.set_tip(1, "Not known here")
     window = QWidget()

@@ -176,7 +176,7 @@ def lengths(window):
         if isinstance(part, Dot | Swatch):
             found.append((described(part), part.width()))
     legend = window.page_map.legend
-    return [*found, ("legend", legend.swatch_width(legend_items.Swatch("#ffffff", "word")))]
+    return [*found, ("legend", legend.swatch_width(legend_items.LegendSwatch("#ffffff", "word")))]
 
 
 def described(part):

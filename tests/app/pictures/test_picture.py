@@ -13,7 +13,7 @@ from PySide6.QtGui import QImage
 from PySide6.QtWidgets import QAbstractButton, QApplication
 
 from kvscope_app.look.theme import THEMES
-from kvscope_app.look.widgets import Segments
+from kvscope_app.look.widgets import SegmentedControl
 from kvscope_app.pictures.picture import PictureLook, Taken, caption_height, copy_picture, picture_of, svg_of
 from kvscope_app.pictures.svg_file import svg_painter
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
@@ -54,7 +54,7 @@ def test_it_is_what_is_on_the_screen_without_controls(view):
         at = control.mapTo(view, QPoint())
         here = np.s_[at.y() : at.y() + control.height(), at.x() : at.x() + control.width()]
         assert np.unique(drawn[here].reshape(-1, 3), axis=0).shape[0] == 1, control.accessibleName()
-    frame = view.findChild(Segments)
+    frame = view.findChild(SegmentedControl)
     at = frame.mapTo(view, QPoint())
     here = np.s_[at.y() : at.y() + frame.height(), at.x() : at.x() + frame.width()]
     drawn[here] = shown[here]

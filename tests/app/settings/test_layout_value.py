@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from kvscope_app.settings.layout_value import Part, WindowLayout, read_layout, write_layout
+from kvscope_app.settings.layout_value import LayoutPart, WindowLayout, read_layout, write_layout
 from kvscope_app.window.arranging.arrangement import KNOWN
 from kvscope_telemetry.errors import BadInput
 
 
 def test_layout_replaces_an_earlier_file_and_nothing_else(tmp_path: Path) -> None:
-    path, pipe, layout = tmp_path / "x.json", tmp_path / "pipe", WindowLayout(left=Part(tabs=("events",)))
+    path, pipe, layout = tmp_path / "x.json", tmp_path / "pipe", WindowLayout(left=LayoutPart(tabs=("events",)))
     os.mkfifo(pipe)
     write_layout(path, WindowLayout())
     write_layout(path, layout)

@@ -9,7 +9,7 @@ import sys
 import pytest
 from PySide6.QtCore import QSettings
 
-from kvscope_app.settings.layout_value import Part, WindowLayout
+from kvscope_app.settings.layout_value import LayoutPart, WindowLayout
 from kvscope_app.settings.settings import Settings
 from kvscope_app.settings.settings_keeper import SettingsFile, SettingsKeeper
 from kvscope_telemetry.alarms.rules import DEFAULT_RULES, Rule
@@ -23,7 +23,9 @@ def file(tmp_path):
 def test_what_was_chosen_is_there_at_the_next_start(settings):
     keeper = SettingsKeeper(settings)
     keeper.change(
-        theme="light", zoom_percent=125, layouts={"two maps": WindowLayout(left=Part(share=0.3, tabs=("memory",)))}
+        theme="light",
+        zoom_percent=125,
+        layouts={"two maps": WindowLayout(left=LayoutPart(share=0.3, tabs=("memory",)))},
     )
     again = SettingsKeeper(settings).values
     assert (again.theme, again.zoom_percent, again.layouts["two maps"].left.tabs) == ("light", 125, ("memory",))

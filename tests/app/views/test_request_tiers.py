@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvscope_app.look.theme import THEMES, mix
-from kvscope_app.views.places import Place, place_of, places_text, section_sizes
+from kvscope_app.views.places import BlockLocation, place_of, places_text, section_sizes
 from kvscope_app.views.requests.requests_view import RequestsView
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.telemetry import CacheInfo
@@ -76,12 +76,12 @@ def test_in_the_pool_alone_it_says_what_it_always_said(tiered, make_session, sho
 @pytest.mark.parametrize(
     ("row", "place"),
     [
-        (0, Place(Tier.HBM, 0)),
-        (63, Place(Tier.HBM, 63)),
-        (64, Place(Tier.HOST, 0)),
-        (83, Place(Tier.HOST, 19)),
-        (84, Place(Tier.DISK, 0)),
-        (93, Place(Tier.DISK, 9)),
+        (0, BlockLocation(Tier.HBM, 0)),
+        (63, BlockLocation(Tier.HBM, 63)),
+        (64, BlockLocation(Tier.HOST, 0)),
+        (83, BlockLocation(Tier.HOST, 19)),
+        (84, BlockLocation(Tier.DISK, 0)),
+        (93, BlockLocation(Tier.DISK, 9)),
     ],
 )
 def test_places_count_from_zero_in_each_tier(row, place):
@@ -91,7 +91,7 @@ def test_places_count_from_zero_in_each_tier(row, place):
 def test_a_disk_alone_has_its_places_right_after_the_pool():
     cache = CacheInfo(num_blocks=64, block_size=16, num_disk_blocks=10)
     assert list(section_sizes(cache)) == [Tier.HBM, Tier.DISK]
-    assert place_of(cache, 64) == Place(Tier.DISK, 0)
+    assert place_of(cache, 64) == BlockLocation(Tier.DISK, 0)
     assert place_of(cache, 64).short == "D0"
 
 

@@ -11,7 +11,7 @@ from kvscope_app.session.shown_stops import StopBand, stops_until, words_at
 from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec, stop_ground
 from kvscope_app.views.heatmap.cell_text import cell_words
-from kvscope_app.views.heatmap.pools import Pools
+from kvscope_app.views.heatmap.pools import PoolRegistry
 from kvscope_app.views.timeline.lane_colors import STOPPED_COLOR, STOPPED_SOFT, ink, softened
 from kvscope_app.views.timeline.lane_descriptions import found_in_lane, found_in_row
 from kvscope_app.views.timeline.lane_layout import LaneLayout
@@ -57,8 +57,8 @@ def test_a_request_is_not_green_while_the_engine_stands_still(overview):
 def test_a_cell_of_the_heatmap_says_why_it_did_not_change(overview):
     overview.extend([second(100, num_rows=8), second(101, num_rows=8)])
     overview.stops.add(Stop(begin_ns=at(100), end_ns=at(101), by="Bob"))
-    assert cell_words(overview, Pools(), at(100.5), 0).endswith("engine paused by Bob, 1.00 s")
-    assert "paused" not in cell_words(overview, Pools(), at(101.5), 0)
+    assert cell_words(overview, PoolRegistry(), at(100.5), 0).endswith("engine paused by Bob, 1.00 s")
+    assert "paused" not in cell_words(overview, PoolRegistry(), at(101.5), 0)
     overview.stops.add(Stop(begin_ns=at(40), end_ns=at(42), kind=SUSPENDED))
     assert words_at(overview, at(41)) == "process suspended, 2.00 s"
 

@@ -34,7 +34,7 @@ from kvscope_app.look.mark_signs import sign_pixmap
 from kvscope_app.look.number_text import seconds
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.look.widgets import Segments
+from kvscope_app.look.widgets import SegmentedControl
 from kvscope_app.session.kept.bookmarks import Bookmarks
 from kvscope_app.session.mark_labels import mark_text
 from kvscope_app.session.session import Session
@@ -102,7 +102,7 @@ class BookmarksView(View):
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list.setTextElideMode(Qt.TextElideMode.ElideRight)
         self.list.setFrameShape(QListView.Shape.NoFrame)
-        self.choices = Segments(["All", "Mine", "Alarms"], "Filter")
+        self.choices = SegmentedControl(["All", "Mine", "Alarms"], "Filter")
         self.add = tool_button("Bookmark", "Bookmark the current moment (Ctrl+B)")
         self.rename = tool_button("Rename", "Rename the selected bookmark (F2)")
         self.delete = tool_button("Delete", "Delete the selected bookmarks (Del); can be undone")

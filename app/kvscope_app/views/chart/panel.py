@@ -25,7 +25,7 @@ from kvscope_app.views.chart.axes import TimeAxis, ValueAxis, color_axis
 from kvscope_app.views.chart.chart_legend import ChartLegend, LegendEntry
 from kvscope_app.views.chart.curves import FloatArray, close_areas, decimate, join_near, nice_ceiling
 from kvscope_app.views.chart.gap_bands import GapBands
-from kvscope_app.views.chart.peak_line import Peak, PeakLine
+from kvscope_app.views.chart.peak_line import CurvePeak, PeakLine
 from kvscope_app.views.chart.plot import Plot
 
 _PAD: Final = 4.0
@@ -207,7 +207,7 @@ class ChartPanel(QWidget):
         """Shade the time in which the engine stood still, and say why."""
         self.stop_bands.show_bands(bands)
 
-    def show_peaks(self, peaks: Sequence[Peak]) -> None:
+    def show_peaks(self, peaks: Sequence[CurvePeak]) -> None:
         """Show the maxima of the curves above the plot, the most important one first."""
         self.peak_line.show_peaks(peaks)
 

@@ -18,7 +18,7 @@ _GAP = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Peak:
+class CurvePeak:
     """The maximum of a curve in the time shown."""
 
     x: float
@@ -33,18 +33,18 @@ class PeakLine(QWidget):
     """
 
     chosen = Signal(float)
-    """`Peak.x` of the link that was clicked."""
+    """`CurvePeak.x` of the link that was clicked."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.peaks: tuple[Peak, ...] = ()
-        self._hovered: Peak | None = None
+        self.peaks: tuple[CurvePeak, ...] = ()
+        self._hovered: CurvePeak | None = None
         self._theme = DARK
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setMouseTracking(True)
         self.hide()
 
-    def show_peaks(self, peaks: Sequence[Peak]) -> None:
+    def show_peaks(self, peaks: Sequence[CurvePeak]) -> None:
         """Show the maxima, the most important one first."""
         self.show()
         if self.peaks != (shown := tuple(peaks)):
@@ -58,9 +58,9 @@ class PeakLine(QWidget):
         self.update()
 
     @property
-    def links(self) -> list[tuple[QRect, Peak]]:
+    def links(self) -> list[tuple[QRect, CurvePeak]]:
         """Where each maximum is shown; those for which there is no space are left out."""
-        found: list[tuple[QRect, Peak]] = []
+        found: list[tuple[QRect, CurvePeak]] = []
         metrics, left = QFontMetricsF(_font()), float(_LEFT)
         for peak in self.peaks:
             width = metrics.horizontalAdvance(f"max {peak.text}")
@@ -94,11 +94,11 @@ class PeakLine(QWidget):
         if peak is not None and event.button() == Qt.MouseButton.LeftButton:
             self.chosen.emit(peak.x)
 
-    def _peak_at(self, event: QMouseEvent) -> Peak | None:
+    def _peak_at(self, event: QMouseEvent) -> CurvePeak | None:
         at = event.position().toPoint()
         return next((peak for place, peak in self.links if place.contains(at)), None)
 
-    def _hover(self, peak: Peak | None) -> None:
+    def _hover(self, peak: CurvePeak | None) -> None:
         if peak == self._hovered:
             return
         self._hovered = peak

@@ -9,7 +9,7 @@ from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QToolButton, QWidget
 
 from kvscope_app.look.makers import tool_button
-from kvscope_app.look.widgets import FittingLabel, Segments
+from kvscope_app.look.widgets import FittingLabel, SegmentedControl
 
 RANGES_S = {"30 s": 30.0, "1 min": 60.0, "10 min": 600.0, "All": math.inf}
 """`All`: the whole session, as far as it is kept."""
@@ -33,7 +33,7 @@ class TimeBar(QWidget):
         with margins of its own.
         """
         super().__init__()
-        self.ranges = Segments(list(RANGES_S), "Visible range")
+        self.ranges = SegmentedControl(list(RANGES_S), "Visible range")
         self.ranges.set_current(list(RANGES_S).index(DEFAULT_RANGE))
         self.ranges.chosen.connect(lambda index: self.range_chosen.emit(list(RANGES_S.values())[index]))
         self.time = FittingLabel()

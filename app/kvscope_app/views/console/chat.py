@@ -25,7 +25,7 @@ from kvscope_app.views.console.conversation import (
     title_from,
     to_send,
 )
-from kvscope_app.views.console.keeper import Keeper
+from kvscope_app.views.console.keeper import ConversationSaver
 from kvscope_app.views.console.store import ConversationStore
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.commands import (
@@ -75,7 +75,7 @@ class Chat(QObject):
         self.warnings = loaded.warnings
         self.conversations: list[Conversation] = loaded.conversations or [new_conversation()]
         self._drafts = loaded.drafts
-        self._keeper = Keeper(store, self.conversations, self._drafts, self._is_writing, self)
+        self._keeper = ConversationSaver(store, self.conversations, self._drafts, self._is_writing, self)
         self._keeper.notified.connect(self.notified)
         self._keeper.messages_changed.connect(self.messages_changed)
         self._keeper.listed.connect(self._on_kept)

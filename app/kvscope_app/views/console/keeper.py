@@ -26,7 +26,7 @@ LOOK_MS: Final = 1000
 _SAVED_AGAIN: Final = "Conversations are being saved again."
 
 
-class Keeper(QObject):
+class ConversationSaver(QObject):
     """Keeps the store in step with the chat's own `conversations` and `drafts`.
 
     `is_writing(key)`: whether an answer is being written in this window.

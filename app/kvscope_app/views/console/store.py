@@ -18,12 +18,12 @@ from typing import Final
 import msgspec
 
 from kvscope_app.own_engine.process_identity import is_alive, own_identity
-from kvscope_app.sqlite_files import Layout, open_sqlite
+from kvscope_app.sqlite_files import SqliteSchema, open_sqlite
 from kvscope_app.views.console.conversation import Conversation, Draft
 from kvscope_telemetry.errors import KvscopeError
 
 FILE_NAME: Final = "conversations.sqlite3"
-_LAYOUT: Final = Layout(
+_SCHEMA: Final = SqliteSchema(
     version=2,
     tables="""
 CREATE TABLE IF NOT EXISTS conversations (
@@ -191,7 +191,7 @@ class ConversationStore:
 
     def _open(self, warnings: list[str]) -> sqlite3.Connection:
         if self._connection is None:
-            self._connection = open_sqlite(self.folder / FILE_NAME, _LAYOUT, warnings)
+            self._connection = open_sqlite(self.folder / FILE_NAME, _SCHEMA, warnings)
         return self._connection
 
     def _write(self, database: sqlite3.Connection, conversation: Conversation, writer: str) -> int:

@@ -14,9 +14,9 @@ from kvscope_app.look.number_text import UNKNOWN, num_bytes, percent
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.zoom import scaled
 from kvscope_app.views.device.device_figures import DeviceFigure
-from kvscope_app.views.device.memory_parts import MemoryPart
+from kvscope_app.views.device.memory_parts import MemoryUser
 from kvscope_app.views.device.piece_color import piece_color
-from kvscope_app.views.memory.bar import Segment, StackedBar
+from kvscope_app.views.memory.bar import BarSegment, StackedBar
 
 _BAR_HEIGHT: Final = 18
 _COLUMN_WIDTH: Final = 250
@@ -41,7 +41,7 @@ class DeviceCard(QWidget):
         self._grid.setContentsMargins(0, 0, 0, 0)
         self._figures: dict[str, tuple[QLabel, QLabel]] = {}
         self._num_columns = 0
-        self._pieces: tuple[tuple[MemoryPart, ...], int | None] = ((), None)
+        self._pieces: tuple[tuple[MemoryUser, ...], int | None] = ((), None)
         self._lay_out()
 
     def show_state(self, title: str, text: str, color: str) -> None:
@@ -53,7 +53,7 @@ class DeviceCard(QWidget):
             self.state_color = color
             self._color_state()
 
-    def show_memory(self, line: str, pieces: Sequence[MemoryPart], total: int | None) -> None:
+    def show_memory(self, line: str, pieces: Sequence[MemoryUser], total: int | None) -> None:
         """Whose it is; `total`: what the whole bar stands for."""
         _set(self.memory, f"Memory {line}")
         taken = sum(piece.num_bytes for piece in pieces)
@@ -91,7 +91,7 @@ class DeviceCard(QWidget):
         whole = max(total or 0, sum(piece.num_bytes for piece in pieces), 1)
         self.bar.show_segments(
             [
-                Segment(
+                BarSegment(
                     piece.num_bytes / whole,
                     piece_color(piece.place, self._theme),
                     f"{piece.label}: {num_bytes(piece.num_bytes)}",

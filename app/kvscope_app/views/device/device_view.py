@@ -44,7 +44,7 @@ from kvscope_app.views.device.device_figures import (
 )
 from kvscope_app.views.device.memory_parts import ProcessRow, gpu_pieces, host_pieces, process_rows
 from kvscope_app.views.device.piece_color import piece_color
-from kvscope_app.views.table import Index, Table, TableHead, TableModel
+from kvscope_app.views.table import Index, RowTable, TableHead, TableModel
 from kvscope_telemetry.messages.devices import Devices, Gpu, Host
 
 _HEAD: Final = TableHead(
@@ -204,7 +204,7 @@ class ProcessModel(TableModel):
         return _HEAD.side(column) if role == Qt.ItemDataRole.TextAlignmentRole else None
 
 
-class ProcessTable(Table):
+class ProcessTable(RowTable):
     """Sorted by a click on a title; as it was told until then. As high as its rows, up to a limit."""
 
     def __init__(self) -> None:

@@ -17,15 +17,15 @@ MAX_NAMED: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPart:
-    """A segment: of which process (its place, for a colour), or of what else."""
+class MemoryUser:
+    """A process, or something else, that uses memory; `place` is the process's index among the colours."""
 
     label: str
     num_bytes: int
     place: int = -1
 
 
-def gpu_pieces(gpu: Gpu) -> list[MemoryPart]:
+def gpu_pieces(gpu: Gpu) -> list[MemoryUser]:
     """Of what is taken on a GPU."""
     taken = taken_bytes(gpu)
     if taken is None:
@@ -33,11 +33,11 @@ def gpu_pieces(gpu: Gpu) -> list[MemoryPart]:
     sized = [(f"{p.name or 'process'} ({p.pid})", p.used_bytes) for p in gpu.processes or () if p.used_bytes]
     pieces = _named([(text, size) for text, size in sized if size is not None])
     if gpu.memory_reserved_bytes:
-        pieces.append(MemoryPart("reserved by the driver", gpu.memory_reserved_bytes))
+        pieces.append(MemoryUser("reserved by the driver", gpu.memory_reserved_bytes))
     return _filled_up(pieces, taken)
 
 
-def host_pieces(host: Host) -> list[MemoryPart]:
+def host_pieces(host: Host) -> list[MemoryUser]:
     """Of what is taken of the host's memory: what processes hold of their own, without files that they map."""
     taken = host_taken_bytes(host)
     if taken is None:
@@ -79,23 +79,23 @@ def _places(sized: list[tuple[int, int | None]]) -> dict[int, int]:
     return {pid: place for place, (_, pid) in enumerate(known[:MAX_NAMED])}
 
 
-def _named(sized: list[tuple[str, int]]) -> list[MemoryPart]:
+def _named(sized: list[tuple[str, int]]) -> list[MemoryUser]:
     sized = sorted(sized, key=lambda pair: -pair[1])
-    pieces = [MemoryPart(text, size, place) for place, (text, size) in enumerate(sized[:MAX_NAMED])]
+    pieces = [MemoryUser(text, size, place) for place, (text, size) in enumerate(sized[:MAX_NAMED])]
     rest = sized[MAX_NAMED:]
     if rest:
-        pieces.append(MemoryPart(f"{len(rest)} more processes", sum(size for _, size in rest)))
+        pieces.append(MemoryUser(f"{len(rest)} more processes", sum(size for _, size in rest)))
     return pieces
 
 
-def _filled_up(pieces: list[MemoryPart], taken: int) -> list[MemoryPart]:
+def _filled_up(pieces: list[MemoryUser], taken: int) -> list[MemoryUser]:
     """Never more than is taken: what two processes share is counted once."""
     kept, left = [], taken
     for piece in pieces:
         size = min(piece.num_bytes, left)
         left -= size
-        kept.append(MemoryPart(piece.label, size, piece.place))
-    return [*kept, MemoryPart("no process reported", left)] if left else kept
+        kept.append(MemoryUser(piece.label, size, piece.place))
+    return [*kept, MemoryUser("no process reported", left)] if left else kept
 
 
 def _sum(*parts: int | None) -> int | None:

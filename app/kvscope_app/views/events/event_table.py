@@ -29,7 +29,7 @@ from PySide6.QtWidgets import (
 
 from kvscope_app.views.events.event_entries import WHY, EventEntries, why_text
 from kvscope_app.views.events.event_lines import to_lines
-from kvscope_app.views.table import Table
+from kvscope_app.views.table import RowTable
 
 _LINES_BELOW_WIDTH: Final = ((420, 4), (640, 3))
 _FEWEST_LINES: Final = 2
@@ -40,7 +40,7 @@ NARROW: Final = 900
 """Below this width a reason of usual length (120 to 200 characters) does not fit beside the other columns."""
 
 
-class EventTable(Table):
+class EventTable(RowTable):
     """The events; choosing one tells its request."""
 
     request_chosen = Signal(object, object)

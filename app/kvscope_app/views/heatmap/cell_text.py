@@ -7,7 +7,7 @@ import numpy as np
 from kvscope_app.look.number_text import count, plural
 from kvscope_app.session.shown_stops import words_at
 from kvscope_app.views.heatmap.measures import size_text
-from kvscope_app.views.heatmap.pools import Pools
+from kvscope_app.views.heatmap.pools import PoolRegistry
 from kvscope_app.views.heatmap.strips import clock_text
 from kvscope_app.views.places import place_of
 from kvscope_telemetry.summaries.address_bins import bin_edges
@@ -21,7 +21,7 @@ def place_of_time(overview: SessionOverview, time_ns: int) -> int:
     return place if place >= 0 and time_ns - int(overview.time_ns[place]) < SECOND_NS else -1
 
 
-def cell_words(overview: SessionOverview, pools: Pools, time_ns: int, address: int) -> str:
+def cell_words(overview: SessionOverview, pools: PoolRegistry, time_ns: int, address: int) -> str:
     """`14:03:20  ·  Block 128 to 135  ·  75 % active, 25 % cached  ·  request 12`."""
     place = place_of_time(overview, time_ns)
     if place < 0:

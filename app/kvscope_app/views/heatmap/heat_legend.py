@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QWidget
 from kvscope_app.look.theme import Theme
 from kvscope_app.views.heatmap.cell_keys import HeatMode, tier_colors, unheld_color
 from kvscope_app.views.page_map.color_modes import FILL_SCALE, STATE
-from kvscope_app.views.page_map.legend_items import ShownItems, Swatch
+from kvscope_app.views.page_map.legend_items import LegendSwatch, ShownItems
 from kvscope_app.views.page_map.swatch_legend import Placed, SwatchLegend
 from kvscope_app.views.places import tier_title
 from kvscope_telemetry.ledger import Tier
@@ -26,17 +26,17 @@ GAP_WORD: Final = "not recorded"
 _OWNERS_WORD: Final = "one colour per request"
 
 
-def heat_swatches(mode: HeatMode, theme: Theme, shown: ShownItems, device: DeviceInfo) -> list[Swatch]:
+def heat_swatches(mode: HeatMode, theme: Theme, shown: ShownItems, device: DeviceInfo) -> list[LegendSwatch]:
     """The single colours of `mode`."""
     if mode is HeatMode.STATE:
         return [swatch for swatch in STATE.legend(theme, shown) if swatch.word not in _NOT_DRAWN]
-    free = Swatch(theme.block_free, "free")
+    free = LegendSwatch(theme.block_free, "free")
     if mode is HeatMode.USED:
         return [free]
     if mode is HeatMode.OWNER:
-        return [Swatch(unheld_color(theme), "cached, not held"), free]
+        return [LegendSwatch(unheld_color(theme), "cached, not held"), free]
     tiers = [(tier, color) for tier, color in tier_colors(theme).items() if tier is Tier.HBM or tier in shown.tiers]
-    return [*(Swatch(color, tier_title(tier, device)) for tier, color in tiers), free]
+    return [*(LegendSwatch(color, tier_title(tier, device)) for tier, color in tiers), free]
 
 
 class HeatLegend(SwatchLegend):
@@ -45,7 +45,7 @@ class HeatLegend(SwatchLegend):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent, between=_BETWEEN, scale_width=_SCALE_WIDTH)
         self._mode = HeatMode.STATE
-        self._swatches: list[Swatch] = []
+        self._swatches: list[LegendSwatch] = []
         self._has_gaps, self._is_low = False, False
         self.tells_stops = False
         """Whether it says what a band is in which the engine stood still."""
@@ -57,9 +57,9 @@ class HeatLegend(SwatchLegend):
         self._mode, self.theme, self._has_gaps, self.tells_stops = mode, theme, gaps, stops
         self._swatches = heat_swatches(mode, theme, shown, device)
         if gaps:
-            self._swatches.append(Swatch(theme.base, GAP_WORD))
+            self._swatches.append(LegendSwatch(theme.base, GAP_WORD))
         if stops:
-            self._swatches.append(Swatch(theme.warn, "engine paused or suspended (bar above)"))
+            self._swatches.append(LegendSwatch(theme.warn, "engine paused or suspended (bar above)"))
         self.setToolTip(self._words())
         self.setAccessibleName(f"Colours show {mode}. {self._words()}")
         self.updateGeometry()

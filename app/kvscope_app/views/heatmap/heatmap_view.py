@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QBoxLayout, QHBoxLayout, QLayout, QStackedLayout, 
 from kvscope_app.look.makers import empty_state, tool_button
 from kvscope_app.look.number_text import count, percent, plural
 from kvscope_app.look.theme import Theme, mix
-from kvscope_app.look.widgets import ElidedLabel, Segments
+from kvscope_app.look.widgets import ElidedLabel, SegmentedControl
 from kvscope_app.look.zoom import scaled
 from kvscope_app.session.overview_window import first_of_note_ns
 from kvscope_app.session.session import Session
@@ -29,7 +29,7 @@ from kvscope_app.views.heatmap.cell_text import cell_words, runs_words
 from kvscope_app.views.heatmap.heat_legend import HeatLegend
 from kvscope_app.views.heatmap.key_store import KeyStore
 from kvscope_app.views.heatmap.measures import MOST_LEVEL, NO_RUNS, num_sizes, run_keys
-from kvscope_app.views.heatmap.pools import Pools
+from kvscope_app.views.heatmap.pools import PoolRegistry
 from kvscope_app.views.heatmap.strips import CurveStrip, Ruler
 from kvscope_app.views.heatmap.time_area import TimeArea, gutter
 from kvscope_app.views.heatmap.time_frame import Stance, TimeFrame
@@ -80,7 +80,7 @@ class HeatmapView(View):
         self.mode = HeatMode.STATE
         self.frame = TimeFrame(self)
         self.link = RangeLink(session.timeline.visible_range, self, self.frame.show_only, self.frame.end_zoom)
-        self.pools = Pools()
+        self.pools = PoolRegistry()
         self._stores: tuple[KeyStore, KeyStore] | None = None
         self._num_addresses = 0
         self._hover_ns: int | None = None
@@ -261,7 +261,7 @@ class HeatmapView(View):
         self._parts: tuple[TimeArea, ...] = (self.map, self.runs, *strips.all, self._ruler)
         self.caption, self.legend = ElidedLabel(), HeatLegend()
         self._runs_title = ElidedLabel("Free-run lengths (blocks); fainter = fewer")
-        self._modes = Segments([mode.capitalize() for mode in MODES], "Colour by", gives_way=True)
+        self._modes = SegmentedControl([mode.capitalize() for mode in MODES], "Colour by", gives_way=True)
         self.fit_button = tool_button(
             "Fit", "Show the whole timeline (F, or double-click)", checkable=True, checked=True
         )

@@ -19,8 +19,8 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 IntArray = npt.NDArray[np.int64]
 
 
-class Pools:
-    """Remembers what engine starts told of their caches."""
+class PoolRegistry:
+    """The caches of all engine starts seen so far, by epoch."""
 
     def __init__(self) -> None:
         self._caches: dict[int, CacheInfo] = {}

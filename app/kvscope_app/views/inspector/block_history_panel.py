@@ -18,7 +18,7 @@ from kvscope_app.session.session import Session
 from kvscope_app.views.inspector.block_history import BlockHistory, known_text
 from kvscope_app.views.inspector.block_history_strip import BlockHistoryStrip
 from kvscope_app.views.inspector.moment_model import WHAT, MomentModel
-from kvscope_app.views.table import Table
+from kvscope_app.views.table import RowTable
 from kvscope_telemetry.summaries.block_moments import BlockMoment, MomentKind
 from kvscope_telemetry.texts.block_texts import Asked
 
@@ -27,7 +27,7 @@ _WITH_TEXT: Final = (MomentKind.FILLED, MomentKind.KNOWN, MomentKind.REUSED, Mom
 """After these it holds a text that is worth telling."""
 
 
-class MomentTable(Table):
+class MomentTable(RowTable):
     """The list; Enter or a click goes there, Ctrl+C copies."""
 
     chosen = Signal(object)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from kvscope_app.look.number_text import count, num_bytes, plural
-from kvscope_app.views.inspector.facts import Fact, Page, block_link, page, request_link
+from kvscope_app.views.inspector.facts import Fact, FactsPage, block_link, page, request_link
 from kvscope_app.views.page_map.block_facts import BlockFacts, block_facts
 from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.messages.telemetry import CacheInfo
@@ -18,7 +18,7 @@ _MAX_NOTE: Final = 200
 _OWNER_ROWS: Final = ("Owner", "Holds")
 
 
-def block_page(mirror: Mirror, block: int, content: BlockContent | None = None, instead: str = "") -> Page:
+def block_page(mirror: Mirror, block: int, content: BlockContent | None = None, instead: str = "") -> FactsPage:
     """Of `block`, 0 <= block < mirror.num_rows; `content`: what its tokens are, where that is known, `instead`: what
     there is to read where it is not."""
     assert mirror.hello is not None, "there are blocks only once there is an engine"

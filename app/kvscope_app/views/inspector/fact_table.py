@@ -21,7 +21,7 @@ from PySide6.QtWidgets import QAbstractItemView, QFrame, QHeaderView, QMenu, QTa
 from kvscope_app.look.fonts import sans
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.views.inspector.facts import Fact, Group, Page, as_json, as_text
+from kvscope_app.views.inspector.facts import Fact, FactsPage, Group, as_json, as_text
 
 Index = QModelIndex | QPersistentModelIndex
 _ROLES: Final = Qt.ItemDataRole
@@ -71,7 +71,7 @@ class FactTable(QTableView):
         self.facts.modelAboutToBeReset.connect(self._note_selected)
         self._selected_name = ""
 
-    def show_page(self, page: Page | None) -> None:
+    def show_page(self, page: FactsPage | None) -> None:
         """Tell this from now on."""
         self.facts.show_page(page)
 
@@ -198,7 +198,7 @@ class FactModel(QAbstractTableModel):
         self.theme: Theme = DARK
         self._rows: list[Fact | Group] = []
 
-    def show_page(self, page: Page | None) -> None:
+    def show_page(self, page: FactsPage | None) -> None:
         """Tell this from now on."""
         rows: list[Fact | Group] = []
         for group in () if page is None else page.groups:

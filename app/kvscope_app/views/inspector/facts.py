@@ -52,17 +52,17 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """All about one thing."""
+class FactsPage:
+    """All facts about one block, request or step, in groups."""
 
     title: str
     groups: tuple[Group, ...]
 
 
-def page(title: str, *groups: tuple[str, Iterable[Fact]]) -> Page:
+def page(title: str, *groups: tuple[str, Iterable[Fact]]) -> FactsPage:
     """Without the groups that are empty."""
     made = (Group(name, tuple(facts)) for name, facts in groups)
-    return Page(title, tuple(group for group in made if group.facts))
+    return FactsPage(title, tuple(group for group in made if group.facts))
 
 
 def block_link(block: int) -> Link:

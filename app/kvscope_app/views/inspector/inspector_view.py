@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QHBoxLayout, QSplitter, QStackedLayout, QVBoxLayou
 
 from kvscope_app.look.makers import empty_state, head_row, label, set_icon, tool_button
 from kvscope_app.look.theme import Theme, owner_color
-from kvscope_app.look.widgets import ElidedLabel, Segments
+from kvscope_app.look.widgets import ElidedLabel, SegmentedControl
 from kvscope_app.look.zoom import scaled
 from kvscope_app.session.kept.recorded_lookup import RecordedLookup
 from kvscope_app.session.session import Session
@@ -25,7 +25,7 @@ from kvscope_app.views.inspector.block_history_panel import BlockHistoryPanel
 from kvscope_app.views.inspector.block_page import block_page
 from kvscope_app.views.inspector.event_facts import event_facts
 from kvscope_app.views.inspector.fact_table import FactTable
-from kvscope_app.views.inspector.facts import Fact, Goal, Link, Page
+from kvscope_app.views.inspector.facts import Fact, FactsPage, Goal, Link
 from kvscope_app.views.inspector.phase_strip import PhaseStrip
 from kvscope_app.views.inspector.request_page import request_page, wall_offset_ns
 from kvscope_app.views.inspector.step_page import Series, newest_timings, step_page
@@ -65,7 +65,7 @@ class InspectorView(View):
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
         self.subject = BLOCK
-        self.subjects = Segments(["Block", "Request", "Step"], "Show")
+        self.subjects = SegmentedControl(["Block", "Request", "Step"], "Show")
         self.copy_button = tool_button("Copy", "Copy all rows as tab-separated text (Ctrl+C in the table)")
         self.heading = ElidedLabel()
         self.heading.setProperty("look", "heading")
@@ -126,7 +126,7 @@ class InspectorView(View):
 
     # private
 
-    def _page(self) -> Page | None:
+    def _page(self) -> FactsPage | None:
         session, mirror = self.session, self.session.mirror
         block, number = session.selected_block, session.selected_request
         if mirror.hello is None:
@@ -138,7 +138,7 @@ class InspectorView(View):
         session.texts.want(self, ())
         return self._step_page() if self.subject == STEP else None
 
-    def _block_page(self, block: int) -> Page:
+    def _block_page(self, block: int) -> FactsPage:
         mirror, texts = self.session.mirror, self.session.texts
         assert mirror.hello is not None, "there are blocks only once there is an engine"
         asked = block_facts(mirror, block, mirror.hello.cache.block_size).asked
@@ -147,7 +147,7 @@ class InspectorView(View):
             return block_page(mirror, block)
         return block_page(mirror, block, texts.get(asked), texts.why_not(asked) or "…")
 
-    def _request_page(self, number: int) -> Page | None:
+    def _request_page(self, number: int) -> FactsPage | None:
         mirror, texts = self.session.mirror, self.session.texts
         blocks = text_blocks(mirror, number)
         texts.want(self, [block.asked for block in blocks])
@@ -163,7 +163,7 @@ class InspectorView(View):
     def _first_token_ns(self, epoch: int, number: int) -> int:
         return self.session.requests.log.first_token_ns(epoch, number)
 
-    def _step_page(self) -> Page:
+    def _step_page(self) -> FactsPage:
         session, mirror = self.session, self.session.mirror
         frame = self._frame()
         why = _PAUSE_FIRST
@@ -200,7 +200,7 @@ class InspectorView(View):
         selected = (self.session.selected_block, self.session.selected_request, None)[self.subject]
         return EMPTY_TEXTS[self.subject] if selected is None else GONE_TEXTS[self.subject]
 
-    def _color_swatch(self, page: Page | None) -> None:
+    def _color_swatch(self, page: FactsPage | None) -> None:
         """The block's colour in the page map, or the request's everywhere."""
         session, mirror, color = self.session, self.session.mirror, ""
         if page is not None and self.subject == REQUEST and session.selected_request is not None:

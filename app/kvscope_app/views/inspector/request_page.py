@@ -13,7 +13,7 @@ from kvscope_app.session.event_log import LoggedEvent
 from kvscope_app.session.history import History
 from kvscope_app.views.events.event_entries import why_text
 from kvscope_app.views.inspector.event_facts import THIS_EVENT
-from kvscope_app.views.inspector.facts import Fact, Page, block_link, event_link, page, time_link
+from kvscope_app.views.inspector.facts import Fact, FactsPage, block_link, event_link, page, time_link
 from kvscope_app.views.places import group_name, place_of
 from kvscope_app.views.requests.blocks_text import blocks_sentence
 from kvscope_app.views.requests.model import COLUMNS
@@ -40,7 +40,7 @@ def request_page(
     find_first: FindFirst = lambda: -1,
     event: Iterable[Fact] = (),
     columns: RequestColumns | None = None,
-) -> Page | None:
+) -> FactsPage | None:
     """Return the page of request `number`; None when the state shown does not have it.
 
     Args:

@@ -12,7 +12,7 @@ from kvscope_app.look.clock_text import wall_text
 from kvscope_app.look.number_text import count, plural, seconds
 from kvscope_app.views.events.event_entries import why_text
 from kvscope_app.views.inspector.event_facts import THIS_EVENT
-from kvscope_app.views.inspector.facts import Fact, Goal, Link, Page, page, request_link
+from kvscope_app.views.inspector.facts import Fact, FactsPage, Goal, Link, page, request_link
 from kvscope_app.views.inspector.request_page import wall_offset_ns
 from kvscope_app.views.roofline.point_text import bytes_text, flops_text
 from kvscope_app.views.roofline.step_facts import how_it_ran, work_facts
@@ -39,7 +39,7 @@ def step_page(
     *,
     can_step: bool,
     event: Iterable[Fact] = (),
-) -> Page:
+) -> FactsPage:
     """Of the step shown. `frame`: its own, where it could be read; otherwise `newest`, the series of the newest update,
     tells the times, and `why_no_batch` why not who ran. `event`: of the event that is shown."""
     assert mirror.hello is not None, "there are steps only once there is an engine"

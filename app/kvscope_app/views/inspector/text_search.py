@@ -37,8 +37,8 @@ _AROUND: Final = 28
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A block that holds text."""
+class SearchBlock:
+    """A block whose text is searched."""
 
     asked: Asked
     run: int
@@ -58,8 +58,8 @@ class TextSearch(QObject):
         self.note = ""
         self._session = session
         self._text = ""
-        self._left: Iterator[Place] = iter(())
-        self._open: list[Place] = []
+        self._left: Iterator[SearchBlock] = iter(())
+        self._open: list[SearchBlock] = []
         self._num_read = self._num_without = self._num_found = 0
         self._before: tuple[int, int, str] = (0, 0, "")
         self._typing = QTimer(self, singleShot=True, interval=_TYPING_MS)
@@ -86,7 +86,7 @@ class TextSearch(QObject):
         mirror = self._session.mirror
         if mirror.hello is None:
             return
-        places = (Place(asked_of(mirror, block), run) for block, run in blocks_in_order(mirror))
+        places = (SearchBlock(asked_of(mirror, block), run) for block, run in blocks_in_order(mirror))
         self._left = itertools.islice(places, MAX_BLOCKS)
         self._num_read = self._num_without = self._num_found = 0
         self._before = (0, 0, "")
@@ -146,7 +146,7 @@ class TextSearch(QObject):
             self.found.emit(self._finding(text.block, text.text, at, text))
         self._end(self._summary() + (f" Other times could not be searched: {failure}." if failure else ""))
 
-    def _match(self, place: Place, text: str) -> None:
+    def _match(self, place: SearchBlock, text: str) -> None:
         """In the block's text, and where it goes on from the one before it in the same table."""
         block = place.asked.block
         before_run, before_block, tail = self._before

@@ -17,7 +17,7 @@ _MIN_WIDTH = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class BarSegment:
     """A part of the bar: its share of the whole (0 to 1), colour `#rrggbb`, and tooltip."""
 
     share: float
@@ -30,12 +30,12 @@ class StackedBar(QWidget):
 
     def __init__(self) -> None:
         super().__init__()
-        self._segments: tuple[Segment, ...] = ()
+        self._segments: tuple[BarSegment, ...] = ()
         self._background = QColor()
         self._line = QColor()
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
-    def show_segments(self, segments: Sequence[Segment]) -> None:
+    def show_segments(self, segments: Sequence[BarSegment]) -> None:
         """Paint `segments`, left to right."""
         if tuple(segments) != self._segments:
             self._segments = tuple(segments)
@@ -71,7 +71,7 @@ class StackedBar(QWidget):
             return True
         return super().event(event)
 
-    def _boxes(self) -> list[tuple[Segment, QRectF]]:
+    def _boxes(self) -> list[tuple[BarSegment, QRectF]]:
         """Each segment with its place; one that is not empty is at least 2 px wide."""
         boxes, left = [], 0.0
         for segment in self._segments:

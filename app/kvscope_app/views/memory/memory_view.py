@@ -30,7 +30,7 @@ from kvscope_app.look.zoom import scaled
 from kvscope_app.session.session import Session
 from kvscope_app.views.chart.chart_stack import ChartedView
 from kvscope_app.views.memory.account import Account, account, kv_detail
-from kvscope_app.views.memory.bar import Segment, StackedBar, Swatch
+from kvscope_app.views.memory.bar import BarSegment, StackedBar, Swatch
 from kvscope_app.views.memory.detail_rows import counter_rows, detail_rows
 from kvscope_app.views.memory.over_time import MemoryOverTime
 from kvscope_app.views.memory.part import MemoryPart
@@ -134,9 +134,9 @@ class MemoryView(ChartedView):
         self.segments_button.setEnabled(not reason)
         self.segments_button.setToolTip(reason or _SEGMENTS_TIP)
 
-    def _segments(self, now: Account) -> list[Segment]:
+    def _segments(self, now: Account) -> list[BarSegment]:
         return [
-            Segment(max(part.num_bytes or 0, 0) / now.whole_bytes, part_color(part, self.theme), _tip(now, part))
+            BarSegment(max(part.num_bytes or 0, 0) / now.whole_bytes, part_color(part, self.theme), _tip(now, part))
             for part in now.parts
             if part.key != "free"
         ]

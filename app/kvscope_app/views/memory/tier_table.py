@@ -11,8 +11,8 @@ from kvscope_app.look.makers import label, number_label
 from kvscope_app.look.number_text import count, num_bytes, percent, plural
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.zoom import scaled
-from kvscope_app.views.memory.bar import Segment, StackedBar, Swatch
-from kvscope_app.views.memory.tiers import TierUse, moved_text
+from kvscope_app.views.memory.bar import BarSegment, StackedBar, Swatch
+from kvscope_app.views.memory.tiers import TierOccupancy, moved_text
 from kvscope_app.views.page_map.color_modes import lower_cached
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
@@ -36,7 +36,7 @@ class TierTable(QWidget):
         super().__init__()
         self._theme: Theme = DARK
         self.parts: dict[Tier, _TierPart] = {}
-        self._uses: tuple[TierUse, ...] = ()
+        self._uses: tuple[TierOccupancy, ...] = ()
         self._moved = label(look="muted", wraps=True)
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, 6, 0, 0)
@@ -45,7 +45,9 @@ class TierTable(QWidget):
         self._column.addWidget(self._moved)
         self.setVisible(False)
 
-    def show_uses(self, uses: tuple[TierUse, ...], counters: Counters, capabilities: Capabilities = OWN_ENGINE) -> None:
+    def show_uses(
+        self, uses: tuple[TierOccupancy, ...], counters: Counters, capabilities: Capabilities = OWN_ENGINE
+    ) -> None:
         """Fill in the numbers; a tier's rows are made the first time."""
         self._uses = uses
         self.setVisible(bool(uses))
@@ -95,7 +97,7 @@ class _TierPart(QWidget):
         for row, kind in enumerate(_KINDS, start=2):
             self._add_row(row, kind)
 
-    def show_use(self, use: TierUse, theme: Theme) -> None:
+    def show_use(self, use: TierOccupancy, theme: Theme) -> None:
         color = str(getattr(theme, _COLORS[use.tier]))
         colors = {"swapped": color, "cached": lower_cached(color, theme), "free": theme.block_free}
         places = {"swapped": use.swapped, "cached": use.cached, "free": use.free}
@@ -115,6 +117,6 @@ class _TierPart(QWidget):
             self._grid.addWidget(widget, row, column, alignment)
 
 
-def _segment(kind: str, places: int, use: TierUse, color: str) -> Segment:
+def _segment(kind: str, places: int, use: TierOccupancy, color: str) -> BarSegment:
     share = places / max(1, use.size)
-    return Segment(share, color, f"{_WORDS[kind]}: {plural(places, 'block')}, {percent(share)}")
+    return BarSegment(share, color, f"{_WORDS[kind]}: {plural(places, 'block')}, {percent(share)}")

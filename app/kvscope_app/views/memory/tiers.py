@@ -13,7 +13,7 @@ from kvscope_telemetry.state.mirror import Mirror
 
 
 @dataclass(frozen=True, slots=True)
-class TierUse:
+class TierOccupancy:
     """Places of one lower tier; `swapped`, `cached` and `free` add up to `size`."""
 
     tier: Tier
@@ -40,13 +40,13 @@ class TierUse:
         return places * self.block_bytes if self.block_bytes else None
 
 
-def tier_uses(mirror: Mirror) -> tuple[TierUse, ...]:
+def tier_uses(mirror: Mirror) -> tuple[TierOccupancy, ...]:
     """The lower tiers there are, nearest first; O(1)."""
     if mirror.hello is None:
         return ()
     cache = mirror.hello.cache
     return tuple(
-        TierUse(
+        TierOccupancy(
             tier,
             size,
             mirror.count(BlockState.ACTIVE, tier),

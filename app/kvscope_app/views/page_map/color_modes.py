@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from kvscope_app.look.theme import Theme, mix, owner_colors
 from kvscope_app.views.capability_messages import engine_name, from_inside
-from kvscope_app.views.page_map.legend_items import Scale, ShownItems, Swatch, common_swatches
+from kvscope_app.views.page_map.legend_items import LegendSwatch, Scale, ShownItems, common_swatches
 from kvscope_telemetry.ledger import STATE_TIERS, BlockState, Ledger, Tier, attention_shares
 from kvscope_telemetry.messages.capabilities import Capabilities
 
@@ -42,7 +42,7 @@ class ColorMode:
     """The keys of `rows` (ids of shape (n,), or a slice) with a block size, at a step, shape (n,)."""
     colors: Callable[[Theme], Mapping[int, str]]
     """By key, of blocks with content."""
-    swatches: Callable[[Theme, ShownItems], Sequence[Swatch]] = lambda theme, shown: ()
+    swatches: Callable[[Theme, ShownItems], Sequence[LegendSwatch]] = lambda theme, shown: ()
     """The single colours that a legend explains."""
     scale: Callable[[ShownItems], Scale | None] = lambda shown: None
     """The shades that a legend explains."""
@@ -78,7 +78,7 @@ class ColorMode:
             colors[key] = color
         return colors
 
-    def legend(self, theme: Theme, shown: ShownItems) -> list[Swatch]:
+    def legend(self, theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
         """The mode's single colours, then marks and flashes, which are the same in every mode."""
         return [*self.swatches(theme, shown), *common_swatches(theme, shown)]
 
@@ -159,15 +159,15 @@ def _state_colors(theme: Theme) -> dict[int, str]:
     }
 
 
-def _state_swatches(theme: Theme, shown: ShownItems) -> list[Swatch]:
-    unknown = [Swatch(theme.muted, "unknown")] if shown.unknown else []
+def _state_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
+    unknown = [LegendSwatch(theme.muted, "unknown")] if shown.unknown else []
     if shown.prefixes_alone:
-        return [Swatch(theme.block_cached, "cached prefix"), *_kept_swatches(theme, shown), *unknown]
+        return [LegendSwatch(theme.block_cached, "cached prefix"), *_kept_swatches(theme, shown), *unknown]
     if shown.reserved:  # nothing is shared or cached then
-        held = Swatch(hollow(theme.block_active, theme), "held, empty slots")
-        return [Swatch(theme.block_active, "active"), held, *unknown]
+        held = LegendSwatch(hollow(theme.block_active, theme), "held, empty slots")
+        return [LegendSwatch(theme.block_active, "active"), held, *unknown]
     pool = [(theme.block_active, "active"), (theme.block_shared, "shared"), (theme.block_cached, "cached")]
-    return [Swatch(*each) for each in pool] + _lower_swatches(theme, shown) + unknown
+    return [LegendSwatch(*each) for each in pool] + _lower_swatches(theme, shown) + unknown
 
 
 def _lower_tiers(theme: Theme, shown: ShownItems) -> list[tuple[str, str]]:
@@ -177,17 +177,17 @@ def _lower_tiers(theme: Theme, shown: ShownItems) -> list[tuple[str, str]]:
     return [(color, word) for tier, color, word in tiers if (has_host if tier is Tier.HOST else tier in shown.tiers)]
 
 
-def _lower_swatches(theme: Theme, shown: ShownItems) -> list[Swatch]:
+def _lower_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
     result = []
     for color, word in _lower_tiers(theme, shown):
-        result += [Swatch(color, f"{word}: swapped"), Swatch(lower_cached(color, theme), f"{word}: cached")]
+        result += [LegendSwatch(color, f"{word}: swapped"), LegendSwatch(lower_cached(color, theme), f"{word}: cached")]
     return result
 
 
-def _kept_swatches(theme: Theme, shown: ShownItems) -> list[Swatch]:
+def _kept_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
     """Of tiers of which only is told what they keep."""
     tiers = _lower_tiers(theme, shown)
-    return [Swatch(lower_cached(color, theme), f"{word}: cached prefix") for color, word in tiers]
+    return [LegendSwatch(lower_cached(color, theme), f"{word}: cached prefix") for color, word in tiers]
 
 
 STATE: Final = ColorMode(
@@ -220,9 +220,9 @@ def _owner_colors(theme: Theme) -> dict[int, str]:
     return active | cached
 
 
-def _owner_swatches(theme: Theme, shown: ShownItems) -> list[Swatch]:
+def _owner_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
     colors = owner_colors(theme)
-    return [Swatch(colors[number % len(colors)], f"#{number}") for number in shown.owners]
+    return [LegendSwatch(colors[number % len(colors)], f"#{number}") for number in shown.owners]
 
 
 OWNER: Final = ColorMode(
@@ -307,7 +307,7 @@ SHARING: Final = ColorMode(
     "Number of requests that hold it",
     _sharing_keys,
     _sharing_colors,
-    lambda theme, shown: [Swatch(_unheld(theme), "cached, not held")],
+    lambda theme, shown: [LegendSwatch(_unheld(theme), "cached, not held")],
     lambda shown: (_sharing_stops, "1 request", "16 or more"),
     is_available=lambda capabilities: capabilities.ref_counts,
     needs="reference counts",
@@ -399,9 +399,9 @@ def _attention_colors(theme: Theme) -> dict[int, str]:
     return marks | shades(COLDEST, _attention_stops(theme), ATTENTION_STEPS)
 
 
-def _attention_swatches(theme: Theme, shown: ShownItems) -> list[Swatch]:
-    nobody = [Swatch(_passed_over(theme), "skipped by all")] if shown.choices else []
-    return [*nobody, Swatch(_unmeasured(theme), "not measured")]
+def _attention_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
+    nobody = [LegendSwatch(_passed_over(theme), "skipped by all")] if shown.choices else []
+    return [*nobody, LegendSwatch(_unmeasured(theme), "not measured")]
 
 
 def _attention_scale(shown: ShownItems) -> Scale:
@@ -444,9 +444,11 @@ def _group_colors(theme: Theme) -> dict[int, str]:
     return active | cached
 
 
-def _group_swatches(theme: Theme, shown: ShownItems) -> list[Swatch]:
+def _group_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
     colors = owner_colors(theme)
-    return [Swatch(colors[number % NUM_GROUP_KEYS], f"{number}: {words}") for number, words in enumerate(shown.groups)]
+    return [
+        LegendSwatch(colors[number % NUM_GROUP_KEYS], f"{number}: {words}") for number, words in enumerate(shown.groups)
+    ]
 
 
 GROUP: Final = ColorMode(
@@ -505,7 +507,10 @@ EVICTION: Final = ColorMode(
     "Order in which cached blocks are evicted",
     _eviction_keys,
     _eviction_colors,
-    lambda theme, shown: [Swatch(_in_use(theme), "in use"), Swatch(_no_order(theme), "protected or not reported")],
+    lambda theme, shown: [
+        LegendSwatch(_in_use(theme), "in use"),
+        LegendSwatch(_no_order(theme), "protected or not reported"),
+    ],
     lambda shown: (_eviction_stops, "evicted last", "evicted next"),
     is_available=lambda capabilities: capabilities.eviction_order,
     needs="the order of eviction",

@@ -19,8 +19,8 @@ Scale = tuple[Callable[[Theme], tuple[str, ...]], str, str]
 """Stops, the word at the low end, the word at the high end."""
 
 
-class Swatch(NamedTuple):
-    """One colour and its word; `flash`: it is that of a flash, with its sign; or it has the corner of a pin."""
+class LegendSwatch(NamedTuple):
+    """A colour of a legend and its label, drawn as a plain square, as a flash with its sign, or with a pin's corner."""
 
     color: str
     word: str
@@ -122,18 +122,18 @@ def owners_in(mirror: Mirror) -> tuple[tuple[int, ...], int]:
     return tuple(most.tolist()), numbers.size - most.size
 
 
-def common_swatches(theme: Theme, shown: ShownItems) -> list[Swatch]:
+def common_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
     """What is the same in every mode: blocks that hold nothing, marks and flashes."""
-    pins = [Swatch(theme.block_free, "pinned", is_pin=True)] if shown.pins else []
+    pins = [LegendSwatch(theme.block_free, "pinned", is_pin=True)] if shown.pins else []
     return [*_without_content(theme, shown), *pins, *_flashes(theme, shown)]
 
 
-def _without_content(theme: Theme, shown: ShownItems) -> list[Swatch]:
+def _without_content(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
     if shown.prefixes_alone:
-        return [Swatch(theme.block_free, "unused or unknown")]
-    unmapped = [Swatch(theme.base, "no memory behind it")] if shown.unmapped else []
-    return [Swatch(theme.block_free, "free"), *unmapped]
+        return [LegendSwatch(theme.block_free, "unused or unknown")]
+    unmapped = [LegendSwatch(theme.base, "no memory behind it")] if shown.unmapped else []
+    return [LegendSwatch(theme.block_free, "free"), *unmapped]
 
 
-def _flashes(theme: Theme, shown: ShownItems) -> list[Swatch]:
-    return [Swatch(getattr(theme, f"flash_{k.name.lower()}"), _FLASH_WORDS[k], k) for k in shown.flashes]
+def _flashes(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
+    return [LegendSwatch(getattr(theme, f"flash_{k.name.lower()}"), _FLASH_WORDS[k], k) for k in shown.flashes]

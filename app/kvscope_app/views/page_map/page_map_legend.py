@@ -15,7 +15,7 @@ from kvscope_app.views.page_map.drawing.flash_glyphs import glyph
 from kvscope_app.views.page_map.drawing.flash_kinds import MOVES, FlashKind
 from kvscope_app.views.page_map.drawing.ink import sign_color
 from kvscope_app.views.page_map.drawing.pin_marks import draw_corner
-from kvscope_app.views.page_map.legend_items import FLASH_MEANINGS, ShownItems, Swatch
+from kvscope_app.views.page_map.legend_items import FLASH_MEANINGS, LegendSwatch, ShownItems
 from kvscope_app.views.page_map.swatch_legend import Placed, SwatchLegend
 
 _BETWEEN: Final = 16
@@ -155,7 +155,7 @@ def _more(num_hidden: int) -> str:
     return f"+{num_hidden} more"
 
 
-def _explained(swatches: list[Swatch]) -> str:
+def _explained(swatches: list[LegendSwatch]) -> str:
     """All of it, also what found no room."""
     colors = ", ".join(s.word for s in swatches if s.flash is None and not s.is_pin)
     owners = [_OWNERS_WORD.capitalize() + "."] if any(s.word.startswith("#") for s in swatches) else []

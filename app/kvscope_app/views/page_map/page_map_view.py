@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QComboBox, QHBoxLayout, QToolButton, QVBoxLayout, 
 from kvscope_app.look.icons import icon
 from kvscope_app.look.number_text import UNKNOWN, count, num_bytes, percent, plural
 from kvscope_app.look.theme import Theme
-from kvscope_app.look.widgets import FittingLabel, Segments
+from kvscope_app.look.widgets import FittingLabel, SegmentedControl
 from kvscope_app.look.zoom import scaled
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
@@ -78,7 +78,7 @@ class PageMapView(View):
         self._wanted_mode = self.scene.mode
         """What the person chose: drawn where the engine tells what it needs."""
         self._keys: Mapping[str, str] = {}
-        self._modes = Segments([mode.name.capitalize() for mode in COLOR_MODES], "Colour by", gives_way=True)
+        self._modes = SegmentedControl([mode.name.capitalize() for mode in COLOR_MODES], "Colour by", gives_way=True)
         self.group = QComboBox()
         """Which KV group stands out; hidden where there is one."""
         self._groups: tuple[KVGroup, ...] = ()

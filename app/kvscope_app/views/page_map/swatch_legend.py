@@ -14,14 +14,14 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from kvscope_app.look.theme import DARK, owner_colors
 from kvscope_app.look.zoom import scaled
-from kvscope_app.views.page_map.legend_items import Scale, Swatch
+from kvscope_app.views.page_map.legend_items import LegendSwatch, Scale
 
 SWATCH: Final = 11
 GAP: Final = 6
 _BAR_HEIGHT: Final = 9
 _NUM_OWNERS: Final = 5
 _OWNER_STEP: Final = 9
-Placed = tuple[Swatch, int, int]
+Placed = tuple[LegendSwatch, int, int]
 """A swatch, its left edge and its line."""
 
 
@@ -50,7 +50,7 @@ class SwatchLegend(QWidget):
         """Of a line of swatches."""
         return self.fontMetrics().height() + 4
 
-    def swatch_width(self, swatch: Swatch) -> int:
+    def swatch_width(self, swatch: LegendSwatch) -> int:
         """With its word."""
         return scaled(SWATCH) + scaled(GAP) + self._advance(swatch.word)
 
@@ -63,7 +63,7 @@ class SwatchLegend(QWidget):
         """With its word, and what is left free after it."""
         return _NUM_OWNERS * scaled(_OWNER_STEP) + scaled(GAP) + self._advance(word) + self._between
 
-    def placed(self, swatches: Iterable[Swatch], begin: int) -> Iterator[Placed]:
+    def placed(self, swatches: Iterable[LegendSwatch], begin: int) -> Iterator[Placed]:
         """One after the other from `begin` on, and in further lines."""
         x, line = begin, 0
         for swatch in swatches:

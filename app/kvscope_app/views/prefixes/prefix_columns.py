@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from kvscope_app.look.number_text import NOTHING, count, num_bytes, plural
 from kvscope_app.views.prefixes.step_times import UNKNOWN, StepTimes
-from kvscope_app.views.table import Column
+from kvscope_app.views.table import TableColumn
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 from kvscope_telemetry.messages.telemetry import CacheInfo
 from kvscope_telemetry.prefixes.tree import PrefixTree
@@ -56,7 +56,7 @@ class PrefixMoment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrefixColumn(Column[[PrefixMoment, int]]):
+class PrefixColumn(TableColumn[[PrefixMoment, int]]):
     """Its text is for the eyes, `plain` for a spreadsheet."""
 
     plain: Cell

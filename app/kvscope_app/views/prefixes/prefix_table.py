@@ -18,7 +18,7 @@ from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.zoom import scaled
 from kvscope_app.views.prefixes.model import PrefixModel
 from kvscope_app.views.prefixes.prefix_columns import COLUMNS, PREFIX, WITH_BELOW
-from kvscope_app.views.table import SwatchDelegate, Table
+from kvscope_app.views.table import RowTable, SwatchDelegate
 
 INDENT: Final = 16
 SIGN_WIDTH: Final = 18
@@ -28,7 +28,7 @@ _PREFIX_SHARE = 0.36
 _LEAST_PREFIX = 190
 
 
-class PrefixTable(Table):
+class PrefixTable(RowTable):
     """Sorted by clicking a header; Right and Left open and close, Escape lets go of the selection."""
 
     released = Signal()

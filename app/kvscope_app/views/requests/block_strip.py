@@ -15,7 +15,7 @@ from kvscope_app.look.fonts import sans
 from kvscope_app.look.number_text import count
 from kvscope_app.look.theme import DARK, Theme, mix
 from kvscope_app.look.zoom import scaled
-from kvscope_app.views.places import Place, place_of
+from kvscope_app.views.places import BlockLocation, place_of
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.telemetry import CacheInfo
 
@@ -169,9 +169,9 @@ class BlockStrip(QWidget):
         """Whether a window has left behind what was there."""
         return self._cache is not None and int(self._ids[index]) < self._cache.num_reserved_blocks
 
-    def _place(self, index: int) -> Place:
+    def _place(self, index: int) -> BlockLocation:
         row = int(self._ids[index])
-        return Place(Tier.HBM, row) if self._cache is None else place_of(self._cache, row)
+        return BlockLocation(Tier.HBM, row) if self._cache is None else place_of(self._cache, row)
 
     def cell_rect(self, index: int) -> QRect:
         """Where the cell of the `index`-th block is."""

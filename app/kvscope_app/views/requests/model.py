@@ -20,8 +20,8 @@ from kvscope_app.look.clock_text import clock_text
 from kvscope_app.look.number_text import NOTHING, count, percent, seconds, short
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme, owner_color
-from kvscope_app.views.requests.request_columns import NOT_YET, Wanted, judged, order_rows, took_s
-from kvscope_app.views.table import LEFT, RIGHT, Column, Index, TableHead, TableModel
+from kvscope_app.views.requests.request_columns import NOT_YET, RequestQuery, judged, order_rows, took_s
+from kvscope_app.views.table import LEFT, RIGHT, Index, TableColumn, TableHead, TableModel
 from kvscope_telemetry.goals import Goals, Judged, missed_words
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.request_log import Ending, RequestColumns
@@ -49,7 +49,7 @@ _ENDING_COLORS: Final = {Ending.ABORTED: "warn", Ending.REFUSED: "bad"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestColumn(Column[[RequestColumns, int]]):
+class RequestColumn(TableColumn[[RequestColumns, int]]):
     """A column, and the array it sorts by."""
 
     sort_by: str
@@ -234,7 +234,7 @@ class RequestModel(TableModel):
         """Why a request waits at the moment shown, in a sentence."""
         self.reason: Callable[[int], str] = lambda key: ""
         """Why a request took long, in a line."""
-        self.wanted = Wanted()
+        self.wanted = RequestQuery()
         self.epoch = 0
         """The engine start that is shown: numbers are of it."""
         self._sort_column = 0
@@ -264,7 +264,7 @@ class RequestModel(TableModel):
         self._columns = columns
         self.reorder()
 
-    def show_only(self, wanted: Wanted) -> None:
+    def show_only(self, wanted: RequestQuery) -> None:
         """Show only the requests that match, and judge them by the goals."""
         if wanted != self.wanted:
             self.wanted = wanted

@@ -130,7 +130,7 @@ def judged(columns: RequestColumns, goals: Goals) -> Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RequestQuery:
     """Which requests are shown: those of `filter` that have `text`."""
 
     filter: Filter = Filter.ALL
@@ -141,7 +141,7 @@ class Wanted:
     """For `Filter.IN_RANGE`; None: all of the time."""
 
 
-def order_rows(columns: RequestColumns, wanted: Wanted, sort_by: str, descending: bool) -> npt.NDArray[np.intp]:
+def order_rows(columns: RequestColumns, wanted: RequestQuery, sort_by: str, descending: bool) -> npt.NDArray[np.intp]:
     """Return the rows of the requests that match, sorted; equal ones newest first, unknown values last."""
     matching, text = _matches(columns, wanted), wanted.text
     if text:
@@ -157,7 +157,7 @@ def order_rows(columns: RequestColumns, wanted: Wanted, sort_by: str, descending
     return rows[np.argsort(values, kind="stable")]
 
 
-def _matches(columns: RequestColumns, wanted: Wanted) -> npt.NDArray[np.bool_]:
+def _matches(columns: RequestColumns, wanted: RequestQuery) -> npt.NDArray[np.bool_]:
     if wanted.filter in _STATES:
         return np.isin(columns.state, _STATES[wanted.filter])
     if wanted.filter is Filter.MISSED:

@@ -28,14 +28,14 @@ IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Histogram:
+class LogHistogram:
     """How many values are in each of the bins between `edges`, which have equal ratios."""
 
     edges: FloatArray
     counts: IntArray
 
 
-def histogram_of(values: FloatArray) -> Histogram | None:
+def histogram_of(values: FloatArray) -> LogHistogram | None:
     """Return the histogram of the known positive values; None without any."""
     known = values[np.isfinite(values) & (values > 0)]
     if not known.size:
@@ -43,7 +43,7 @@ def histogram_of(values: FloatArray) -> Histogram | None:
     low, high = float(known.min()), float(known.max())
     edges = np.geomspace(low, high if high > low else low * 1.01, _NUM_BINS + 1)
     edges[0], edges[-1] = low, max(high, edges[-1])  # rounding must not exclude the extremes
-    return Histogram(edges, np.histogram(known, edges)[0])
+    return LogHistogram(edges, np.histogram(known, edges)[0])
 
 
 class RequestPlots(QWidget):
@@ -224,9 +224,9 @@ class HistogramPlot(_Plot):
 
     def __init__(self, title: str) -> None:
         super().__init__(title)
-        self.histogram: Histogram | None = None
+        self.histogram: LogHistogram | None = None
 
-    def show_histogram(self, histogram: Histogram | None) -> None:
+    def show_histogram(self, histogram: LogHistogram | None) -> None:
         """Show `histogram`; None: there are no values."""
         self.histogram = histogram
         num_values = 0 if histogram is None else int(histogram.counts.sum())

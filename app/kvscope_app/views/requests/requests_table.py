@@ -24,7 +24,7 @@ from kvscope_app.views.requests.model import (
     PROGRESS_ROLE,
     RequestModel,
 )
-from kvscope_app.views.table import SwatchDelegate, Table
+from kvscope_app.views.table import RowTable, SwatchDelegate
 
 MOMENTS: Final = {
     "arrival_ns": "arrival",
@@ -37,7 +37,7 @@ _BAR_HEIGHT = 2
 _MARGIN = 6
 
 
-class RequestTable(Table):
+class RequestTable(RowTable):
     """Sortable by clicking a header; the context menu goes to moments of a request, aborts and copies."""
 
     row_chosen = Signal()

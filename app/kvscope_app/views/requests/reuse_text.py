@@ -15,7 +15,7 @@ from kvscope_telemetry.state.mirror import Mirror
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class PromptReuse:
     """What the mirror knows of a request, and whether its engine has a prefix cache."""
 
     num_tokens: int
@@ -23,16 +23,16 @@ class Prompt:
     has_cache: bool
 
 
-def prompt_of(mirror: Mirror, number: int) -> Prompt | None:
+def prompt_of(mirror: Mirror, number: int) -> PromptReuse | None:
     """Of request `number`; None when it is not known."""
     row = mirror.requests.row_of(number)
     if row is None or mirror.hello is None:
         return None
     requests, cache = mirror.requests, mirror.hello.cache
-    return Prompt(int(requests.num_prompt_tokens[row]), int(requests.num_cached_tokens[row]), cache.prefix_caching)
+    return PromptReuse(int(requests.num_prompt_tokens[row]), int(requests.num_cached_tokens[row]), cache.prefix_caching)
 
 
-def reuse_text(events: Iterable[Event], number: int, prompt: Prompt) -> str:
+def reuse_text(events: Iterable[Event], number: int, prompt: PromptReuse) -> str:
     """How request `number` began, and how it came back the last time; "" before it began. `events`: oldest first."""
     own = [event for event in events if event.number == number]
     admitted = next((event for event in own if event.kind == "admitted"), None)
@@ -41,7 +41,7 @@ def reuse_text(events: Iterable[Event], number: int, prompt: Prompt) -> str:
     return "\n".join(lines + ([_resumed(resumed)] if resumed is not None else []))
 
 
-def _begun(event: Event, prompt: Prompt) -> str:
+def _begun(event: Event, prompt: PromptReuse) -> str:
     if event.other:
         return _sentence(cause_text(event) or f"forked from request #{event.other}")
     if not event.num_tokens:
@@ -50,7 +50,7 @@ def _begun(event: Event, prompt: Prompt) -> str:
     return _sentence("; ".join([whole, *_reasons(event)]))
 
 
-def _nothing(prompt: Prompt, event: Event) -> str:
+def _nothing(prompt: PromptReuse, event: Event) -> str:
     if not prompt.has_cache:
         return f"Reused nothing: prefix caching is off. {_all_of(prompt)} computed."
     why = "" if event.data is None else "; ".join([*reuse_clauses(event.data), *filter(None, [miss_text(event.data)])])
@@ -58,7 +58,7 @@ def _nothing(prompt: Prompt, event: Event) -> str:
     return _sentence(f"{said}: {why}" if why else said)
 
 
-def _all_of(prompt: Prompt) -> str:
+def _all_of(prompt: PromptReuse) -> str:
     return f"All {plural(prompt.num_tokens, 'prompt token')}" if prompt.num_tokens > 1 else "Its prompt token"
 
 
@@ -67,7 +67,7 @@ def _resumed(event: Event) -> str:
     return _sentence("; ".join([f"Came back {what}", *_reasons(event)]))
 
 
-def _from_counts(prompt: Prompt) -> list[str]:
+def _from_counts(prompt: PromptReuse) -> list[str]:
     """Where the event was not seen: the desktop came later, or it was long ago."""
     if not prompt.num_reused:
         return []

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_app.views.timeline.steps import NO_STEPS, Steps
+from kvscope_app.views.timeline.steps import NO_STEPS, StepColumns
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -26,7 +26,7 @@ class PointKind(IntEnum):
 class Points:
     """Columns of shape (n,), a step each whose work was told, oldest first."""
 
-    steps: Steps
+    steps: StepColumns
     place: npt.NDArray[np.int64]
     """In `steps`."""
     intensity: FloatArray
@@ -49,7 +49,7 @@ class Points:
         return int(np.argmax(here)) if here.any() else None
 
 
-def points_of(steps: Steps, begin_ns: int, end_ns: int) -> Points:
+def points_of(steps: StepColumns, begin_ns: int, end_ns: int) -> Points:
     """Those of the steps that ended from `begin_ns` to `end_ns`."""
     ends = steps.end_ns
     is_available = np.zeros(len(steps), np.bool_)

@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QSizePolicy, QStackedLayout, QVBoxLayout, QWidget
 from kvscope_app.look.flow_layout import FlowLayout
 from kvscope_app.look.makers import empty_state, head_row, label
 from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.look.widgets import Segments
+from kvscope_app.look.widgets import SegmentedControl
 from kvscope_app.look.zoom import scaled
 from kvscope_app.session.session import Session
 from kvscope_app.session.time_span import TimeSpan
@@ -54,7 +54,7 @@ class RooflineView(View):
         super().__init__(session, parent)
         self.canvas = RooflineCanvas()
         self.legend = RooflineLegend()
-        self.ranges = Segments(list(RANGES_S), "Visible range")
+        self.ranges = SegmentedControl(list(RANGES_S), "Visible range")
         self.words = label("", "muted", wraps=True, elastic=True)
         self.words.setAlignment(Qt.AlignmentFlag.AlignTop)
         self.words.setMinimumHeight(3 * self.words.fontMetrics().lineSpacing())  # so that the chart stays as it is

@@ -18,7 +18,7 @@ from kvscope_app.session.recent_figures import RECENT_S, recent_latency, recent_
 from kvscope_app.session.session import Session
 from kvscope_app.views.chart.curves import FloatArray, nearest_index, trailing_mean
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec, Mark
-from kvscope_app.views.chart.peak_line import Peak
+from kvscope_app.views.chart.peak_line import CurvePeak
 from kvscope_telemetry.latencies import FIRST_TOKEN, INTER_TOKEN, QUEUED
 from kvscope_telemetry.messages.event_kinds import cause_text
 from kvscope_telemetry.state.mirror import Mirror
@@ -330,7 +330,7 @@ def values_at(key: str, drawn: Drawn, x: float) -> dict[str, str]:
 
 def peaks_of(
     key: str, drawn: Drawn, window: HistoryWindow, span: tuple[float, float], clock_text: Callable[[float], str]
-) -> list[Peak]:
+) -> list[CurvePeak]:
     """Return the maximum of each curve between two seconds, that of `PanelSpec.peak_first` first. Levels of an overview
     have their largest value within each second, not just at its end.
     """
@@ -342,7 +342,7 @@ def peaks_of(
         if is_shown.any():
             index = int(np.argmax(np.where(is_shown, values, 0.0)))
             text = f"{curve.label} {drawn.prefix}{spec.value_text(float(values[index]))}".strip()
-            found.append(Peak(float(times_s[index]), f"{text} at {clock_text(float(times_s[index]))}"))
+            found.append(CurvePeak(float(times_s[index]), f"{text} at {clock_text(float(times_s[index]))}"))
     return found
 
 

@@ -16,7 +16,7 @@ from kvscope_app.views.timeline.lane_colors import PHASE_WORDS
 from kvscope_app.views.timeline.lane_layout import MARKS, PAUSED, STEPS, TICK_LANES
 from kvscope_app.views.timeline.lane_picture import ShownLanes, gaps, moments_of, usage_shares
 from kvscope_app.views.timeline.request_lanes import OPEN_NS
-from kvscope_app.views.timeline.steps import Steps
+from kvscope_app.views.timeline.steps import StepColumns
 from kvscope_telemetry.messages.event_kinds import kind_text
 from kvscope_telemetry.request_phase import RequestPhase
 from kvscope_telemetry.summaries.event_index import EventIndex
@@ -30,8 +30,8 @@ _TOKENS: Final = ("num_steps", "prefill_tokens", "decode_tokens")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a point is about. `number` 0: no request."""
+class LaneHit:
+    """What lies at a point of the lanes. `number` 0: no request."""
 
     time_ns: int
     words: str = ""
@@ -43,49 +43,49 @@ class Found:
     """The event whose mark it is."""
 
 
-def found_in_lane(name: str, shown: ShownLanes, time_ns: int, reach_ns: int) -> Found:
+def found_in_lane(name: str, shown: ShownLanes, time_ns: int, reach_ns: int) -> LaneHit:
     """In a lane above the requests, at `time_ns`; what is up to `reach_ns` away is meant."""
     overview = shown.overview
     place = overview.place_at(time_ns)
     is_known = place >= 0 and time_ns - int(overview.time_ns[place]) < SECOND_NS
     if name in ("usage", "running", "waiting"):
-        return Found(time_ns, _state_words(overview, place) if is_known else "no data for this second")
+        return LaneHit(time_ns, _state_words(overview, place) if is_known else "no data for this second")
     if name == STEPS:
         return _step_found(shown, time_ns, reach_ns, place if is_known else -1)
     if name == MARKS:
         mark = shown.marks.near(time_ns, reach_ns)
-        return Found(time_ns) if mark is None else Found(mark.time_ns, mark_text(mark))
+        return LaneHit(time_ns) if mark is None else LaneHit(mark.time_ns, mark_text(mark))
     if name == PAUSED:
         words = words_at(overview, time_ns)
-        return Found(time_ns, f"Engine {words}" if words else "")
+        return LaneHit(time_ns, f"Engine {words}" if words else "")
     if name == "gaps":
-        return Found(time_ns, _gap_words(overview, time_ns, reach_ns))
+        return LaneHit(time_ns, _gap_words(overview, time_ns, reach_ns))
     near = _near(name, shown, time_ns, reach_ns)
     if near:
         nearest = min(near, key=lambda timed: abs(timed.time_ns - time_ns))
         words = _event_words(near, nearest)
-        return Found(nearest.time_ns, words, nearest.epoch, nearest.event.number, event=nearest)
+        return LaneHit(nearest.time_ns, words, nearest.epoch, nearest.event.number, event=nearest)
     lane = TICK_LANES[name]
     number = int(np.nan_to_num(overview.column(lane.column)[place])) if is_known and lane.column else 0
-    return Found(time_ns, f"{plural(number, lane.counted)} in this second" if number else "")
+    return LaneHit(time_ns, f"{plural(number, lane.counted)} in this second" if number else "")
 
 
-def _step_found(shown: ShownLanes, time_ns: int, reach_ns: int, second: int) -> Found:
+def _step_found(shown: ShownLanes, time_ns: int, reach_ns: int, second: int) -> LaneHit:
     steps = shown.steps
     place = None if steps is None else steps.at(time_ns, reach_ns)
     if steps is None or place is None:
         if second < 0:
-            return Found(time_ns, "no data for this second")
+            return LaneHit(time_ns, "no data for this second")
         counts = {name: float(shown.overview.column(name)[second]) for name in _TOKENS}
         numbers = {name: int(np.nan_to_num(value)) for name, value in counts.items()}
         tokens = f"{count(numbers['prefill_tokens'])} prefill and {count(numbers['decode_tokens'])} decode tokens"
         if np.isnan(counts["num_steps"]):
-            return Found(time_ns, f"in this second: {tokens}")
-        return Found(time_ns, f"{plural(numbers['num_steps'], 'step')} in this second: {tokens}")
+            return LaneHit(time_ns, f"in this second: {tokens}")
+        return LaneHit(time_ns, f"{plural(numbers['num_steps'], 'step')} in this second: {tokens}")
     return found_step(steps, place)
 
 
-def found_step(steps: Steps, place: int) -> Found:
+def found_step(steps: StepColumns, place: int) -> LaneHit:
     """A step, at the moment that its frame was told: its end."""
     batch, took_s = steps.batch(place), float(steps.end_ns[place] - steps.begin_ns[place]) / 1e9
     words = (
@@ -94,23 +94,23 @@ def found_step(steps: Steps, place: int) -> Found:
         f"{seconds(took_s)}"
     )
     time_ns = int(steps.end_ns[place]) + STEP_TOLD_NS
-    return Found(time_ns, words, int(steps.epoch[place]), 0, tuple(batch.numbers.tolist()))
+    return LaneHit(time_ns, words, int(steps.epoch[place]), 0, tuple(batch.numbers.tolist()))
 
 
-def found_in_row(row: int, shown: ShownLanes, time_ns: int, reach_ns: int) -> Found:
+def found_in_row(row: int, shown: ShownLanes, time_ns: int, reach_ns: int) -> LaneHit:
     """In a row of requests."""
     spans = shown.lanes.spans
     ends = np.where(spans["end"] == OPEN_NS, max(shown.until_ns, time_ns), spans["end"])
     near = (spans["begin"] <= time_ns + reach_ns) & (ends >= time_ns - reach_ns)
     places = np.flatnonzero((shown.rows[spans["request"]] == row) & near)
     if not places.size:
-        return Found(time_ns)
+        return LaneHit(time_ns)
     away = np.maximum(spans["begin"][places] - time_ns, time_ns - ends[places]).clip(0)
     place = int(places[np.lexsort((-spans["phase"][places].astype(np.int64), away))[0]])
     return _span_found(place, shown, time_ns)
 
 
-def _span_found(place: int, shown: ShownLanes, time_ns: int) -> Found:
+def _span_found(place: int, shown: ShownLanes, time_ns: int) -> LaneHit:
     spans, requests = shown.lanes.spans, shown.lanes.requests
     request, phase = int(spans["request"][place]), RequestPhase(int(spans["phase"][place]))
     number, epoch = int(requests["number"][request]), int(requests["epoch"][request])
@@ -130,7 +130,7 @@ def _span_found(place: int, shown: ShownLanes, time_ns: int) -> Found:
         why_text(shown.overview.events[cause].event) for cause in causes if _is_of(shown.overview.events[cause], number)
     ]
     clamped_ns = min(max(time_ns, begin), end)
-    return Found(clamped_ns, ": ".join([words, *reasons[:1]]), epoch, number)
+    return LaneHit(clamped_ns, ": ".join([words, *reasons[:1]]), epoch, number)
 
 
 def _is_of(timed: TimedEvent, number: int) -> bool:

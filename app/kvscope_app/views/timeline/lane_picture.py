@@ -30,7 +30,7 @@ from kvscope_app.views.timeline.mark_lane import Marks
 from kvscope_app.views.timeline.raster import FloatArray, IntArray, Pixels
 from kvscope_app.views.timeline.request_lanes import OPEN_NS, RequestLanes
 from kvscope_app.views.timeline.step_lane import draw_pieces, draw_steps, steps_are_apart
-from kvscope_app.views.timeline.steps import Steps
+from kvscope_app.views.timeline.steps import StepColumns
 from kvscope_telemetry.messages.event_kinds import KIND_CODES
 from kvscope_telemetry.request_phase import RequestPhase
 from kvscope_telemetry.summaries.figures import pool_of, usage_of
@@ -61,7 +61,7 @@ class ShownLanes:
     """The row of each life, -1 where it is not in the span; `place_rows` finds them."""
     num_rows: int = 0
     marks: Marks = field(default_factory=Marks)
-    steps: Steps | None = None
+    steps: StepColumns | None = None
     """Those that were read, where they are seen each for itself."""
     adapter_of: Callable[[int, int], str] = lambda epoch, number: ""
     """The LoRA adapter of a request, as far as it is known."""
@@ -233,7 +233,7 @@ def _draw_requests(
             np.copyto(part, line, where=(line != 0) & (line != palette[RequestPhase.QUEUED]))
 
 
-def _rows_of(steps: Steps, shown: ShownLanes, num_rows: int) -> IntArray:
+def _rows_of(steps: StepColumns, shown: ShownLanes, num_rows: int) -> IntArray:
     """The row of each of the steps' requests, -1 where it is not in sight."""
     requests, rows = shown.lanes.requests, shown.rows - shown.first_row
     seen = np.flatnonzero((shown.rows >= 0) & (rows >= 0) & (rows < num_rows))

@@ -28,14 +28,14 @@ from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.session.time_span import SHORTEST_NS, TimeSpan, whole_span
 from kvscope_app.views.timeline import lane_text, step_text
-from kvscope_app.views.timeline.lane_descriptions import STEP_TOLD_NS, Found, found_in_lane, found_in_row, found_step
+from kvscope_app.views.timeline.lane_descriptions import STEP_TOLD_NS, LaneHit, found_in_lane, found_in_row, found_step
 from kvscope_app.views.timeline.lane_layout import MARKS, STEPS, LaneLayout, axis_height, gutter, row_height
 from kvscope_app.views.timeline.lane_picture import ShownLanes, bare_lanes, draw
 from kvscope_app.views.timeline.mark_lane import Marks
 from kvscope_app.views.timeline.raster import Pixels
 from kvscope_app.views.timeline.request_lanes import RequestLanes
 from kvscope_app.views.timeline.step_lane import steps_are_apart
-from kvscope_app.views.timeline.steps import Steps
+from kvscope_app.views.timeline.steps import StepColumns
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 _NEAR_PX: Final = 4
@@ -51,7 +51,7 @@ class LanesCanvas(QWidget):
     """`show_overview` is called with each change; signals tell what a person chose."""
 
     chosen = Signal(object)
-    """`Found`: go there, and select whom it is about."""
+    """A `LaneHit`: go to its time, and select its request."""
     pointed = Signal(str)
     """What is under the pointer."""
     moved = Signal()
@@ -120,7 +120,7 @@ class LanesCanvas(QWidget):
             self.shown.marks = marks
             self._look_at(self.shown.span)
 
-    def show_steps(self, steps: Steps | None) -> None:
+    def show_steps(self, steps: StepColumns | None) -> None:
         """Those that were read of what is seen; None where so much is seen that they have no room."""
         if steps is not self.shown.steps:
             self.shown.steps = steps
@@ -216,7 +216,7 @@ class LanesCanvas(QWidget):
             self.update()
             self.measuring.emit()
 
-    def found_at(self, point: QPoint) -> Found | None:
+    def found_at(self, point: QPoint) -> LaneHit | None:
         """What is there; None left of the time."""
         if point.x() < gutter():
             return None
@@ -228,7 +228,7 @@ class LanesCanvas(QWidget):
         if row is not None:
             return found_in_row(row, self.shown, time_ns, reach_ns)
         lane = layout.lane_at(point.y())
-        return Found(time_ns) if lane is None else found_in_lane(lane.name, self.shown, time_ns, reach_ns)
+        return LaneHit(time_ns) if lane is None else found_in_lane(lane.name, self.shown, time_ns, reach_ns)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         layout, scale = self.layout_now, self.devicePixelRatioF()
@@ -359,7 +359,7 @@ class LanesCanvas(QWidget):
         lane = self.layout_now.lane_at(point.y())
         return lane is not None and lane.name == STEPS
 
-    def _point_at_step(self, found: Found | None) -> None:
+    def _point_at_step(self, found: LaneHit | None) -> None:
         time_ns = found.time_ns if found is not None and found.batch else None
         if time_ns != self._pointed_ns:
             self._pointed_ns = time_ns
@@ -378,7 +378,7 @@ class LanesCanvas(QWidget):
             self._go_to(found_step(steps, place))
         else:
             by_ns = sign * round(span.length_ns * _CURSOR_SHARE)
-            self._go_to(Found(min(max(self.cursor_ns + by_ns, self.whole.begin_ns), self.whole.end_ns)))
+            self._go_to(LaneHit(min(max(self.cursor_ns + by_ns, self.whole.begin_ns), self.whole.end_ns)))
 
     def _choose_row(self, sign: int) -> None:
         """The request in the row below the selected one, or above it, at the cursor or as near to it as can be."""
@@ -391,7 +391,7 @@ class LanesCanvas(QWidget):
                 self.set_first_row(min(max(self.shown.first_row, row - self.layout_now.num_rows + 1), row))
             self._go_to(request)
 
-    def _go_to(self, found: Found) -> None:
+    def _go_to(self, found: LaneHit) -> None:
         """By a key: what is gone to is seen."""
         self._look_at(self.shown.span.showing(found.time_ns, self.whole))
         self.chosen.emit(found)
@@ -477,7 +477,7 @@ class LanesCanvas(QWidget):
 
 def next_in_rows(
     shown: ShownLanes, selected: tuple[int, int] | None, sign: int, cursor_ns: int, in_sight: range
-) -> tuple[int, Found] | None:
+) -> tuple[int, LaneHit] | None:
     """From a request of the timeline to the one in the row above or below.
 
     A row and whom it is about; None where no request is in the span.
@@ -500,7 +500,7 @@ def next_in_rows(
     nearest = int(away.argmin())
     request = int(places[nearest])
     time_ns = min(max(cursor_ns, int(begins[nearest])), int(ends[nearest]))
-    return row, Found(time_ns, epoch=int(requests["epoch"][request]), number=int(requests["number"][request]))
+    return row, LaneHit(time_ns, epoch=int(requests["epoch"][request]), number=int(requests["number"][request]))
 
 
 def _row_of(shown: ShownLanes, selected: tuple[int, int] | None) -> int:

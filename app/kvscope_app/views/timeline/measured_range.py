@@ -60,8 +60,8 @@ class Delayed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """Of one range."""
+class MeasuredRange:
+    """Figures of one range of time, as rows of text."""
 
     title: str
     rows: tuple[tuple[str, str], ...]
@@ -80,7 +80,7 @@ class Measured:
         return "\n".join([*lines, self.note]) + "\n"
 
 
-def measured(overview: SessionOverview, lanes: RequestLanes, span: TimeSpan, until_ns: int) -> Measured:
+def measured(overview: SessionOverview, lanes: RequestLanes, span: TimeSpan, until_ns: int) -> MeasuredRange:
     """Of `span`; what still goes on lasts until `until_ns`."""
     whole = WholeSeconds.of(span)
     rows = rows_in(overview, whole)
@@ -90,7 +90,7 @@ def measured(overview: SessionOverview, lanes: RequestLanes, span: TimeSpan, unt
         if figure.places.in_range
     ]
     latencies = [(f"{name}, p50 / p95 / max", _latency_text(overview, latency, rows)) for latency, name in _LATENCIES]
-    return Measured(
+    return MeasuredRange(
         f"{seconds(span.length_ns / 1e9)} from {clock_text(span.begin_ns)} to {clock_text(span.end_ns)}",
         (*figures, *latencies),
         tuple(most_delayed(overview, lanes, span, until_ns)),

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QFrame, QGridLayout, QHBoxLayout, QVBoxLayout, QWi
 
 from kvscope_app.look.makers import label, number_label, tool_button
 from kvscope_app.look.zoom import scaled
-from kvscope_app.views.timeline.measured_range import Measured
+from kvscope_app.views.timeline.measured_range import MeasuredRange
 
 _MARGIN: Final = 8
 _TWO_FROM_WIDTH: Final = 640
@@ -29,7 +29,7 @@ class RangeCard(QFrame):
         self.setProperty("look", "tip")
         self.setCursor(Qt.CursorShape.ArrowCursor)
         self.setAccessibleName("Measured range")
-        self.measured: Measured | None = None
+        self.measured: MeasuredRange | None = None
         self._title = label("", "heading")
         self._grid = QGridLayout()
         self._delayed = QHBoxLayout()
@@ -42,7 +42,7 @@ class RangeCard(QFrame):
         self.close_button.clicked.connect(self.closed)
         self.hide()
 
-    def show_measured(self, measured: Measured) -> None:
+    def show_measured(self, measured: MeasuredRange) -> None:
         """Say this."""
         self.measured = measured
         self._title.setText(measured.title)

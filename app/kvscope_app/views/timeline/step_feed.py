@@ -13,7 +13,7 @@ from PySide6.QtCore import QObject, Signal
 from kvscope_app.session.kept.recorded_reading import RecordedReading
 from kvscope_app.session.session import Session
 from kvscope_app.session.time_span import TimeSpan
-from kvscope_app.views.timeline.steps import NO_STEPS, Steps, read_steps
+from kvscope_app.views.timeline.steps import NO_STEPS, StepColumns, read_steps
 
 _MARGIN: Final = 0.5
 """Of the span, read on either side of it."""
@@ -31,12 +31,12 @@ class StepFeed(QObject):
 
     def __init__(self, session: Session, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self.steps: Steps = NO_STEPS
+        self.steps: StepColumns = NO_STEPS
         self._session = session
         self._asked_s = 0.0
         self._asked_at: tuple[int | None, int] | None = None
         """The newest frame when all was read up to it; None: not so far."""
-        self._reading: RecordedReading[Steps] = RecordedReading(session, "kvscope-steps", self)
+        self._reading: RecordedReading[StepColumns] = RecordedReading(session, "kvscope-steps", self)
         self._reading.over.connect(self._take)
 
     @property

@@ -16,7 +16,7 @@ from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.views.timeline import raster
 from kvscope_app.views.timeline.lane_colors import PHASE_COLORS, ink
 from kvscope_app.views.timeline.raster import FloatArray, IntArray, Pixels
-from kvscope_app.views.timeline.steps import MAX_STEPS, Steps
+from kvscope_app.views.timeline.steps import MAX_STEPS, StepColumns
 from kvscope_telemetry.request_phase import RequestPhase
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
@@ -42,7 +42,7 @@ def wants_steps(overview: SessionOverview, span: TimeSpan, width: int) -> bool:
 def draw_steps(
     box: Pixels,
     overview: SessionOverview,
-    steps: Steps | None,
+    steps: StepColumns | None,
     edges: IntArray,
     seconds: tuple[IntArray, IntArray],
     theme: Theme,
@@ -61,7 +61,7 @@ def draw_steps(
         _fill(box, total, decoded, _most_in(steps, edges), theme)
 
 
-def steps_are_apart(steps: Steps, span: TimeSpan, width: int) -> bool:
+def steps_are_apart(steps: StepColumns, span: TimeSpan, width: int) -> bool:
     """Whether what each request had of a step is seen."""
     seen = steps.within(span.begin_ns, span.end_ns)
     lengths = (steps.end_ns - steps.begin_ns)[seen]
@@ -69,7 +69,7 @@ def steps_are_apart(steps: Steps, span: TimeSpan, width: int) -> bool:
 
 
 def draw_pieces(
-    lines: Pixels, steps: Steps, span: TimeSpan, rows_of: npt.NDArray[np.int64], theme: Theme, gap: int
+    lines: Pixels, steps: StepColumns, span: TimeSpan, rows_of: npt.NDArray[np.int64], theme: Theme, gap: int
 ) -> None:
     """What each request had of each step, in its row of `lines`; `rows_of` is the row of each of the steps' requests,
     below 0 for one that is not seen."""
@@ -88,7 +88,7 @@ def draw_pieces(
         raster.draw_spans(lines, rows[shown], first[shown], last[shown], palette[(tokens[shown] > 1).astype(np.int64)])
 
 
-def _step_columns(steps: Steps, edges: IntArray) -> tuple[FloatArray, FloatArray]:
+def _step_columns(steps: StepColumns, edges: IntArray) -> tuple[FloatArray, FloatArray]:
     """Tokens in all, and those of decoding, of the step in each column."""
     middles = (edges[:-1] + edges[1:]) // 2
     place = np.minimum(np.searchsorted(steps.end_ns, middles, "left"), len(steps) - 1)
@@ -101,7 +101,7 @@ def _step_columns(steps: Steps, edges: IntArray) -> tuple[FloatArray, FloatArray
     return np.where(runs, total, np.nan), np.where(runs, steps.decode[place].astype(np.float64), np.nan)
 
 
-def _most_in(steps: Steps, edges: IntArray) -> float:
+def _most_in(steps: StepColumns, edges: IntArray) -> float:
     seen = steps.within(int(edges[0]), int(edges[-1]))
     return float((steps.prefill + steps.decode)[seen].max(initial=1))
 

@@ -12,7 +12,7 @@ from kvscope_app.look.number_text import count, seconds
 from kvscope_app.look.theme import Theme
 from kvscope_app.views.timeline.lane_layout import STEPS, LaneLayout, axis_height, gutter, row_height
 from kvscope_app.views.timeline.lane_picture import ShownLanes
-from kvscope_app.views.timeline.steps import Steps
+from kvscope_app.views.timeline.steps import StepColumns
 
 _NAMED_FROM_PX: Final = 46
 _MOST_NAMED: Final = 200
@@ -40,7 +40,7 @@ def paint(
     painter.restore()
 
 
-def _words(painter: QPainter, steps: Steps, shown: ShownLanes, layout: LaneLayout, theme: Theme) -> None:
+def _words(painter: QPainter, steps: StepColumns, shown: ShownLanes, layout: LaneLayout, theme: Theme) -> None:
     """In their lane: steps may be known before a second with one is over, and with it the lane comes."""
     top, height = next(((top, height) for lane, top, height in layout.boxes() if lane.name == STEPS), (0, 0))
     if not height:
@@ -65,14 +65,16 @@ def _words(painter: QPainter, steps: Steps, shown: ShownLanes, layout: LaneLayou
         painter.drawText(chip, Qt.AlignmentFlag.AlignCenter, text)
 
 
-def _texts(steps: Steps, place: int) -> tuple[str, ...]:
+def _texts(steps: StepColumns, place: int) -> tuple[str, ...]:
     """Of a step, the longest first."""
     tokens = f"{count(int(steps.prefill[place] + steps.decode[place]))} tok"
     who = f"{count(steps.batch(place).numbers.size)} req · {tokens}"
     return f"{who} · {seconds(float(steps.end_ns[place] - steps.begin_ns[place]) / 1e9)}", who, tokens
 
 
-def _band(painter: QPainter, steps: Steps, place: int, shown: ShownLanes, layout: LaneLayout, theme: Theme) -> None:
+def _band(
+    painter: QPainter, steps: StepColumns, place: int, shown: ShownLanes, layout: LaneLayout, theme: Theme
+) -> None:
     left, right = (_x(int(at), shown, layout) for at in (steps.begin_ns[place], steps.end_ns[place]))
     band = QRectF(left, axis_height(), max(right - left, 1.0), layout.height - axis_height())
     painter.fillRect(band, theme.color("selection", 34))

@@ -23,16 +23,16 @@ _NOBODY: Final = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """Of one step: who ran, with how many tokens each."""
+class StepBatch:
+    """The requests that ran in one step, and their numbers of tokens."""
 
     numbers: IntArray
     tokens: IntArray
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
-    """Columns of shape (n,), oldest first, all that were between `first_ns` and `last_ns`; times are wall clock."""
+class StepColumns:
+    """All steps between `first_ns` and `last_ns` as columns of shape (n,), oldest first; times are wall clock."""
 
     first_ns: int
     last_ns: int
@@ -78,18 +78,18 @@ class Steps:
         place = ended if sign > 0 else ended - 2
         return place if 0 <= place < len(self) else None
 
-    def batch(self, place: int) -> Batch:
+    def batch(self, place: int) -> StepBatch:
         """Of the step at `place`."""
         part = slice(int(self.starts[place]), int(self.starts[place + 1]))
-        return Batch(self.numbers[part], self.tokens[part])
+        return StepBatch(self.numbers[part], self.tokens[part])
 
 
-NO_STEPS: Final = Steps(
+NO_STEPS: Final = StepColumns(
     0, 0, _NOBODY, _NOBODY, _NOBODY, _NOBODY, _NOBODY, _NOBODY, np.zeros(1, np.int64), _NOBODY, _NOBODY
 )
 
 
-def read_steps(recorded: Recording, begin_ns: int, end_ns: int, watch: ProgressCallback) -> Steps:
+def read_steps(recorded: Recording, begin_ns: int, end_ns: int, watch: ProgressCallback) -> StepColumns:
     """All that were recorded in this time, as far as they are not too many. A frame is told at the end of its step.
 
     Raises OpeningCancelled when `watch` says so.
@@ -116,7 +116,7 @@ def read_steps(recorded: Recording, begin_ns: int, end_ns: int, watch: ProgressC
         told_ns = time_ns
     begin, end, epoch, step, prefill, decode, *work = np.array(rows, np.int64).reshape(len(rows), _NUM_COLUMNS).T
     sizes = [len(each) // 4 for each in numbers]
-    return Steps(
+    return StepColumns(
         begin_ns,
         min(end_ns, last_ns),
         begin,

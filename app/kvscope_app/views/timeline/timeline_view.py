@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QHBoxLayout, QScrollBar, QStackedLayout, QVBoxLayo
 
 from kvscope_app.look.makers import empty_state, head_row, set_icon, tool_button
 from kvscope_app.look.theme import Theme
-from kvscope_app.look.widgets import FittingLabel, Segments
+from kvscope_app.look.widgets import FittingLabel, SegmentedControl
 from kvscope_app.look.zoom import scaled
 from kvscope_app.session.overview_window import first_of_note_ns
 from kvscope_app.session.session import Session
@@ -22,7 +22,7 @@ from kvscope_app.views.base import HINT, View
 from kvscope_app.views.choice import Choice
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.range_link import RangeLink
-from kvscope_app.views.timeline.lane_descriptions import Found
+from kvscope_app.views.timeline.lane_descriptions import LaneHit
 from kvscope_app.views.timeline.lanes_canvas import LanesCanvas
 from kvscope_app.views.timeline.mark_lane import Marks
 from kvscope_app.views.timeline.measured_range import Delayed, WholeSeconds, measured
@@ -74,8 +74,8 @@ class TimelineView(View):
         self._measured_of: tuple[object, ...] = ()
         """What the card was made of."""
         self.steps = StepFeed(session, self)
-        self.lengths = Segments(list(_LENGTHS), "Visible range")
-        self.orders = Segments(["Packed", "By arrival"], "Request rows")
+        self.lengths = SegmentedControl(list(_LENGTHS), "Visible range")
+        self.orders = SegmentedControl(["Packed", "By arrival"], "Request rows")
         self.follow = tool_button("Follow", "Keep the cursor in view", checkable=True, checked=True)
         self.fit = tool_button("Fit", "Show the whole timeline")
         self.link = RangeLink(session.timeline.visible_range, self, self.canvas.show_span, self._show_default)
@@ -167,7 +167,7 @@ class TimelineView(View):
             self.card.show_measured(measured(overview, lanes, span, self.canvas.whole.end_ns))
 
     def _on_delayed_chosen(self, wanted: Delayed) -> None:
-        self._on_chosen(Found(wanted.time_ns, "", wanted.epoch, wanted.number))
+        self._on_chosen(LaneHit(wanted.time_ns, "", wanted.epoch, wanted.number))
 
     def _whole(self) -> TimeSpan | None:
         overview, there = self.session.overview, self.session.timeline.range_ns
@@ -184,7 +184,7 @@ class TimelineView(View):
             begin_ns = first_of_note_ns(overview, begin_ns, end_ns)
         return whole_span(begin_ns, end_ns)
 
-    def _on_chosen(self, found: Found) -> None:
+    def _on_chosen(self, found: LaneHit) -> None:
         if found.batch:
             self._wanted_batch = (found.epoch, found.batch)
         if found.event is not None:

@@ -13,7 +13,7 @@ from typing import Final
 from PySide6.QtCore import QRect, Qt
 from PySide6.QtWidgets import QTabBar
 
-from kvscope_app.settings.layout_value import Known, Part, WindowLayout
+from kvscope_app.settings.layout_value import Known, LayoutPart, WindowLayout
 from kvscope_app.views.docks import DOCKS
 from kvscope_app.views.page_map.color_modes import MODE_NAMES
 from kvscope_app.window.layout import AREAS
@@ -95,7 +95,7 @@ def _below(layout: WindowLayout, width: int) -> float:
     return width * max(1 - (left.share if left else 0.0), 0.1)
 
 
-def _split(window: WindowBody, part: Part) -> None:
+def _split(window: WindowBody, part: LayoutPart) -> None:
     """The first view of each part has its place; within tabs the others follow later, as a tab cannot be split."""
     orientation = _ACROSS if part.across else _DOWN
     for before, after in zip(part.parts, part.parts[1:], strict=False):
@@ -104,7 +104,7 @@ def _split(window: WindowBody, part: Part) -> None:
         _split(window, each)
 
 
-def _share_out(window: WindowBody, part: Part, across: float, down: float) -> None:
+def _share_out(window: WindowBody, part: LayoutPart, across: float, down: float) -> None:
     whole = sum(each.share for each in part.parts)
     if not part.parts:
         return
@@ -188,7 +188,7 @@ def _floating(window: WindowBody) -> dict[str, tuple[float, float, float, float]
     return found
 
 
-def _part(stacks: Sequence[_Stack], share: float) -> Part:
+def _part(stacks: Sequence[_Stack], share: float) -> LayoutPart:
     share = round(min(max(share, 0.01), 1.0), _DIGITS)
     if len(stacks) > 1:
         for orientation in (_DOWN, _ACROSS):
@@ -198,10 +198,11 @@ def _part(stacks: Sequence[_Stack], share: float) -> Part:
                 parts = tuple(
                     _part(bundle, length / sum(lengths)) for bundle, length in zip(bundles, lengths, strict=True)
                 )
-                return Part(share=share, across=parts) if orientation is _ACROSS else Part(share=share, down=parts)
+                across, down = (parts, ()) if orientation is _ACROSS else ((), parts)
+                return LayoutPart(share=share, across=across, down=down)
     tabs = tuple(name for stack in stacks for name in stack.tabs)
     front = stacks[0].front
-    return Part(share=share, tabs=tabs, front="" if front == tabs[0] else front)
+    return LayoutPart(share=share, tabs=tabs, front="" if front == tabs[0] else front)
 
 
 def _cut(stacks: Sequence[_Stack], orientation: Qt.Orientation) -> list[list[_Stack]]:

@@ -7,7 +7,7 @@ from typing import Final
 from PySide6.QtWidgets import QCheckBox, QComboBox, QGridLayout, QLineEdit, QPushButton, QSizePolicy, QWidget
 
 from kvscope_app.look.plain_text import PlainLabel
-from kvscope_app.look.widgets import Segments
+from kvscope_app.look.widgets import SegmentedControl
 from kvscope_app.window.sheets.attach_address import OWN, Typed, kinds
 from kvscope_telemetry.external.engines import engine_name, find_engine
 from kvscope_telemetry.sockets.connections import Connection
@@ -21,7 +21,7 @@ class AttachFields:
     """Widgets, laid out in `grid`."""
 
     def __init__(self) -> None:
-        self.kinds = Segments([engine_name(kind) for kind in kinds()], "Kind of engine")
+        self.kinds = SegmentedControl([engine_name(kind) for kind in kinds()], "Kind of engine")
         self.known = QComboBox()
         self.known.setAccessibleName("Remembered engines")
         self.known.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)

@@ -11,7 +11,7 @@ from kvscope_app.look.theme import DARK
 from kvscope_app.views.chart import panel as panel_module
 from kvscope_app.views.chart.chart_legend import ChartLegend, LegendEntry
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
-from kvscope_app.views.chart.peak_line import Peak
+from kvscope_app.views.chart.peak_line import CurvePeak
 
 MAX_WIDGETS = 20
 """With pyqtgraph's menus it is five times as many, and each change of theme or text size styles all of them."""
@@ -69,7 +69,7 @@ def test_menu_goes_to_a_maximum_and_keeps_the_actions_of_the_dock(qtbot, monkeyp
     dock.addAction(QAction("Save picture", dock))
     dock.setContextMenuPolicy(Qt.ContextMenuPolicy.ActionsContextMenu)
     panel.setParent(dock)
-    panel.show_peaks([Peak(12.0, "running 11 at 0:12"), Peak(19.0, "waiting 10 at 0:19")])
+    panel.show_peaks([CurvePeak(12.0, "running 11 at 0:12"), CurvePeak(19.0, "waiting 10 at 0:19")])
     chosen: list[float] = []
     panel.peak_chosen.connect(chosen.append)
     QApplication.sendEvent(panel, QContextMenuEvent(QContextMenuEvent.Reason.Mouse, QPoint(5, 5), QPoint(5, 5)))
@@ -85,7 +85,7 @@ def test_maxima_without_space_are_left_out_and_only_a_link_can_be_clicked(qtbot)
     panel = ChartPanel("Requests", [CurveSpec("run", "running", 0), CurveSpec("wait", "waiting", 1)], str)
     qtbot.addWidget(panel)
     line = panel.peak_line
-    panel.show_peaks([Peak(12.0, "running 11 at 00:00:12"), Peak(19.0, "waiting 10 at 00:00:19")])
+    panel.show_peaks([CurvePeak(12.0, "running 11 at 00:00:12"), CurvePeak(19.0, "waiting 10 at 00:00:19")])
     line.resize(1000, line.sizeHint().height())
     (_, first), (place, second) = line.links
     assert (first.x, second.x) == (12.0, 19.0)

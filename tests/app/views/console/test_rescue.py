@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvscope_app.views.console.conversation import Conversation, Message
-from kvscope_app.views.console.keeper import Keeper, rescue, rescue_text
+from kvscope_app.views.console.keeper import ConversationSaver, rescue, rescue_text
 from kvscope_app.views.console.store import ConversationStore
 from kvscope_telemetry.errors import KvscopeError
 
@@ -20,7 +20,7 @@ def conversation(text):
 @pytest.fixture
 def keeper(qapp, tmp_path):
     ours = conversation("words that matter")
-    made = Keeper(ConversationStore(tmp_path / "c"), [ours], {}, lambda key: False, qapp)
+    made = ConversationSaver(ConversationStore(tmp_path / "c"), [ours], {}, lambda key: False, qapp)
     yield made, ours
     made.deleteLater()
 

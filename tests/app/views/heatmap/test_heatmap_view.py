@@ -13,7 +13,7 @@ from kvscope_app.look.theme import DARK, LIGHT, mix
 from kvscope_app.views.heatmap.cell_keys import FREE, HeatMode
 from kvscope_app.views.heatmap.cell_text import cell_words
 from kvscope_app.views.heatmap.heatmap_view import EMPTY_TEXT, HeatmapView
-from kvscope_app.views.heatmap.pools import Pools
+from kvscope_app.views.heatmap.pools import PoolRegistry
 from kvscope_app.views.heatmap.time_frame import Stance
 from kvscope_app.views.page_map.color_modes import FILL, OWNER, STATE
 from kvscope_app.views.page_map.drawing.ink import pixel
@@ -366,7 +366,7 @@ def test_recurrent_states_have_rows_of_their_own(make_engine, make_view, overvie
     engine.hold([66], owner=2, ref_count=0, state=BlockState.CACHED)
     overview.extend([second(0, engine.ledger, num_pool=64)])
     view = make_view(engine, overview)
-    pools = Pools()
+    pools = PoolRegistry()
     pools.note(7, engine.hello.cache)
     keys = pools.keys(mode, overview, np.array([0]), 70)
     assert keys.shape == (1, 70)

@@ -15,7 +15,7 @@ from kvscope_app.views.events.event_entries import why_text
 from kvscope_app.views.events.event_model import EventFilter
 from kvscope_app.views.requests.block_strip import BlockStrip
 from kvscope_app.views.requests.model import COLUMNS, PROGRESS_ROLE
-from kvscope_app.views.requests.request_columns import Wanted, order_rows, read_columns
+from kvscope_app.views.requests.request_columns import RequestQuery, order_rows, read_columns
 from kvscope_app.views.requests.requests_view import RequestsView
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import Abort
@@ -118,7 +118,7 @@ def test_sorting_is_by_number_not_by_text_and_unknown_last(view, session):
     columns = read_columns(session.mirror, session.history.request_times)
     columns.ttft_s[:] = [np.nan, 0.5, 0.02, np.nan]
     for descending, wanted in ((False, [2, 1, 3, 0]), (True, [1, 2, 3, 0])):
-        assert order_rows(columns, Wanted(), "ttft_s", descending).tolist() == wanted
+        assert order_rows(columns, RequestQuery(), "ttft_s", descending).tolist() == wanted
 
 
 def test_clicking_a_row_selects_everywhere(view, session, qtbot):

@@ -6,10 +6,10 @@ import pytest
 
 from kvscope_app.look.theme import THEMES
 from kvscope_app.views.requests.requests_view import RequestsView
-from kvscope_app.views.requests.reuse_text import Prompt, reuse_text
+from kvscope_app.views.requests.reuse_text import PromptReuse, reuse_text
 from kvscope_telemetry.messages.telemetry import Event, EventData
 
-PROMPT = Prompt(num_tokens=140, num_reused=96, has_cache=True)
+PROMPT = PromptReuse(num_tokens=140, num_reused=96, has_cache=True)
 HIT = EventData(
     kind="started", num_known_tokens=140, num_pool_blocks=4, num_loaded_blocks=2, missed="differs", missed_token=96
 )
@@ -49,7 +49,7 @@ def test_how_a_request_began(event, sentence):
 
 def test_without_a_prefix_cache_it_says_so():
     sentence = reuse_text(
-        [admitted(EventData(kind="started", num_known_tokens=140))], 7, Prompt(140, 0, has_cache=False)
+        [admitted(EventData(kind="started", num_known_tokens=140))], 7, PromptReuse(140, 0, has_cache=False)
     )
     assert sentence == "Reused nothing: prefix caching is off. All 140 prompt tokens computed."
 
@@ -64,7 +64,7 @@ def test_how_it_came_back_is_told_too():
 def test_events_of_others_are_not_taken_for_its_own():
     other = Event(kind="admitted", time_ns=1, number=8, other=7, cause="forked from request 7", num_tokens=5)
     assert reuse_text([other], 7, PROMPT) == "Reused 96 of 140 prompt tokens."
-    assert reuse_text([], 7, Prompt(140, 0, has_cache=True)) == ""
+    assert reuse_text([], 7, PromptReuse(140, 0, has_cache=True)) == ""
 
 
 def test_the_detail_shows_it(engine, session, poll, qtbot):

@@ -10,7 +10,7 @@ from kvscope_app.views.roofline.log_scale import LogScale, bounds, tick_text, wi
 from kvscope_app.views.roofline.point_text import bound_text
 from kvscope_app.views.roofline.points import PointKind, points_of
 from kvscope_app.views.roofline.step_facts import how_it_ran, phases_of, work_facts
-from kvscope_app.views.timeline.steps import Steps
+from kvscope_app.views.timeline.steps import StepColumns
 from kvscope_telemetry.messages.telemetry import DeviceInfo, Frame, Timings, Work
 
 DEVICE = DeviceInfo(kind="cuda", read_bytes_per_s=1_000, flops_per_s=8_000)
@@ -24,7 +24,9 @@ def steps_of(rows):
     numbers = np.arange(size) + 1
     ones = np.ones(size, np.int64)
     step = np.arange(size) + 10
-    return Steps(0, 10**12, end - 1, end, ones, step, prefill, decode, starts, numbers, ones, flops, num_bytes, forward)
+    return StepColumns(
+        0, 10**12, end - 1, end, ones, step, prefill, decode, starts, numbers, ones, flops, num_bytes, forward
+    )
 
 
 def test_points_are_rates_of_the_forward_pass():

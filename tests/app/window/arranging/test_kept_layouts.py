@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from PySide6.QtWidgets import QInputDialog
 
-from kvscope_app.settings.layout_value import Part, WindowLayout
+from kvscope_app.settings.layout_value import LayoutPart, WindowLayout
 from kvscope_app.settings.settings_keeper import read_settings
 from kvscope_app.window.arranging.kept_layouts import LAYOUTS
 
@@ -77,6 +77,6 @@ def test_it_asks_for_the_name(window, settings):
 
 
 def test_one_that_names_a_view_that_there_is_not_is_told(window):
-    window.themes.settings.change(layouts={"odd": WindowLayout(left=Part(tabs=("newer",)))})
+    window.themes.settings.change(layouts={"odd": WindowLayout(left=LayoutPart(tabs=("newer",)))})
     window.layouts.show("odd")
     assert "'newer'" in window.banner.accessibleName()
