@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import grimp
@@ -78,3 +80,18 @@ def test_frames_and_snapshots_are_built_in_one_place(message: str) -> None:
     pattern = re.compile(rf"(?<!class )\b{message}\(")
     makers = {str(path.relative_to(ROOT)) for path in sources() if pattern.search(path.read_text("utf-8"))}
     assert makers == MAKERS[message]
+
+
+def test_public_class_names_are_defined_once() -> None:
+    """A search for a class finds one class: a name that is needed twice says too little in both places.
+
+    No name is exempt. A class that only its module uses may start with an underscore instead.
+    """
+    owners = defaultdict(list)
+    for path in ROOT.glob("*/kvscope_*/**/*.py"):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                owners[node.name].append(str(path.relative_to(ROOT)))
+    assert owners, "found no classes"
+    several = {name: sorted(paths) for name, paths in owners.items() if len(paths) > 1}
+    assert not several, f"public classes that share a name: {several}"
