@@ -58,6 +58,8 @@ BESIDE: Final = {
     "app/kvscope_app/views/page_map/drawing/flash_kinds.py": "what lights up for a moment",
     "app/kvscope_app/views/page_map/drawing/flashes.py": "what lights up for a moment",
     "app/kvscope_app/views/page_map/drawing/block_numbers.py": "what is written beside the cells",
+    "engine/kvscope_engine/policy/blocks/eviction_order.py": "which rows changed, and which is evicted next",
+    "engine/kvscope_engine/policy/blocks/free_list.py": "which block is handed out next",
     "engine/kvscope_engine/policy/blocks/move_log.py": "blocks that changed places",
     "engine/kvscope_engine/policy/ranked_queue.py": "requests that run and wait are counted",
     "engine/kvscope_engine/policy/scheduling/changes.py": "requests and events of the same frame",
