@@ -63,6 +63,7 @@ BESIDE: Final = {
     "engine/kvscope_engine/policy/blocks/move_log.py": "blocks that changed places",
     "engine/kvscope_engine/policy/ranked_queue.py": "requests that run and wait are counted",
     "engine/kvscope_engine/policy/scheduling/changes.py": "requests and events of the same frame",
+    "engine/kvscope_engine/policy/scheduling/held_forks.py": "requests that wait are counted",
     "engine/kvscope_engine/policy/scheduling/scheduler.py": "requests and events of the same frame",
     "engine/kvscope_engine/policy/waiting_queue.py": "requests that run and wait are counted",
     "engine/kvscope_engine/step_recorder.py": "requests and counters of the same frame",
