@@ -65,7 +65,7 @@ from kvscope_engine.policy.scheduling.held_forks import HeldForks
 from kvscope_engine.policy.scheduling.pinning import check_fits_beside_pins, check_pins
 from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
 from kvscope_engine.policy.scheduling.preemption import GivenUp, Preemption, victim_order
-from kvscope_engine.policy.scheduling.turns import Turns
+from kvscope_engine.policy.scheduling.turns import FairPreemption
 from kvscope_engine.policy.scheduling.writing import write_down
 from kvscope_engine.policy.state_pool import StatePool
 from kvscope_engine.policy.tiers.lower_tiers import LowerTiers
@@ -135,7 +135,7 @@ class Scheduler:
         self._admission = Admission(
             *(pool, self.tables, self.tiers, self.rate, self.totals, watermark, self.running_time, self._needs, states)
         )
-        self._turns = Turns(self._waiting, self._running, pool, self._admission)
+        self._turns = FairPreemption(self._waiting, self._running, pool, self._admission)
         self._disk_failure = ""
         self.drafting = None if drafter is None or self._reserves else Drafting(drafter, self.tables)
 

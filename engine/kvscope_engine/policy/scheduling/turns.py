@@ -15,8 +15,8 @@ from kvscope_engine.policy.scheduling.preemption import victim_order
 from kvscope_engine.policy.waiting_queue import WaitingQueue
 
 
-class Turns:
-    """Of the requests of one scheduler."""
+class FairPreemption:
+    """Chooses the running requests that are preempted so that a client or batch that runs nothing gets a turn."""
 
     def __init__(self, waiting: WaitingQueue, running: RankedQueue, pool: BlockPool, admission: Admission) -> None:
         self._waiting = waiting
