@@ -105,7 +105,7 @@ def test_a_colour_mode_of_the_page_map(recipe: Recipe) -> None:
             "Whether its number is odd",
             lambda ledger, rows, block_size, step: (np.arange(ledger.num_blocks)[rows] % 2 + 3).astype(np.uint8),
             lambda theme: {3: theme.good, 4: theme.bad},
-            lambda theme, shown: [Swatch(theme.good, "even"), Swatch(theme.bad, "odd")],
+            lambda theme, shown: [LegendSwatch(theme.good, "even"), LegendSwatch(theme.bad, "odd")],
             is_available=lambda told: told.physical_rows,
             needs="block numbers",
         )
@@ -228,7 +228,7 @@ def test_an_event_kind(recipe: Recipe) -> None:
         from kvscope_app.window.main_window import MainWindow
         from kvscope_engine.policy.scheduling.causes import migrated
         from kvscope_telemetry.exports.comparison.alignment import moments
-        from kvscope_telemetry.exports.export import Wanted, export
+        from kvscope_telemetry.exports.export import ExportTarget, export
         from kvscope_telemetry.playback.playback_source import PlaybackSource
         from kvscope_telemetry.recordings.overview import read_overview
         from kvscope_telemetry.recordings.reader import Recording
@@ -244,7 +244,7 @@ def test_an_event_kind(recipe: Recipe) -> None:
         recording = Recording.open(writer.path)
         why = "5 blocks moved to another machine"
         for name in ("events.csv", "report.html", "trace.pftrace"):
-            export(recording, Wanted.of(Path(name)))
+            export(recording, ExportTarget.of(Path(name)))
             data = Path(name).read_bytes()
             assert b"migrated" in data and why.encode() in data, name
 
@@ -444,7 +444,7 @@ def test_a_figure_of_a_run(recipe: Recipe, column: str) -> None:
         from kvscope_telemetry.alarms.figures import SECOND_FIGURES
         from kvscope_telemetry.alarms.rules import parse_rule
         from kvscope_telemetry.exports.comparison.comparison import Run, compare
-        from kvscope_telemetry.exports.export import Wanted, export
+        from kvscope_telemetry.exports.export import ExportTarget, export
         from kvscope_telemetry.exports.span import span_of
         from kvscope_telemetry.messages.telemetry import Frame
         from kvscope_telemetry.recordings.overview import read_overview
@@ -469,10 +469,10 @@ def test_a_figure_of_a_run(recipe: Recipe, column: str) -> None:
         found = json.loads(told.getvalue())
         assert found["figures"][COLUMN] == found["totals"][COLUMN] == total, found["figures"][COLUMN]
 
-        export(recording, Wanted.of(Path("report.html")))
+        export(recording, ExportTarget.of(Path("report.html")))
         report = Path("report.html").read_text()
         assert "Made-up things" in report and f"{total:,}" in report and "in 8 steps" in report
-        export(recording, Wanted.of(Path("metrics.csv")))
+        export(recording, ExportTarget.of(Path("metrics.csv")))
         head, *rows = [line.split(",") for line in Path("metrics.csv").read_text().splitlines()]
         assert sum(int(row[head.index(COLUMN)]) for row in rows) == total
 
