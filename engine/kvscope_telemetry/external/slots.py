@@ -19,6 +19,7 @@ from kvscope_telemetry.external.groups import Groups
 from kvscope_telemetry.external.tiers import Rows, medium_word, tier_of
 from kvscope_telemetry.kv_events.batches import HASH_MASK, AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from kvscope_telemetry.ledger import COLUMNS, BlockState, Column, Ledger, Tier
+from kvscope_telemetry.tier_rows import TierRows
 
 MAX_ROWS: Final = 4 << 20
 """A snapshot of more would be larger than a message may be."""
@@ -132,14 +133,14 @@ class Slots:
 
     def lay_out(self, ledger: Ledger) -> None:
         """Write all that is in rows into `ledger`, which is empty and as large as `num_rows` says."""
-        start = 0
+        layout = TierRows(self.num_rows)
+        layout.write_tiers(ledger)
         for tier, rows in self._rows.items():
+            start = layout[tier].start
             kept, rows.size = min(self._laid_out[tier], self.num_rows[tier]), self.num_rows[tier]
             for name in COLUMNS:
                 getattr(ledger, name)[start : start + kept] = getattr(self.ledger, name)[rows.start : rows.start + kept]
-            ledger.tier[start : start + rows.size] = tier
             rows.start = start
-            start += rows.size
         ids, columns = self.take_changes()
         for name, values in columns.items():
             getattr(ledger, name)[ids] = values
