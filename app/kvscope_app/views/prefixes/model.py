@@ -18,6 +18,7 @@ from kvscope_app.views.prefixes.prefix_columns import COLUMNS, IDLE, PREFIX, WIT
 from kvscope_app.views.prefixes.shown_nodes import Mask, ShownNodes, Which, matches, show
 from kvscope_app.views.prefixes.step_times import StepTimes
 from kvscope_app.views.table import Index, TableHead, TableModel
+from kvscope_app.views.tier_style import TIER_STYLES
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.prefixes.tree import ROOT
 
@@ -201,6 +202,7 @@ def state_color(moment: PrefixMoment, node: int) -> str:
     if not in_tier.any():
         return "flash_evicted"
     if not in_tier[Tier.HBM]:
-        return "block_host" if in_tier[Tier.HOST] else "block_disk" if in_tier[Tier.DISK] else "muted"
+        tier = next((tier for tier in (Tier.HOST, Tier.DISK) if in_tier[tier]), Tier.UNKNOWN)
+        return TIER_STYLES[tier].color
     holders = int(tree.holders[node])
     return "block_shared" if holders > 1 else "block_active" if holders else "block_cached"
