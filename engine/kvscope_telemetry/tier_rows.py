@@ -12,10 +12,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.ledger import Ledger, Tier
+from kvscope_telemetry.ledger import STATE_TIERS, Ledger, Tier
 
-TIER_ORDER: Final = (Tier.HBM, Tier.HOST, Tier.DISK, Tier.UNKNOWN, Tier.STATES, Tier.HOST_STATES)
+TIER_ORDER: Final[tuple[Tier, ...]] = (Tier.HBM, Tier.HOST, Tier.DISK, Tier.UNKNOWN, Tier.STATES, Tier.HOST_STATES)
 """Order of the tiers in a ledger. `CacheInfo` counts rows of an unknown tier among those on disk, which they follow."""
+BLOCK_TIERS: Final[tuple[Tier, ...]] = tuple(tier for tier in TIER_ORDER if tier not in STATE_TIERS)
+"""Tiers whose rows are blocks of text, nearest first; unknown ones last."""
 
 
 class TierRows:

@@ -27,7 +27,7 @@ class TierStyle:
     where: str = ""
     """Where its blocks are: `in host memory`; empty where that is not said."""
     word: str = ""
-    """Name in legends, of a lower tier: `host`."""
+    """Name in legends and cells, of tiers of blocks and of `HOST_STATES`: `host`."""
     search_words: tuple[str, ...] = ()
     """Words before a number that name a row of this tier in a search."""
     color: str = ""
@@ -35,7 +35,7 @@ class TierStyle:
 
 
 TIER_STYLES: Final = {
-    Tier.HBM: TierStyle("Block", "", "device memory", search_words=("block",)),
+    Tier.HBM: TierStyle("Block", "", "device memory", word="memory", search_words=("block",)),
     Tier.HOST: TierStyle(
         "Host block", "H", "host memory", "Host memory", "in host memory", "host", ("h", "host"), "block_host"
     ),
@@ -50,7 +50,7 @@ TIER_STYLES: Final = {
         search_words=("hs", "host state"),
         color="block_host",
     ),
-    Tier.UNKNOWN: TierStyle("Place", "?", "an unknown tier", where="elsewhere", color="muted"),
+    Tier.UNKNOWN: TierStyle("Place", "?", "an unknown tier", where="elsewhere", word="unknown tier", color="muted"),
 }
 
 

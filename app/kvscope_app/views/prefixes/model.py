@@ -21,6 +21,7 @@ from kvscope_app.views.table import Index, TableHead, TableModel
 from kvscope_app.views.tier_style import TIER_STYLES
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.prefixes.tree import ROOT
+from kvscope_telemetry.tier_rows import BLOCK_TIERS
 
 _NO_NODES: Final = ShownNodes(np.empty(0, np.int64), 0)
 
@@ -201,8 +202,7 @@ def state_color(moment: PrefixMoment, node: int) -> str:
     in_tier = tree.num_in_tier[node]
     if not in_tier.any():
         return "flash_evicted"
-    if not in_tier[Tier.HBM]:
-        tier = next((tier for tier in (Tier.HOST, Tier.DISK) if in_tier[tier]), Tier.UNKNOWN)
-        return TIER_STYLES[tier].color
+    if not in_tier[BLOCK_TIERS.index(Tier.HBM)]:
+        return TIER_STYLES[BLOCK_TIERS[int(in_tier.nonzero()[0][0])]].color
     holders = int(tree.holders[node])
     return "block_shared" if holders > 1 else "block_active" if holders else "block_cached"
