@@ -31,6 +31,7 @@ WAY: Final = (
     "app/kvscope_app/debugger/debugger.py",
     "app/kvscope_app/session/session.py",
     "engine/kvscope_telemetry/sources/live_source.py",
+    "engine/kvscope_telemetry/sources/live_reader.py",
     "engine/kvscope_telemetry/messages/wire.py",
     "engine/kvscope_telemetry/sockets/client_sockets.py",
     "engine/kvscope_telemetry/sockets/server_sockets.py",
@@ -48,6 +49,7 @@ BESIDE: Final = {
     "app/kvscope_app/window/engine_notices.py": "is given every answer and shows those that nobody waits for",
     "engine/kvscope_telemetry/messages/command_size.py": "what waits is bounded by its size",
     "engine/kvscope_telemetry/messages/unknown.py": "words of a later version",
+    "engine/kvscope_telemetry/sources/reply_queue.py": "answers wait to be taken",
 }
 AT_MOST: Final = 15
 NAME: Final = "somebody-with-a-name"

@@ -10,37 +10,13 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from kvscope_app.look.number_text import count, plural
+from kvscope_app.views.tier_style import TIER_STYLES
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, KVGroup
 from kvscope_telemetry.state.mirror import Mirror
-
-_NOUNS: Final = {
-    Tier.HBM: "Block",
-    Tier.HOST: "Host block",
-    Tier.DISK: "Disk block",
-    Tier.STATES: "State",
-    Tier.HOST_STATES: "Host state",
-    Tier.UNKNOWN: "Place",
-}
-_LETTERS: Final = {
-    Tier.HBM: "",
-    Tier.HOST: "H",
-    Tier.DISK: "D",
-    Tier.STATES: "S",
-    Tier.HOST_STATES: "HS",
-    Tier.UNKNOWN: "?",
-}
-TITLES: Final = {
-    Tier.HOST: "Host memory",
-    Tier.DISK: "Disk",
-    Tier.STATES: "Recurrent states",
-    Tier.HOST_STATES: "Recurrent states in host memory",
-}
-_WHERE: Final = {Tier.HOST: "in host memory", Tier.DISK: "on disk", Tier.UNKNOWN: "elsewhere"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +34,17 @@ class BlockLocation:
         """`Block 7`, `Host place 12`, `Slot 1, tokens 32 to 63`."""
         if self.slot >= 0:
             return f"Slot {self.slot}, tokens {count(self.tokens[0])} to {count(self.tokens[1])}"
-        return f"{_NOUNS[self.tier]} {count(self.number)}"
+        return f"{TIER_STYLES[self.tier].noun} {count(self.number)}"
 
     @property
     def short(self) -> str:
         """`7`, `H12`: for a cell."""
-        return f"{_LETTERS[self.tier]}{self.number}"
+        return f"{TIER_STYLES[self.tier].letter}{self.number}"
 
 
 def section_sizes(cache: CacheInfo) -> dict[Tier, int]:
     """Rows of each tier there is, in the ledger's order."""
-    return {tier: len(rows) for tier, rows in cache.rows_by_tier.items() if rows or tier is Tier.HBM}
+    return {tier: len(rows) for tier, rows in cache.rows_by_tier.present.items()}
 
 
 MAX_SLOT_SECTIONS: Final = 16
@@ -105,35 +81,24 @@ def map_sections(cache: CacheInfo) -> tuple[int, ...]:
     return sizes if len(sizes) > 1 else ()
 
 
-def tier_rows(cache: CacheInfo, tier: Tier) -> slice:
-    """The ledger's rows of `tier`."""
-    rows = cache.rows_by_tier[tier]
-    return slice(rows.start, rows.stop)
-
-
 def place_of(cache: CacheInfo, row: int) -> BlockLocation:
     """Where row `row` of the ledger is, 0 <= row; rows past `cache.num_rows` are of a tier of a later version."""
-    if row >= cache.num_rows:
-        return BlockLocation(Tier.UNKNOWN, row - cache.num_rows)
-    tier = max((t for t in section_sizes(cache) if tier_rows(cache, t).start <= row), default=Tier.HBM)
+    rows = cache.rows_by_tier
+    tier = rows.tier_of(row)
+    if tier is Tier.UNKNOWN:
+        return BlockLocation(tier, row - rows.num_rows)
     if tier is Tier.HBM and cache.slot_blocks:
         slot, place = divmod(row, cache.slot_blocks)
         first = place * cache.block_size
         return BlockLocation(tier, row, slot, (first, first + cache.block_size - 1))
-    return BlockLocation(tier, row - tier_rows(cache, tier).start)
+    return BlockLocation(tier, row - rows[tier].start)
 
 
 def tier_title(tier: Tier, device: DeviceInfo) -> str:
     """What a person calls the tier on this device."""
     if tier is Tier.HBM:
         return "GPU memory" if device.kind == "cuda" else "Memory"
-    return TITLES[tier]
-
-
-def num_by_tier(cache: CacheInfo, rows: npt.NDArray[np.int64]) -> dict[Tier, int]:
-    """How many of the ledger's `rows`, shape (n,), are in each tier."""
-    parts = {tier: tier_rows(cache, tier) for tier in section_sizes(cache)}
-    return {tier: int(((rows >= part.start) & (rows < part.stop)).sum()) for tier, part in parts.items()}
+    return TIER_STYLES[tier].title
 
 
 def is_swapped_out(mirror: Mirror, number: int) -> bool:
@@ -146,6 +111,6 @@ def is_swapped_out(mirror: Mirror, number: int) -> bool:
 
 def places_text(num_by_tier: dict[Tier, int], noun: str = "block") -> str:
     """`62 blocks in host memory, 3 on disk`; blocks of the pool, and states, are not spoken of."""
-    lower = [(number, _WHERE[tier]) for tier, number in num_by_tier.items() if number and tier in _WHERE]
+    lower = [(number, where) for tier, number in num_by_tier.items() if number and (where := TIER_STYLES[tier].where)]
     words = [f"{count(number)} {where}" for number, where in lower]
     return ", ".join([f"{plural(lower[0][0], noun)} {lower[0][1]}", *words[1:]]) if lower else ""

@@ -134,8 +134,7 @@ def recorded_pool_bytes(cache: CacheInfo) -> float:
 
 def recorded_tiers(cache: CacheInfo) -> tuple[int, int]:
     """Bytes of host memory and disk below a recorded pool; 0: no such tier, or unknown."""
-    host = cache.num_host_blocks * cache.block_bytes + cache.num_host_states * cache.state_bytes
-    return host, cache.num_disk_blocks * cache.block_bytes
+    return cache.host_tier_bytes, cache.num_disk_blocks * cache.block_bytes
 
 
 def _recorded(group: KVGroup, block_size: int) -> SimulatedGroup:

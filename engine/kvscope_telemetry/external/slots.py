@@ -16,17 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_telemetry.external.groups import Groups
-from kvscope_telemetry.external.tiers import TierRows, medium_word, tier_of
+from kvscope_telemetry.external.tiers import RowAllocator, medium_word, tier_of
 from kvscope_telemetry.kv_events.batches import HASH_MASK, AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from kvscope_telemetry.ledger import COLUMNS, BlockState, Column, Ledger, Tier
+from kvscope_telemetry.tier_rows import BLOCK_TIERS, TierRows
 
 MAX_ROWS: Final = 4 << 20
 """A snapshot of more would be larger than a message may be."""
 FIRST_ROWS: Final = {Tier.HBM: 4096, Tier.HOST: 1024, Tier.DISK: 1024, Tier.UNKNOWN: 1024}
 """Where the server does not say how many blocks there are; then twice as many each time."""
 MAX_UNKNOWN_MEDIA: Final = 8
-TIERS: Final = (Tier.HBM, Tier.HOST, Tier.DISK, Tier.UNKNOWN)
-"""In the order of the ledger. Rows of unknown media are counted among those on disk, which they follow."""
 _Key = tuple[str, int | None]
 
 
@@ -66,21 +65,21 @@ class Slots:
     """`num_hbm` rows of HBM and `num_host` of host memory to begin with, as far as the server says."""
 
     def __init__(self, num_hbm: int = 0, num_host: int = 0) -> None:
-        self.num_rows = dict.fromkeys(TIERS, 0) | {Tier.HBM: num_hbm or FIRST_ROWS[Tier.HBM], Tier.HOST: num_host}
+        self.num_rows = dict.fromkeys(BLOCK_TIERS, 0) | {Tier.HBM: num_hbm or FIRST_ROWS[Tier.HBM], Tier.HOST: num_host}
         """Rows that the next ledger needs, by tier."""
         self.num_unplaced = 0
         """Blocks that there was no row for, since the last time that all were forgotten."""
-        self.num_stored = dict.fromkeys(TIERS, 0)
-        self.num_removed = dict.fromkeys(TIERS, 0)
+        self.num_stored = dict.fromkeys(BLOCK_TIERS, 0)
+        self.num_removed = dict.fromkeys(BLOCK_TIERS, 0)
         """Blocks, since the beginning; those that were cleared all at once are none of them."""
         self.unknown_media: list[str] = []
         """Words that say no tier that is known here, in the order in which they came; bounded."""
         self.groups = Groups()
         self.ledger = Ledger(0)
         """The newest that was laid out."""
-        self._laid_out = dict.fromkeys(TIERS, 0)  # its rows
+        self._laid_out = dict.fromkeys(BLOCK_TIERS, 0)  # its rows
         self._tables: dict[_Key, _Table] = {}  # by medium and group
-        self._rows = {tier: TierRows() for tier in TIERS}
+        self._rows = {tier: RowAllocator() for tier in BLOCK_TIERS}
         for tier, rows in self._rows.items():
             rows.size = self.num_rows[tier]
 
@@ -132,14 +131,14 @@ class Slots:
 
     def lay_out(self, ledger: Ledger) -> None:
         """Write all that is in rows into `ledger`, which is empty and as large as `num_rows` says."""
-        start = 0
+        layout = TierRows(self.num_rows)
+        layout.write_tiers(ledger)
         for tier, rows in self._rows.items():
+            start = layout[tier].start
             kept, rows.size = min(self._laid_out[tier], self.num_rows[tier]), self.num_rows[tier]
             for name in COLUMNS:
                 getattr(ledger, name)[start : start + kept] = getattr(self.ledger, name)[rows.start : rows.start + kept]
-            ledger.tier[start : start + rows.size] = tier
             rows.start = start
-            start += rows.size
         ids, columns = self.take_changes()
         for name, values in columns.items():
             getattr(ledger, name)[ids] = values

@@ -42,8 +42,8 @@ def tier_of(medium: str | None) -> Tier:
     return next((tier for tier, words in _FAMILIES.items() if name.startswith(words)), Tier.UNKNOWN)
 
 
-class TierRows:
-    """Rows of a tier, from 0 to `size`; `start` is where they begin in the ledger."""
+class RowAllocator:
+    """Hands out the rows of a tier, from 0 to `size`; `start` is where they begin in the ledger."""
 
     def __init__(self) -> None:
         self.size = self.start = 0

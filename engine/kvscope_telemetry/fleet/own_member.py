@@ -22,7 +22,7 @@ from kvscope_telemetry.messages.telemetry import Counters, Frame, Hello, Snapsho
 from kvscope_telemetry.sockets.client_sockets import ClientSockets
 from kvscope_telemetry.sockets.connections import key_for
 from kvscope_telemetry.source import SourceState
-from kvscope_telemetry.sources.live_source import MAX_MESSAGES_A_PASS, LiveReader
+from kvscope_telemetry.sources.live_reader import MAX_MESSAGES_A_PASS, LiveReader
 from kvscope_telemetry.state.sync import FrameRun
 from kvscope_telemetry.summaries.figures import USAGE
 

@@ -13,13 +13,13 @@ See docs/internals/decisions/0002-numbers-travel-as-packed-bytes.md.
 from __future__ import annotations
 
 import math
-from itertools import accumulate, pairwise
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
 import numpy as np
 
 from kvscope_telemetry.ledger import (
+    STATE_TIERS,
     U2,
     BlockRows,
     Ids,
@@ -34,6 +34,7 @@ from kvscope_telemetry.ledger import (
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 from kvscope_telemetry.messages.devices import Devices
 from kvscope_telemetry.messages.sampling_params import ModelSampling
+from kvscope_telemetry.tier_rows import TierRows
 
 PROTOCOL_VERSION: Final = 1
 MAX_MESSAGE_BYTES: Final = 256 << 20
@@ -153,7 +154,7 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def first_state(self) -> int:
         """The row of the first slot of recurrent states, where there are any."""
-        return self.num_blocks + self.num_host_blocks + self.num_disk_blocks
+        return self.rows_by_tier.first_state
 
     @property
     def group_of_states(self) -> int:
@@ -169,15 +170,29 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def num_rows(self) -> int:
         """Rows of the ledger: blocks of the pool, places of the lower tiers, and recurrent states."""
-        return self.first_state + self.num_states + self.num_host_states
+        return self.rows_by_tier.num_rows
 
     @property
-    def rows_by_tier(self) -> dict[Tier, range]:
-        """The rows of each tier, in the order of the ledger; empty ranges where there is none of it."""
-        sizes = (self.num_blocks, self.num_host_blocks, self.num_disk_blocks, self.num_states, self.num_host_states)
-        ends = list(accumulate(sizes, initial=0))
-        tiers = (Tier.HBM, Tier.HOST, Tier.DISK, Tier.STATES, Tier.HOST_STATES)
-        return {tier: range(*ends) for tier, ends in zip(tiers, pairwise(ends), strict=True)}
+    def rows_by_tier(self) -> TierRows:
+        """The rows of each tier."""
+        return TierRows(
+            {
+                Tier.HBM: self.num_blocks,
+                Tier.HOST: self.num_host_blocks,
+                Tier.DISK: self.num_disk_blocks,
+                Tier.STATES: self.num_states,
+                Tier.HOST_STATES: self.num_host_states,
+            }
+        )
+
+    def row_bytes(self, tier: Tier) -> int:
+        """Bytes of one row of `tier`, a block or a recurrent state; 0: unknown."""
+        return self.state_bytes if tier in STATE_TIERS else self.block_bytes
+
+    @property
+    def host_tier_bytes(self) -> int:
+        """Bytes of host memory below the pool, for blocks and recurrent states; 0: no such tier, or unknown."""
+        return self.num_host_blocks * self.block_bytes + self.num_host_states * self.state_bytes
 
 
 class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

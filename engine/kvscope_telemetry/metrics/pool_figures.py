@@ -49,7 +49,7 @@ def pool_figures(mirror: Mirror) -> PoolFigures:
     """As `mirror` has it, which knows its engine."""
     assert mirror.hello is not None, "an engine was heard of"
     cache = mirror.hello.cache
-    rows = {tier: slice(each.start, each.stop) for tier, each in cache.rows_by_tier.items()}
+    rows = cache.rows_by_tier.present
     pool = TierFigures(
         tier="hbm",
         num_blocks=cache.num_physical_blocks or cache.num_blocks,
@@ -58,8 +58,7 @@ def pool_figures(mirror: Mirror) -> PoolFigures:
         num_cached=mirror.num_cached,
         num_free=mirror.num_room,
     )
-    others = [_other(mirror, tier, part) for tier, part in rows.items() if tier is not Tier.HBM]
-    tiers = [pool, *(tier for tier in others if tier.num_blocks)]
+    tiers = [pool, *(_other(mirror, tier, part) for tier, part in rows.items() if tier is not Tier.HBM)]
     return PoolFigures(
         epoch=mirror.hello.epoch,
         tiers=tuple(tiers),
@@ -69,8 +68,8 @@ def pool_figures(mirror: Mirror) -> PoolFigures:
     )
 
 
-def _other(mirror: Mirror, tier: Tier, rows: slice) -> TierFigures:
-    num_blocks = rows.stop - rows.start
+def _other(mirror: Mirror, tier: Tier, rows: range) -> TierFigures:
+    num_blocks = len(rows)
     used, cached = mirror.count(BlockState.ACTIVE, tier), mirror.count(BlockState.CACHED, tier)
     return TierFigures(
         tier=tier.name.lower(),
@@ -92,5 +91,5 @@ def _by_group(mirror: Mirror, num_groups: int) -> tuple[tuple[int, int], ...]:
     return tuple(zip(used, cached, strict=True))
 
 
-def _num_shared(mirror: Mirror, rows: slice) -> int:
-    return int(np.count_nonzero(mirror.ledger.ref_count[rows] > 1))
+def _num_shared(mirror: Mirror, rows: range) -> int:
+    return int(np.count_nonzero(mirror.ledger.ref_count[rows.start : rows.stop] > 1))

@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from kvscope_telemetry.ledger import NO_OWNER
 from kvscope_telemetry.prefixes.cached_blocks import CachedBlocks
+from kvscope_telemetry.tier_rows import BLOCK_TIERS
 
 Ints = npt.NDArray[np.int64]
 ROOT = -1
 """The parent of nodes that nothing is before."""
-_NUM_TIERS = 4
-"""The last: rows in a tier that is not known."""
+_NUM_TIERS = len(BLOCK_TIERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class PrefixTree:
     num_before: Ints
     """Blocks of text before the node, -1 where the beginning is gone."""
     num_in_tier: Ints
-    """Rows in each tier, shape (nodes, 4); the last is of unknown tiers."""
+    """Rows in each tier, shape (nodes, 4), in the order of `BLOCK_TIERS`."""
     hits: Ints
     """The most hits of a block; of a node that holds nothing, those below."""
     last_used_step: Ints

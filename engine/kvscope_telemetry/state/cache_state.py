@@ -82,8 +82,7 @@ class CacheState:
         cache = hello.cache
         self.ledger = Ledger(cache.num_rows)
         self.ledger.state[: cache.num_reserved_blocks] = BlockState.UNMAPPED
-        for tier, rows in cache.rows_by_tier.items():
-            self.ledger.tier[rows.start : rows.stop] = tier
+        cache.rows_by_tier.write_tiers(self.ledger)
         self.requests: dict[int, KnownRequest] = {}
         self.totals: dict[str, int] = dict.fromkeys(Counters.__struct_fields__, 0)
         """By the names of `Counters`; those that begin with `num_` are how it is now."""

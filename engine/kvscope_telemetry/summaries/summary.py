@@ -152,7 +152,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     recomputed_tokens: int = -1
     """These four as in `messages.Counters`."""
     moments: bytes | None = None
-    """When requests first ran and got their first token (`moments.MomentKind`); None: nobody looked for them."""
+    """When requests first ran and got their first token (`moments.RequestMoment`); None: nobody looked for them."""
     peak_active_blocks: int = -1
     peak_active_ns: int = -1
     """Time from the beginning of the second until `peak_active_blocks` was first reached."""

@@ -7,8 +7,10 @@ import pytest
 
 from kvscope_app.look.theme import THEMES, mix
 from kvscope_app.views.places import BlockLocation, place_of, places_text, section_sizes
+from kvscope_app.views.requests.block_strip import BlockStrip
 from kvscope_app.views.requests.requests_view import RequestsView
-from kvscope_telemetry.ledger import Tier
+from kvscope_app.views.tier_style import TIER_STYLES
+from kvscope_telemetry.ledger import LOWER_TIERS, Tier
 from kvscope_telemetry.messages.telemetry import CacheInfo
 
 RUNNING, PREEMPTED = 1, 2
@@ -105,3 +107,26 @@ def test_a_finished_request_left_cached_blocks_in_any_tier(tiered, make_session,
     tiered.request(7, blocks=[], state=3)
     tiered.hold(np.array([5, 70]), owner=7, state=2, ref_count=0)
     assert "2 blocks are still cached" in show(make_session(tiered), 7).summary.text()
+
+
+@pytest.mark.parametrize("num_blocks", [3, 200])
+def test_strip_paints_recurrent_states_as_the_page_map_does(qtbot, num_blocks):
+    cache = CacheInfo(num_blocks=300, block_size=16, num_host_blocks=20, num_states=5, num_host_states=5)
+    ids = np.array([*range(num_blocks - 2), 320, 325])  # the first state on the device, and the first in host memory
+    strip = BlockStrip()
+    qtbot.addWidget(strip)
+    strip.show_blocks(ids, np.full(ids.size, 16), np.ones(ids.size, np.int64), 16, cache)
+    strip.resize(400, strip.heightForWidth(400))
+    image, dark = strip.grab().toImage(), THEMES["dark"]
+    for index, color in ((num_blocks - 2, dark.block_active), (num_blocks - 1, dark.block_host)):
+        box = strip.cell_rect(index)
+        painted = mix(color, dark.base, 0.45) if num_blocks == 3 else color
+        assert image.pixelColor(box.left() + 2, box.bottom() - 2).name() == painted
+
+
+def test_every_tier_has_a_name_and_search_words_of_its_own():
+    assert set(TIER_STYLES) == set(Tier)
+    words = [word for style in TIER_STYLES.values() for word in style.search_words]
+    assert len(set(words)) == len(words)
+    assert len({style.noun for style in TIER_STYLES.values()}) == len(Tier)
+    assert all(TIER_STYLES[tier].color for tier in LOWER_TIERS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvscope_telemetry.messages.commands import Done
-from kvscope_telemetry.sources.live_source import MAX_BYTES, MAX_REPLIES, ReplyQueue
+from kvscope_telemetry.sources.reply_queue import MAX_BYTES, MAX_REPLIES, ReplyQueue
 
 
 def test_there_is_room_until_there_are_many_or_they_are_large() -> None:

@@ -16,7 +16,7 @@ from kvscope_app.look.theme import Theme, mix
 from kvscope_app.views.heatmap.address_rows import NO_ADDRESS
 from kvscope_app.views.page_map import color_modes as page_map
 from kvscope_app.views.page_map.drawing.ink import Pixels, pixel
-from kvscope_telemetry.ledger import Tier
+from kvscope_app.views.tier_style import distinct_tier_colors
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 Keys = npt.NDArray[np.uint8]
@@ -84,17 +84,6 @@ def look_up(mode: HeatMode, theme: Theme) -> Pixels:
     return np.array([pixel(color) for color in colors], np.uint32)
 
 
-def tier_colors(theme: Theme) -> dict[Tier, str]:
-    """Of what is in use in each tier."""
-    return {
-        Tier.HBM: theme.block_active,
-        Tier.HOST: theme.block_host,
-        Tier.DISK: theme.block_disk,
-        Tier.STATES: theme.block_shared,
-        Tier.HOST_STATES: mix(theme.block_host, theme.block_shared, 0.5),
-    }
-
-
 def unheld_color(theme: Theme) -> str:
     """Of a bin with cached blocks that nobody holds, where colours are owners."""
     return mix(theme.block_cached, theme.block_free, 0.62)
@@ -133,7 +122,7 @@ def _state_colors(colors: list[str], theme: Theme) -> None:
 
 
 def _tier_colors(colors: list[str], theme: Theme) -> None:
-    _fill_levels(colors, theme, list(tier_colors(theme).values()))
+    _fill_levels(colors, theme, list(distinct_tier_colors(theme).values()))
 
 
 def _used_colors(colors: list[str], theme: Theme) -> None:

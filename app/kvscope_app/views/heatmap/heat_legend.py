@@ -10,11 +10,12 @@ from PySide6.QtGui import QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QWidget
 
 from kvscope_app.look.theme import Theme
-from kvscope_app.views.heatmap.cell_keys import HeatMode, tier_colors, unheld_color
+from kvscope_app.views.heatmap.cell_keys import HeatMode, unheld_color
 from kvscope_app.views.page_map.color_modes import FILL_SCALE, STATE
 from kvscope_app.views.page_map.legend_items import LegendSwatch, ShownItems
 from kvscope_app.views.page_map.swatch_legend import Placed, SwatchLegend
 from kvscope_app.views.places import tier_title
+from kvscope_app.views.tier_style import distinct_tier_colors
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.telemetry import DeviceInfo
 
@@ -35,7 +36,8 @@ def heat_swatches(mode: HeatMode, theme: Theme, shown: ShownItems, device: Devic
         return [free]
     if mode is HeatMode.OWNER:
         return [LegendSwatch(unheld_color(theme), "cached, not held"), free]
-    tiers = [(tier, color) for tier, color in tier_colors(theme).items() if tier is Tier.HBM or tier in shown.tiers]
+    colors = distinct_tier_colors(theme)
+    tiers = [(tier, colors[tier]) for tier in colors if tier is Tier.HBM or tier in shown.tiers]
     return [*(LegendSwatch(color, tier_title(tier, device)) for tier, color in tiers), free]
 
 

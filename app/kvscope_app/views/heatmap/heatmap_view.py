@@ -36,7 +36,7 @@ from kvscope_app.views.heatmap.time_frame import Stance, TimeFrame
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.page_map.drawing.ink import Pixels, pixel
 from kvscope_app.views.page_map.legend_items import shown_in
-from kvscope_app.views.places import section_sizes, tier_title
+from kvscope_app.views.places import tier_title
 from kvscope_app.views.range_link import RangeLink
 from kvscope_telemetry.messages.telemetry import DeviceInfo, Hello
 from kvscope_telemetry.state.mirror import Mirror
@@ -388,12 +388,11 @@ def address_labels(num_addresses: int, hello: Hello | None) -> list[RowLabel]:
     cells = num_cells(num_addresses)
     if hello is None or hello.cache.num_rows != num_addresses:
         return [RowLabel(0, "0"), RowLabel(cells, count(num_addresses - 1))]
-    sizes, begin, labels = section_sizes(hello.cache), 0, []
-    for tier, size in sizes.items():
-        name = tier_title(tier, hello.device) if len(sizes) > 1 else "0"
-        labels.append(RowLabel(begin * cells / num_addresses, name, line=begin > 0))
-        begin += size
-    return [*labels, RowLabel(cells, count(num_addresses - 1))] if len(sizes) == 1 else labels
+    tiers, labels = hello.cache.rows_by_tier.present, []
+    for tier, rows in tiers.items():
+        name = tier_title(tier, hello.device) if len(tiers) > 1 else "0"
+        labels.append(RowLabel(rows.start * cells / num_addresses, name, line=rows.start > 0))
+    return [*labels, RowLabel(cells, count(num_addresses - 1))] if len(tiers) == 1 else labels
 
 
 def run_labels(num_sizes: int) -> list[RowLabel]:

@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from kvscope_app.views.heatmap.address_rows import Keys, num_cells, spread
 from kvscope_app.views.heatmap.cell_keys import HeatMode, cell_keys
-from kvscope_app.views.places import section_sizes
-from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.telemetry import CacheInfo
 from kvscope_telemetry.summaries.address_bins import bin_edges
 from kvscope_telemetry.summaries.session_overview import SessionOverview
@@ -42,11 +40,7 @@ class PoolRegistry:
         result = np.zeros(num_cells(num_rows), np.int64)
         cache = self.cache_of(epoch, num_rows)
         if cache is not None:
-            firsts = bin_edges(num_rows)[:-1]
-            begin = 0
-            for tier, size in section_sizes(cache).items():
-                result[(firsts >= begin) & (firsts < begin + size)] = 0 if tier is Tier.UNKNOWN else int(tier)
-                begin += size
+            result[:] = cache.rows_by_tier.tiers_of(bin_edges(num_rows)[:-1])
         return result
 
     def keys(self, mode: HeatMode, overview: SessionOverview, places: IntArray, num_addresses: int) -> Keys:

@@ -7,7 +7,8 @@ from typing import Final
 import numpy as np
 
 from kvscope_app.look.number_text import count
-from kvscope_telemetry.ledger import NO_OWNER, BlockState, Tier
+from kvscope_app.views.tier_style import TIER_STYLES
+from kvscope_telemetry.ledger import LOWER_TIERS, NO_OWNER, BlockState, Tier
 from kvscope_telemetry.summaries.block_changes import ChangeKind
 from kvscope_telemetry.summaries.block_moments import BlockMoment, MomentKind
 
@@ -68,8 +69,8 @@ def color_of(row: np.void) -> str:
     if row["how"] == ChangeKind.LOST:
         return ""
     state = int(row["state"])
-    if state in (BlockState.ACTIVE, BlockState.CACHED) and row["tier"] in _TIER_COLORS:
-        return _TIER_COLORS[int(row["tier"])]
+    if state in (BlockState.ACTIVE, BlockState.CACHED) and row["tier"] in LOWER_TIERS:
+        return TIER_STYLES[Tier(int(row["tier"]))].color
     if state == BlockState.ACTIVE and row["ref_count"] > 1:
         return "block_shared"
     return _STATE_COLORS.get(state, "muted")
@@ -80,11 +81,6 @@ _STATE_COLORS: Final[dict[int, str]] = {
     BlockState.ACTIVE: "block_active",
     BlockState.CACHED: "block_cached",
     BlockState.UNMAPPED: "block_unmapped",
-}
-_TIER_COLORS: Final[dict[int, str]] = {
-    Tier.HOST: "block_host",
-    Tier.DISK: "block_disk",
-    Tier.HOST_STATES: "block_host",
 }
 
 

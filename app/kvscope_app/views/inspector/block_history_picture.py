@@ -13,7 +13,8 @@ from PySide6.QtGui import QColor
 
 from kvscope_app.look.theme import NUM_OWNER_COLORS, Theme, mix, owner_colors
 from kvscope_app.session.time_span import TimeSpan
-from kvscope_telemetry.ledger import NO_OWNER, STATE_TIERS, BlockState, Tier
+from kvscope_app.views.tier_style import TIER_STYLES
+from kvscope_telemetry.ledger import LOWER_TIERS, NO_OWNER, STATE_TIERS, BlockState
 from kvscope_telemetry.summaries.block_changes import ChangeKind, Rows
 
 _NOTHING: Final = np.empty(0, np.int64)
@@ -27,7 +28,7 @@ class BlockHistoryPicture:
         self._ground = QColor(theme.block_free).rgba()
         self._unknown = (QColor(theme.base).rgba(), QColor(mix(theme.border, theme.base, 0.4)).rgba())
         names = ("block_free", "block_active", "block_shared", "block_cached", "block_unmapped")
-        lower = ("block_host", "block_disk")
+        lower = [TIER_STYLES[tier].color for tier in LOWER_TIERS]
         self._inks = np.array([QColor(str(getattr(theme, name))).rgba() for name in (*names, *lower)], np.uint32)
         self._owners = np.array([QColor(color).rgba() for color in owner_colors(theme)], np.uint32)
         self._kind: npt.NDArray[np.int64] = _NOTHING
@@ -43,7 +44,7 @@ class BlockHistoryPicture:
         kind = _KINDS[np.minimum(seen["state"], 4)]
         kind[(kind == 1) & (seen["ref_count"] > 1)] = 2
         holds = (kind > 0) & (kind < 4)
-        for tier, lower in ((Tier.HOST, 5), (Tier.DISK, 6), (Tier.HOST_STATES, 5)):
+        for lower, tier in enumerate(LOWER_TIERS, start=5):
             kind[holds & (seen["tier"] == tier)] = lower
         self._kind = np.where(is_known, kind, -1)
         filled = np.where(np.isin(seen["tier"], STATE_TIERS), block_size, seen["filled"])

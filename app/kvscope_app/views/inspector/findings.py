@@ -15,7 +15,7 @@ import numpy as np
 from kvscope_app.look.clock_text import clock_text
 from kvscope_app.look.number_text import count, plural
 from kvscope_app.views.page_map.block_facts import block_facts
-from kvscope_app.views.places import section_sizes, tier_rows
+from kvscope_app.views.tier_style import TIER_STYLES
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.state.mirror import Mirror
@@ -23,18 +23,8 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 MAX_IDS: Final = 8
 MAX_STARTS: Final = 4
-_NUMBER: Final = re.compile(r"(#|hs|h|d|s|host state|host|disk|state|block|request|step)?\s*(\d{1,18})", re.IGNORECASE)
-_TIERS: Final = {
-    "h": Tier.HOST,
-    "host": Tier.HOST,
-    "d": Tier.DISK,
-    "disk": Tier.DISK,
-    "block": Tier.HBM,
-    "s": Tier.STATES,
-    "state": Tier.STATES,
-    "hs": Tier.HOST_STATES,
-    "host state": Tier.HOST_STATES,
-}
+_TIERS: Final = {word: tier for tier, style in TIER_STYLES.items() for word in style.search_words}
+_NUMBER: Final = re.compile(rf"({'|'.join(('#', 'request', 'step', *_TIERS))})?\s*(\d{{1,18}})", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +65,9 @@ def findings(typed: str, mirror: Mirror, overview: SessionOverview) -> list[Find
 def _blocks(mirror: Mirror, number: int, tier: Tier | None) -> Iterator[Finding]:
     assert mirror.hello is not None, "there are blocks only once there is an engine"
     cache = mirror.hello.cache
-    for each, size in section_sizes(cache).items():
-        row = tier_rows(cache, each).start + number
-        if tier in (None, each) and number < size and row < mirror.num_rows:
+    for each, rows in cache.rows_by_tier.present.items():
+        row = rows.start + number
+        if tier in (None, each) and row in rows and row < mirror.num_rows:
             facts = block_facts(mirror, row, cache.block_size)
             whose = f", request #{count(facts.owner)}" if facts.owner is not None else ""
             yield Finding(facts.title, facts.state + whose, block=row)

@@ -14,6 +14,7 @@ from kvscope_app.look.number_text import num_bytes
 from kvscope_app.views.memory.device_use import device_use
 from kvscope_app.views.memory.part import MemoryPart
 from kvscope_app.views.memory.workspace import workspace_parts
+from kvscope_app.views.tier_style import TIER_STYLES
 from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 from kvscope_telemetry.messages.devices import Devices
@@ -68,7 +69,11 @@ def account(
         MemoryPart("kv_free", "KV free", kv[2], "kv_free", "Empty blocks, reserved by the pool"),
         *_states(mirror),
         *(
-            [MemoryPart("kv_host", "KV host tier", host, "block_host", "Blocks and recurrent states there")]
+            [
+                MemoryPart(
+                    "kv_host", "KV host tier", host, TIER_STYLES[Tier.HOST].color, "Blocks and recurrent states there"
+                )
+            ]
             if host
             else []
         ),
@@ -138,7 +143,7 @@ def host_tier_bytes(mirror: Mirror) -> int:
     if mirror.hello is None or mirror.hello.device.kind != "cpu":
         return 0
     cache = mirror.hello.cache
-    return cache.num_host_blocks * cache.block_bytes + cache.num_host_states * cache.state_bytes
+    return cache.host_tier_bytes
 
 
 def _states(mirror: Mirror) -> list[MemoryPart]:

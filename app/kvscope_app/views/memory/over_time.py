@@ -23,6 +23,7 @@ from kvscope_app.views.chart.curves import FloatArray, gaps, nearest, nearest_in
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
 from kvscope_app.views.chart.time_bar import RANGES_S
 from kvscope_app.views.memory.account import block_counts
+from kvscope_app.views.tier_style import TIER_STYLES
 from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.state.mirror import Mirror
 
@@ -54,7 +55,10 @@ _CHARTS: Final = (
     ),
     _Chart(
         "Lower tiers",
-        (CurveSpec("host_blocks", "host", "block_host"), CurveSpec("disk_blocks", "disk", "block_disk")),
+        tuple(
+            CurveSpec(f"{TIER_STYLES[tier].word}_blocks", TIER_STYLES[tier].word, TIER_STYLES[tier].color)
+            for tier in (Tier.HOST, Tier.DISK)
+        ),
         True,
         "Bytes of blocks in host memory and disk tiers; recurrent states are not counted",
     ),

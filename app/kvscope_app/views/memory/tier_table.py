@@ -14,6 +14,7 @@ from kvscope_app.look.zoom import scaled
 from kvscope_app.views.memory.bar import BarSegment, StackedBar, Swatch
 from kvscope_app.views.memory.tiers import TierOccupancy, moved_text
 from kvscope_app.views.page_map.color_modes import lower_cached
+from kvscope_app.views.tier_style import tier_color
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 from kvscope_telemetry.messages.telemetry import Counters
@@ -25,7 +26,6 @@ _MEANINGS: Final = {
     "cached": "Prefixes moved down from the tier above; loaded on a hit, evicted when space is needed",
     "free": "Empty blocks",
 }
-_COLORS: Final = {Tier.HOST: "block_host", Tier.DISK: "block_disk", Tier.HOST_STATES: "block_host"}
 _BAR_HEIGHT: Final = 14
 
 
@@ -98,7 +98,7 @@ class _TierPart(QWidget):
             self._add_row(row, kind)
 
     def show_use(self, use: TierOccupancy, theme: Theme) -> None:
-        color = str(getattr(theme, _COLORS[use.tier]))
+        color = tier_color(use.tier, theme)
         colors = {"swapped": color, "cached": lower_cached(color, theme), "free": theme.block_free}
         places = {"swapped": use.swapped, "cached": use.cached, "free": use.free}
         self._whole.setText(f"{num_bytes(use.num_bytes(use.size))}, {plural(use.size, 'place')}")

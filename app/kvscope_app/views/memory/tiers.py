@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvscope_app.look.number_text import count, plural
-from kvscope_app.views.places import TITLES, section_sizes
-from kvscope_telemetry.ledger import LOWER_TIERS, STATE_TIERS, BlockState, Tier
+from kvscope_app.views.tier_style import TIER_STYLES
+from kvscope_telemetry.ledger import LOWER_TIERS, BlockState, Tier
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 from kvscope_telemetry.messages.telemetry import Counters
 from kvscope_telemetry.state.mirror import Mirror
@@ -28,7 +28,7 @@ class TierOccupancy:
     @property
     def title(self) -> str:
         """What a person calls the tier."""
-        return TITLES[self.tier]
+        return TIER_STYLES[self.tier].title
 
     @property
     def free(self) -> int:
@@ -48,12 +48,12 @@ def tier_uses(mirror: Mirror) -> tuple[TierOccupancy, ...]:
     return tuple(
         TierOccupancy(
             tier,
-            size,
+            len(rows),
             mirror.count(BlockState.ACTIVE, tier),
             mirror.count(BlockState.CACHED, tier),
-            cache.state_bytes if tier in STATE_TIERS else cache.block_bytes,
+            cache.row_bytes(tier),
         )
-        for tier, size in section_sizes(cache).items()
+        for tier, rows in cache.rows_by_tier.present.items()
         if tier in LOWER_TIERS
     )
 

@@ -10,6 +10,7 @@ import numpy as np
 from kvscope_app.look.number_text import UNKNOWN, count, percent, plural
 from kvscope_app.session.texts.session_texts import asked_of
 from kvscope_app.views.places import group_name, is_swapped_out, place_of
+from kvscope_app.views.tier_style import TIER_STYLES
 from kvscope_telemetry.ledger import (
     LOWER_TIERS,
     NO_OWNER,
@@ -26,14 +27,6 @@ from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.texts.block_texts import Asked
 
 MAX_HOLDERS_NAMED: Final = 4
-_TIERS: Final = {
-    Tier.HBM: "device memory",
-    Tier.HOST: "host memory",
-    Tier.DISK: "disk",
-    Tier.STATES: "device memory",
-    Tier.HOST_STATES: "host memory",
-    Tier.UNKNOWN: "an unknown tier",
-}
 _STATES: Final = {
     BlockState.FREE: "free",
     BlockState.ACTIVE: "active",
@@ -41,13 +34,6 @@ _STATES: Final = {
     BlockState.UNMAPPED: "unmapped",
     BlockState.UNKNOWN: "unknown",
 }
-_COLORS: Final = {
-    Tier.HOST: "block_host",
-    Tier.DISK: "block_disk",
-    Tier.HOST_STATES: "block_host",
-    Tier.UNKNOWN: "muted",
-}
-"""Of lower tiers; those of the pool are named after the state."""
 _EMPTY: Final = {
     "free": "Empty; available to the next request.",
     "unmapped": "Address space without memory yet: free of cost until tokens arrive.",
@@ -84,7 +70,7 @@ class BlockFacts:
     @property
     def is_cached_below(self) -> bool:
         """A prefix in a lower tier, whose cell is duller than one of a request's."""
-        return self.state == "cached" and self.color in _COLORS.values()
+        return self.state == "cached" and any(self.color == style.color for style in TIER_STYLES.values())
 
     @property
     def sentence(self) -> str:
@@ -138,7 +124,7 @@ def _color(ledger: Ledger, block: int, state: str) -> str:
         return "block_free" if state == "free" else "block_unmapped"
     if state == "unknown":
         return "muted"
-    return _COLORS.get(Tier(int(ledger.tier[block])), f"block_{state}")
+    return TIER_STYLES[Tier(int(ledger.tier[block]))].color or f"block_{state}"
 
 
 def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...]) -> list[tuple[str, str]]:
@@ -164,7 +150,7 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
         filled = f"{int(ledger.filled[block])} of {plural(block_size, 'token')}"
         rows.append(("Filled", filled if capabilities.filled else UNKNOWN))
     if tier not in (Tier.HBM, Tier.STATES):
-        rows.append(("In", _TIERS[tier]))
+        rows.append(("In", TIER_STYLES[tier].memory))
     if block in mirror.pinned:
         rows.append(("Pinned", f"by {mirror.pinned_by or 'somebody'}: protected from eviction"))
     rows.append(("Last used", _age(mirror, block, holders)))

@@ -18,7 +18,8 @@ import numpy.typing as npt
 from kvscope_app.look.theme import Theme, mix, owner_colors
 from kvscope_app.views.capability_messages import engine_name, from_inside
 from kvscope_app.views.page_map.legend_items import LegendSwatch, Scale, ShownItems, common_swatches
-from kvscope_telemetry.ledger import STATE_TIERS, BlockState, Ledger, Tier, attention_shares
+from kvscope_app.views.tier_style import TIER_STYLES, tier_color
+from kvscope_telemetry.ledger import LOWER_TIERS, STATE_TIERS, BlockState, Ledger, Tier, attention_shares
 from kvscope_telemetry.messages.capabilities import Capabilities
 
 Keys = npt.NDArray[np.uint8]
@@ -147,11 +148,12 @@ def lower_cached(color: str, theme: Theme) -> str:
 
 
 def _state_colors(theme: Theme) -> dict[int, str]:
+    host, disk = tier_color(Tier.HOST, theme), tier_color(Tier.DISK, theme)
     return {
-        DISK: theme.block_disk,
-        HOST: theme.block_host,
-        DISK_CACHED: lower_cached(theme.block_disk, theme),
-        HOST_CACHED: lower_cached(theme.block_host, theme),
+        DISK: disk,
+        HOST: host,
+        DISK_CACHED: lower_cached(disk, theme),
+        HOST_CACHED: lower_cached(host, theme),
         CACHED: theme.block_cached,
         ACTIVE: theme.block_active,
         SHARED: theme.block_shared,
@@ -172,9 +174,8 @@ def _state_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
 
 def _lower_tiers(theme: Theme, shown: ShownItems) -> list[tuple[str, str]]:
     """The colour and the word of each lower tier that is shown."""
-    tiers = ((Tier.HOST, theme.block_host, "host"), (Tier.DISK, theme.block_disk, "disk"))
-    has_host = Tier.HOST in shown.tiers or Tier.HOST_STATES in shown.tiers
-    return [(color, word) for tier, color, word in tiers if (has_host if tier is Tier.HOST else tier in shown.tiers)]
+    tiers = [tier for tier in LOWER_TIERS if tier in shown.tiers]
+    return list(dict.fromkeys((tier_color(tier, theme), TIER_STYLES[tier].word) for tier in tiers))
 
 
 def _lower_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvscope_app.look.theme import Theme
 from kvscope_app.views.page_map.drawing.flash_kinds import MOVES, FlashKind
-from kvscope_app.views.places import group_name, section_sizes
+from kvscope_app.views.places import group_name
 from kvscope_telemetry.ledger import LOWER_TIERS, BlockState, Tier
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.state.pool_use import RESERVING
@@ -85,7 +85,7 @@ def shown_in(mirror: Mirror, flashes: Collection[FlashKind]) -> ShownItems:
     """What there is to explain of `mirror`; `flashes`: the kinds that were seen."""
     if mirror.hello is None:
         return ShownItems()
-    tiers = [tier for tier in section_sizes(mirror.hello.cache) if tier is not Tier.HBM]
+    tiers = [tier for tier in mirror.hello.cache.rows_by_tier.present if tier is not Tier.HBM]
     kinds = tuple(kind for kind in MOVES if kind in flashes)
     reserved = mirror.hello.cache.allocator in RESERVING
     unknown = any(mirror.count(BlockState.UNKNOWN, tier) for tier in Tier)
@@ -109,7 +109,7 @@ def may_flash(mirror: Mirror) -> tuple[FlashKind, ...]:
         return ()
     if not mirror.capabilities.free_rows:
         return (FlashKind.EVICTED,)
-    has_lower = any(tier in LOWER_TIERS for tier in section_sizes(mirror.hello.cache))
+    has_lower = any(tier in LOWER_TIERS for tier in mirror.hello.cache.rows_by_tier.present)
     return MOVES if has_lower else (FlashKind.EVICTED, FlashKind.COPIED)
 
 

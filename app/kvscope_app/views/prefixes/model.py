@@ -18,8 +18,10 @@ from kvscope_app.views.prefixes.prefix_columns import COLUMNS, IDLE, PREFIX, WIT
 from kvscope_app.views.prefixes.shown_nodes import Mask, ShownNodes, Which, matches, show
 from kvscope_app.views.prefixes.step_times import StepTimes
 from kvscope_app.views.table import Index, TableHead, TableModel
+from kvscope_app.views.tier_style import TIER_STYLES
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.prefixes.tree import ROOT
+from kvscope_telemetry.tier_rows import BLOCK_TIERS
 
 _NO_NODES: Final = ShownNodes(np.empty(0, np.int64), 0)
 
@@ -200,7 +202,7 @@ def state_color(moment: PrefixMoment, node: int) -> str:
     in_tier = tree.num_in_tier[node]
     if not in_tier.any():
         return "flash_evicted"
-    if not in_tier[Tier.HBM]:
-        return "block_host" if in_tier[Tier.HOST] else "block_disk" if in_tier[Tier.DISK] else "muted"
+    if not in_tier[BLOCK_TIERS.index(Tier.HBM)]:
+        return TIER_STYLES[BLOCK_TIERS[int(in_tier.nonzero()[0][0])]].color
     holders = int(tree.holders[node])
     return "block_shared" if holders > 1 else "block_active" if holders else "block_cached"

@@ -12,11 +12,13 @@ import numpy.typing as npt
 from kvscope_app.look.number_text import NOTHING, count, num_bytes, plural
 from kvscope_app.views.prefixes.step_times import UNKNOWN, StepTimes
 from kvscope_app.views.table import TableColumn
+from kvscope_app.views.tier_style import TIER_STYLES
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 from kvscope_telemetry.messages.telemetry import CacheInfo
 from kvscope_telemetry.prefixes.tree import PrefixTree
+from kvscope_telemetry.tier_rows import BLOCK_TIERS
 
-_TIER_WORDS: Final = ("memory", "host", "disk", "unknown tier")
+_TIER_WORDS: Final = tuple(TIER_STYLES[tier].word for tier in BLOCK_TIERS)
 
 
 Ints = npt.NDArray[np.int64]

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.prefixes.tree import ROOT, PrefixTree
+from kvscope_telemetry.tier_rows import BLOCK_TIERS
 
 MAX_SHOWN: Final = 20_000
 """Rows of a table that somebody may still scroll through; the first in the order are shown."""
@@ -45,7 +46,7 @@ class ShownNodes:
 
 def matches(tree: PrefixTree, which: Which, wanted: Mask | None = None) -> Mask:
     """Which nodes pass, shape (nodes,); `wanted`: those that a search found."""
-    lower = tree.num_in_tier[:, Tier.HOST :].sum(axis=1)
+    lower = tree.num_in_tier[:, BLOCK_TIERS.index(Tier.HOST) :].sum(axis=1)
     passing: dict[Which, Mask] = {
         Which.ALL: np.ones(len(tree), np.bool_),
         Which.SHARED: tree.holders > 1,

@@ -16,7 +16,8 @@ from kvscope_app.look.number_text import count
 from kvscope_app.look.theme import DARK, Theme, mix
 from kvscope_app.look.zoom import scaled
 from kvscope_app.views.places import BlockLocation, place_of
-from kvscope_telemetry.ledger import Tier
+from kvscope_app.views.tier_style import tier_color
+from kvscope_telemetry.ledger import LOWER_TIERS, Tier
 from kvscope_telemetry.messages.telemetry import CacheInfo
 
 MAX_NAMED = 96
@@ -125,7 +126,7 @@ class BlockStrip(QWidget):
         theme, box = self._theme, self.cell_rect(index)
         place = self._place(index)
         shared = theme.block_shared if self._ref_counts[index] > 1 else theme.block_active
-        ink = {Tier.HOST: theme.block_host, Tier.DISK: theme.block_disk}.get(place.tier, shared)
+        ink = tier_color(place.tier, theme) if place.tier in LOWER_TIERS else shared
         painter.fillRect(box, QColor(theme.block_free))
         height = round(box.height() * min(int(self._filled[index]) / self._block_size, 1.0))
         fill = mix(ink, theme.base, 0.45)
@@ -150,12 +151,12 @@ class BlockStrip(QWidget):
     def _inks(self, part: slice) -> Pixels:
         """Colour of each block's ink, shape (n,)."""
         theme, ids = self._theme, self._ids[part]
-        colors = (theme.block_active, theme.block_shared, theme.block_host, theme.block_disk)
+        colors = [theme.block_active, theme.block_shared, *(tier_color(tier, theme) for tier in LOWER_TIERS)]
         kind = (self._ref_counts[part] > 1).astype(np.intp)
         if self._cache is not None:
-            below = self._cache.num_blocks
-            kind[ids >= below] = 2
-            kind[ids >= below + self._cache.num_host_blocks] = 3
+            tiers = self._cache.rows_by_tier.tiers_of(ids)
+            for index, tier in enumerate(LOWER_TIERS, start=2):
+                kind[tiers == tier] = index
         inks: Pixels = np.array([QColor(color).rgba() for color in colors], np.uint32)[kind]
         return inks
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_app.look.number_text import count, num_bytes, plural
-from kvscope_app.views.places import is_swapped_out, num_by_tier, places_text
+from kvscope_app.views.places import is_swapped_out, places_text
 from kvscope_telemetry.messages.telemetry import CacheInfo
 from kvscope_telemetry.prefixes.request_blocks import blocks_of_request
 from kvscope_telemetry.state.mirror import Mirror
@@ -32,7 +32,7 @@ def blocks_sentence(mirror: Mirror, number: int) -> str:
     num_slots = int(sizes[np.minimum(mirror.ledger.group[ids], sizes.size - 1)].sum())
     slots = f"{count(num_tokens)} of {count(num_slots)} slots filled"
     name = f"Request #{count(number)}"
-    lower = places_text(num_by_tier(cache, ids))
+    lower = places_text(cache.rows_by_tier.count(ids))
     if not lower:
         return f"{name}: {plural(num_blocks, 'block')}{size}, {slots}"
     if is_swapped_out(mirror, number):

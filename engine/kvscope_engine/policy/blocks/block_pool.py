@@ -28,6 +28,7 @@ from kvscope_engine.policy.kv_groups import NULL_BLOCK, ONE_GROUP, GroupRule
 from kvscope_engine.policy.prefixes.prefix_history import PrefixHistory
 from kvscope_engine.policy.prefixes.prefix_index import Prefix, PrefixIndex, published_hash
 from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, Tier
+from kvscope_telemetry.tier_rows import TierRows
 
 MAX_PREFIX_HITS: Final = np.iinfo(np.uint16).max
 
@@ -70,12 +71,18 @@ class BlockPool:
         self.num_disk = num_disk
         self.num_states = num_states
         self.num_host_states = num_host_states
-        self.first_state = num_blocks + num_host + num_disk
-        self.ledger = Ledger(self.first_state + num_states + num_host_states)
-        self.ledger.tier[num_blocks:] = Tier.HOST
-        self.ledger.tier[num_blocks + num_host :] = Tier.DISK
-        self.ledger.tier[self.first_state :] = Tier.STATES
-        self.ledger.tier[self.first_state + num_states :] = Tier.HOST_STATES
+        self.rows_by_tier = TierRows(
+            {
+                Tier.HBM: num_blocks,
+                Tier.HOST: num_host,
+                Tier.DISK: num_disk,
+                Tier.STATES: num_states,
+                Tier.HOST_STATES: num_host_states,
+            }
+        )
+        self.first_state = self.rows_by_tier.first_state
+        self.ledger = Ledger(self.rows_by_tier.num_rows)
+        self.rows_by_tier.write_tiers(self.ledger)
         self.index = PrefixIndex(block_size, salt) if prefix_caching else None
         self.history = PrefixHistory() if prefix_caching else None
         self.moves = MoveLog()

@@ -18,7 +18,7 @@ from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.tiers.mover_protocol import TierMover
 from kvscope_engine.policy.tiers.tier_places import TierPlaces
 from kvscope_engine.policy.totals import Totals
-from kvscope_telemetry.ledger import NO_OWNER
+from kvscope_telemetry.ledger import NO_OWNER, Tier
 
 BOUNCE_SHARE: Final = 64
 """One in so many host places is kept free for blocks on their way up from disk."""
@@ -40,8 +40,8 @@ class LowerTiers:
 
     def __init__(self, pool: BlockPool, mover: TierMover, totals: Totals, on_table: Callable[[Request], None]) -> None:
         assert pool.num_host > 0, "there is no lower tier without host memory"
-        self.host = TierPlaces(pool, pool.num_blocks, pool.num_host)
-        self.disk = TierPlaces(pool, pool.num_blocks + pool.num_host, pool.num_disk)
+        self.host = TierPlaces(pool, Tier.HOST)
+        self.disk = TierPlaces(pool, Tier.DISK)
         self._pool = pool
         self._mover = mover
         self._totals = totals

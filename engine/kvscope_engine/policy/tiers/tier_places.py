@@ -17,13 +17,14 @@ from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, Tier
 
 
 class TierPlaces:
-    """`count` places, the ledger's rows from `first`, all free at first; a row is named by its number in the ledger."""
+    """The pool's rows of `tier`, all free at first; a row is named by its number in the ledger."""
 
-    def __init__(self, pool: BlockPool, first: int, count: int) -> None:
-        self.first = first
-        self.count = count
+    def __init__(self, pool: BlockPool, tier: Tier) -> None:
+        rows = pool.rows_by_tier[tier]
+        self.first = first = rows.start
+        self.count = count = len(rows)
         self._pool = pool
-        self._tier = Tier(pool.ledger.tier[first]) if count else Tier.DISK
+        self._tier = tier
         self._columns = _Columns(pool.ledger)
         self._free = list(range(first + count - 1, first - 1, -1))
         self._cached = pool.make_eviction_order()  # nothing in it is pinned

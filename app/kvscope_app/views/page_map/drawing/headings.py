@@ -52,7 +52,7 @@ def _of_slot(mirror: Mirror, slot: int, size: int) -> Heading:
 def _details(mirror: Mirror, cache: CacheInfo, tier: Tier, size: int) -> tuple[str, ...]:
     is_state = tier in STATE_TIERS
     parts = [plural(size, "state" if is_state else "block")]
-    if row_bytes := cache.state_bytes if is_state else cache.block_bytes:
+    if row_bytes := cache.row_bytes(tier):
         parts.append(num_bytes(size * row_bytes))
     if tier is Tier.HBM:  # its other numbers stand above the map
         return tuple(parts)

@@ -1,0 +1,408 @@
+"""What the thread of a live engine does: reads, follows, asks, and hands updates over.
+
+Owns the sockets, the sequence and the signs of life, and knows neither the mirror nor who takes. One pass takes up to
+512 messages, makes at most one update of them, and then naps a little so that the next pass has many: measured, this is
+what leaves the GUI thread alone.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from kvscope_telemetry.errors import ProtocolError, UnknownMessage
+from kvscope_telemetry.messages.commands import (
+    Abort,
+    Failed,
+    GetSnapshot,
+    GetStatus,
+    LoadedAdapter,
+    Status,
+)
+from kvscope_telemetry.messages.devices import Devices
+from kvscope_telemetry.messages.telemetry import (
+    DeviceSample,
+    Frame,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    MemoryBreakdown,
+    Progress,
+    Reading,
+    Snapshot,
+    TelemetryMessage,
+)
+from kvscope_telemetry.messages.unknown import Unknowns
+from kvscope_telemetry.messages.wire import decode_reply, decode_telemetry, encode, tag_of
+from kvscope_telemetry.sockets.client_sockets import MAX_READ_BYTES, AwaitedRequests, ClientSockets, Outgoing
+from kvscope_telemetry.sockets.host_id import host_id
+from kvscope_telemetry.source import SourceState, SourceStatus
+from kvscope_telemetry.sources.liveness import Liveness
+from kvscope_telemetry.sources.reply_queue import ReplyQueue
+from kvscope_telemetry.sources.sink import Sink, SinkFeed
+from kvscope_telemetry.state.coalesce import MAX_ENTRIES, Pending, coalesce
+from kvscope_telemetry.state.extras import Extras
+from kvscope_telemetry.state.sync import FIRST_TAG, FrameRun, Sync
+from kvscope_telemetry.state.whole_blocks import WholeBlocks
+
+MAX_MESSAGES_A_PASS: Final = 512
+NAP_S: Final = 0.008
+"""Two passes a display frame: each costs as much as some ten messages of it."""
+TICK_MS: Final = 100
+CALM_TICK_MS: Final = 250
+"""The same while nothing is waited for: what comes, a connection that ends included, is heard at once all the same."""
+NAP_AFTER_NS: Final = 100_000_000
+"""Who had been silent for so long is not in the middle of much."""
+ASK_STATUS_NS: Final = 500_000_000
+ASK_ROLE_NS: Final = 5_000_000_000
+"""How often an engine that is well is asked all the same: our role may have been changed."""
+QUIET_NS: Final = 250_000_000
+"""A connection this old without a word is asked for a snapshot; before, the first message asks for it, so
+that nothing falls between the snapshot and a subscription that is still on its way."""
+SENDS_TOO_MUCH: Final = "the engine sends more than can be read, or what is none of our messages: it was disconnected"
+_OF_THE_STATE: Final = (Hello.__name__, Snapshot.__name__, Frame.__name__)
+MAX_LATENCY_NS: Final = 3_600_000_000_000
+"""More than this is not latency but another clock."""
+
+Taker = Callable[[list[FrameRun]], None]
+"""Given snapshots and the frames that follow them, in order, on the thread that reads."""
+
+
+class LiveReader:
+    """What the thread does, and what others may read of it. `run` is the thread's target.
+
+    With a `taker` it is given what would wait in `pending`, and nothing is coalesced; the thread of whoever has many
+    of them calls `look` then, and `finish` at the end, instead of `run`.
+    """
+
+    def __init__(
+        self,
+        sockets: ClientSockets,
+        sink: Sink | None = None,
+        nap_s: float = NAP_S,
+        taker: Taker | None = None,
+        max_entries: int = MAX_ENTRIES,
+    ) -> None:
+        self._taker = taker
+        self.feed = SinkFeed(sink)
+        self.pending = Pending(max_entries)
+        self.outgoing = Outgoing()
+        self.replies = ReplyQueue()
+        self.changed = threading.Condition()
+        """Notified after each pass in which something came."""
+        self.api = ""
+        """Where prompts go, as the engine says (`Hello.api`); empty: over its command socket."""
+        self._sockets = sockets
+        self._nap_s = nap_s
+        self._sync = Sync(self.feed.passed)
+        self._awaited = AwaitedRequests()
+        self._session = secrets.token_hex(16)
+        self._num_introduced = 0  # connections on which the engine was told who we are
+        self._role, self._intervenes = "", False
+        self._adapters: tuple[LoadedAdapter, ...] | None = None
+        self._takes_adapters = False
+        self.is_same_machine = sockets.is_ipc
+        self._liveness = Liveness(is_local=sockets.is_ipc)
+        self._closing = False
+        self._resync_wanted = False
+        self._frames_received = 0
+        self._messages_rejected = 0
+        self._unknowns = Unknowns()
+        self._latency_ns = -1
+        self._connected_ns = 0
+        self._looked_ns = self._came_ns = 0
+        self._asked_status_ns = 0
+        self._failure = ""
+        self._num_cut = 0
+        self._num_rows = 0  # of the newest ledger that was made ready
+        self._extras = Extras()
+
+    # Any thread.
+
+    def stop(self) -> None:
+        """End the thread soon."""
+        self._closing = True
+        self._sockets.wake()
+
+    def wake(self) -> None:
+        """Look at `outgoing` now."""
+        self._sockets.wake()
+
+    def resync(self) -> None:
+        """Trust nothing until a snapshot came."""
+        self._resync_wanted = True
+        self._sockets.wake()
+
+    def status(self) -> SourceStatus:
+        """How it is now."""
+        state, reason = self._liveness.state(time.monotonic_ns())
+        if self._failure:
+            state, reason = SourceState.ENDED, self._failure
+        return SourceStatus(
+            state=state,
+            reason=reason,
+            frames_received=self._frames_received,
+            frames_dropped=self._sync.num_dropped + self.pending.num_frames_discarded,
+            resyncs=self._sync.num_resyncs,
+            messages_rejected=self._messages_rejected + self._sockets.num_cut,
+            num_skipped=self._unknowns.num_skipped,
+            num_unknown=self._unknowns.values,
+            latency_ns=self._latency_ns,
+            last_message_ns=self._liveness.last_message_ns,
+            role=self._role,
+            intervenes=self._intervenes,
+            adapters=self._adapters,
+            takes_adapters=self._takes_adapters,
+        )
+
+    @property
+    def position(self) -> tuple[int | None, int]:
+        """Epoch and sequence number up to which everything was handed over."""
+        return self._sync.epoch, self._sync.seq
+
+    # The thread.
+
+    def run(self) -> None:
+        """Read until `stop`; close the sockets."""
+        try:
+            while not self._closing:
+                self._pass()
+        except Exception as error:  # told in the status: a source that died silently looks like a quiet one
+            self._failure = f"reading failed: {error!r:.200}"
+            raise
+        finally:
+            self.finish()
+
+    def finish(self) -> None:
+        """Send what is left to say; close the sockets."""
+        self._send_waiting()
+        self._withdraw()
+        self._sockets.close()
+
+    def look(self, wait_ms: int = 0) -> tuple[int, int]:
+        """Read what waits, or comes within `wait_ms`, and do what is due; how many messages and replies there were."""
+        self._sockets.wait(wait_ms, replies=self.replies.room > 0)
+        now_ns = self._looked_ns = time.monotonic_ns()
+        self.feed.begin_pass()
+        messages = self._sockets.receive_telemetry(MAX_MESSAGES_A_PASS)
+        # As many as there is room for: what is unread when a connection ends goes with it when it is next looked at.
+        num_replies = self._read_replies(now_ns)
+        for data in messages:
+            self._read_telemetry(data, now_ns)
+        self._tick(now_ns)
+        self._hand_over(sum(map(len, messages)))
+        return len(messages), num_replies
+
+    def _pass(self) -> None:
+        num_messages, num_replies = self.look(CALM_TICK_MS if self._is_calm else TICK_MS)
+        if num_messages or num_replies:
+            with self.changed:
+                self.changed.notify_all()
+            is_first, self._came_ns = self._looked_ns - self._came_ns > NAP_AFTER_NS, self._looked_ns
+            if num_messages < MAX_MESSAGES_A_PASS and not is_first:
+                time.sleep(self._nap_s)
+
+    @property
+    def _is_calm(self) -> bool:
+        """Whether nothing is due but what the other end says."""
+        return self._sync.is_at_rest and self.outgoing.is_empty and self._num_introduced > 0
+
+    def _read_replies(self, now_ns: int) -> int:
+        """Read what waits, as far as there is room; how many there were."""
+        num_read = 0
+        while replies := self._sockets.receive_replies(self.replies.room):
+            num_read += len(replies)
+            for data in replies:
+                self._read_reply(data, now_ns)
+            if sum(map(len, replies)) >= MAX_READ_BYTES:
+                break  # telemetry has its turn
+        return num_read
+
+    def _read_telemetry(self, data: bytes, now_ns: int) -> None:
+        try:
+            message = decode_telemetry(data, self._unknowns)
+        except UnknownMessage:
+            self._liveness.heard(now_ns)
+            return
+        except ProtocolError as error:
+            self._reject(error, data)
+            return
+        if not isinstance(message, Hello | Snapshot | Goodbye | Progress) and not self._sync.accepts_time(
+            message.epoch, message.time_ns, now_ns
+        ):
+            kind = type(message).__name__
+            self._reject(ProtocolError(f"{kind}: its time is more than a day from where the engine's clock was"), data)
+            self._sync.lose()
+            return
+        self._liveness.heard(now_ns)
+        if isinstance(message, Frame):
+            self._frames_received += 1
+            self._measure_latency(message)
+            self._sync.frame(message, now_ns, data)
+        elif self._take_other(message, now_ns):
+            self.feed.other(message, data)
+
+    def _take_other(self, message: TelemetryMessage, now_ns: int) -> bool:
+        """Whether it belongs into a recording: of the engine that is followed, or of one that is not yet."""
+        if isinstance(message, Heartbeat):
+            self._take_heartbeat(message, now_ns)
+        elif isinstance(message, DeviceSample):
+            self._extras.samples.append(message)
+        elif isinstance(message, Reading):
+            self._extras.readings.append(message)
+        elif isinstance(message, Devices):
+            self._extras.devices.append(message)
+        elif isinstance(message, MemoryBreakdown):
+            self._extras.memory = message
+        elif isinstance(message, Progress):
+            self._liveness.progress(message)
+            self._extras.progress = message
+            return True
+        elif isinstance(message, Goodbye):
+            if message.epoch == self._sync.epoch or self._sync.epoch is None or self._liveness.has_ended:
+                self._liveness.goodbye(message.reason)
+        elif isinstance(message, Hello):
+            if message.epoch != self._sync.epoch:
+                self._sync.want_snapshot()
+            return False  # its snapshot has it
+        return not isinstance(message, Snapshot) and message.epoch == self._sync.epoch
+
+    def _take_heartbeat(self, beat: Heartbeat, now_ns: int) -> None:
+        self._sync.heartbeat(beat, now_ns)
+        if beat.epoch == self._sync.epoch:
+            self._liveness.heartbeat(beat, now_ns)
+            self._extras.heartbeat = beat
+
+    def _read_reply(self, data: bytes, now_ns: int) -> None:
+        try:
+            reply = decode_reply(data, self._unknowns)
+        except UnknownMessage:
+            return
+        except ProtocolError as error:
+            self._reject(error, data)
+            return
+        if isinstance(reply, Snapshot):
+            self._take_snapshot(reply, data, now_ns)
+        elif isinstance(reply, Status) and reply.tag >= FIRST_TAG:
+            self._liveness.answered(reply)
+            self._role, self._intervenes = reply.role, reply.intervenes
+            self._adapters, self._takes_adapters = reply.adapters, reply.takes_adapters
+            self._extras.progress = reply.progress or self._extras.progress
+        elif isinstance(reply, Failed) and reply.tag >= FIRST_TAG:
+            self._sync.refused(reply.tag)
+        else:
+            self._awaited.heard(reply)
+            self.replies.put(reply, len(data))
+
+    def _take_snapshot(self, snapshot: Snapshot, data: bytes, now_ns: int) -> None:
+        is_awaited = self._sync.is_awaited(snapshot)
+        if self._sync.snapshot(snapshot, now_ns, data):
+            self._note_place(snapshot.hello)
+            self._liveness.began()
+            self._liveness.heard(now_ns)
+        elif is_awaited:
+            self.feed.snapshot(snapshot, data)
+
+    def _note_place(self, hello: Hello) -> None:
+        """Whose clock the engine's times are of: an address may be a tunnel's, a machine's name is its own."""
+        self.is_same_machine = hello.host == host_id() if hello.host else self._sockets.is_ipc
+        self._liveness.is_local = self.is_same_machine
+        self.api = hello.api
+
+    def _reject(self, error: ProtocolError, data: bytes) -> None:
+        self._messages_rejected += 1
+        self._liveness.rejection, self._liveness.rejected_ns = str(error), time.monotonic_ns()
+        if tag_of(data) in _OF_THE_STATE:
+            self._sync.unreadable()
+
+    def _measure_latency(self, frame: Frame) -> None:
+        """By a clock of its own: it may have come since this look began."""
+        latency_ns = time.monotonic_ns() - frame.time_ns
+        is_plausible = self.is_same_machine and 0 <= latency_ns < MAX_LATENCY_NS
+        self._latency_ns = latency_ns if is_plausible else -1
+
+    def _tick(self, now_ns: int) -> None:
+        if self._resync_wanted:
+            self._resync_wanted = False
+            self._sync.lose()
+        self._sync.tick(now_ns)
+        is_connected = self._sockets.is_connected
+        if self._liveness.connection(is_connected):
+            self._connected_ns, self._asked_status_ns = now_ns, 0
+            if not is_connected:
+                self._sync.disconnected()
+        self._liveness.refusal, self._liveness.absence = self._sockets.refusal, self._sockets.absence
+        self._note_cuts()
+        if is_connected and self._introduced(now_ns):
+            self._ask(now_ns)
+            self._send_waiting()
+        for refusal in self.outgoing.expired(now_ns):
+            self.replies.put(refusal)
+
+    def _note_cuts(self) -> None:
+        if self._sockets.num_cut != self._num_cut:
+            self._num_cut = self._sockets.num_cut
+            self._liveness.rejection, self._liveness.rejected_ns = SENDS_TOO_MUCH, time.monotonic_ns()
+
+    def _introduced(self, now_ns: int) -> bool:
+        """Say first on each connection who we are, and what we wait for; whether that is done."""
+        num_connections = self._sockets.num_connections
+        if num_connections == self._num_introduced:
+            return True
+        self._read_replies(now_ns)  # what came over the connection before is heard
+        hello = GetStatus(tag=FIRST_TAG, session=self._session, awaited=self._awaited.all())
+        if not self._sockets.send(encode(hello)):
+            return False
+        self._num_introduced, self._asked_status_ns = num_connections, now_ns
+        return True
+
+    def _send_waiting(self) -> None:
+        self.outgoing.send_all(self._sockets.send, self._awaited.sent)
+
+    def _withdraw(self) -> None:
+        """Nobody will hear what is still awaited: the engine need not wait for us to come back."""
+        for request_id in self._awaited.ids:
+            if not self._sockets.send(encode(Abort(request_id=request_id))):
+                return
+
+    def _ask(self, now_ns: int) -> None:
+        state, _ = self._liveness.state(now_ns)
+        is_worth_asking = state is not SourceState.LIVE or self._liveness.may_be_paused(now_ns)
+        interval_ns = ASK_STATUS_NS if is_worth_asking else ASK_ROLE_NS
+        if now_ns - self._asked_status_ns >= interval_ns:
+            self._sockets.send(encode(GetStatus(tag=FIRST_TAG)))
+            self._asked_status_ns = now_ns
+        if not self._sync.in_sync and now_ns - self._connected_ns >= QUIET_NS:
+            self._sync.want_snapshot()
+        if self._sync.in_sync and self.feed.wants_snapshot(now_ns):
+            self._sync.want_snapshot()
+        tag = self._sync.next_request(now_ns)
+        if tag is not None and self._sockets.send(encode(GetSnapshot(tag=tag))):
+            self._sync.sent(tag, now_ns)
+
+    def _hand_over(self, num_bytes: int) -> None:
+        if self._taker is not None:
+            self._taker(self._sync.take_runs())
+            self._extras = Extras()
+            return
+        for run in self._sync.take_runs():
+            blocks = None if run.snapshot is None else self._ready(run.snapshot)
+            self.pending.put(coalesce(run.frames, snapshot=run.snapshot, blocks=blocks), num_bytes)
+            num_bytes = 0
+        if not self._extras.is_empty:
+            self.pending.put(self._extras.update(), num_bytes)
+            self._extras = Extras()
+
+    def _ready(self, snapshot: Snapshot) -> WholeBlocks | None:
+        """Its blocks, made ready here; None where they do not fit, which whoever takes it is told."""
+        try:
+            blocks = WholeBlocks(snapshot)
+        except ProtocolError:
+            return None
+        if blocks.num_rows != self._num_rows:  # otherwise it is written into the one that there is
+            self._num_rows = blocks.num_rows
+            blocks.make_ledger()
+        return blocks
