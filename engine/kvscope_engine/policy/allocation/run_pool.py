@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_engine.policy.blocks.block_pool import AllMapped, BlockPool
+from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.blocks.free_list import AllMapped
 
 
 class RunPool(BlockPool):

@@ -1,6 +1,6 @@
 """The block pool: every block's row of the ledger, who may have a block next, and which rows changed.
 
-Owns the ledger, the free list, reference counts, the prefix index and the order of eviction. Knows block ids
+Owns the ledger, the free list, reference counts, the prefix index and the eviction order. Knows block ids
 and request numbers, and neither the requests nor what is computed in a block.
 
 All KV groups take their blocks from it: a block is of the group that it was given out to last, and one order of
@@ -13,15 +13,15 @@ full and hashed; kept for a later prompt, evicted oldest first once no free bloc
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence, Set
-from itertools import chain
 from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from kvscope_engine.policy.blocks.cache_log import CacheLog
+from kvscope_engine.policy.blocks.eviction_order import ChangedRows, EvictionOrder
+from kvscope_engine.policy.blocks.free_list import FreeBlocks, FreeList, Ids
 from kvscope_engine.policy.blocks.integrity import check_pool
 from kvscope_engine.policy.blocks.move_log import MoveLog
 from kvscope_engine.policy.kv_groups import NULL_BLOCK, ONE_GROUP, GroupRule
@@ -29,109 +29,7 @@ from kvscope_engine.policy.prefixes.prefix_history import PrefixHistory
 from kvscope_engine.policy.prefixes.prefix_index import Prefix, PrefixIndex, published_hash
 from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, Tier
 
-Ids = npt.NDArray[np.int64]
-
-
-class FreeBlocks(Protocol):
-    """What a pool asks of whoever keeps the ids of its free blocks."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def ids(self) -> Ids:
-        """The free ids, shape `(len,)`."""
-
-    @property
-    def num_unmapped(self) -> int:
-        """Blocks that are neither free nor in use: they have no memory."""
-
-    @property
-    def unmapped(self) -> Ids:
-        """Their ids."""
-
-    def take_one(self) -> int:
-        """A free block. There must be one."""
-
-    def popleft_n(self, count: int) -> list[int]:
-        """`count` free blocks, at most `len(self)`."""
-
-    def give(self, ids: Ids) -> None:
-        """Take `ids` back."""
-
-    def check(self) -> None:
-        """Raise AssertionError where what is kept does not agree with itself."""
-
-
-class AllMapped:
-    """The part of `FreeBlocks` that is the same wherever every block has memory."""
-
-    __slots__ = ()
-
-    @property
-    def num_unmapped(self) -> int:
-        """As many as `unmapped`."""
-        return len(self.unmapped)
-
-    @property
-    def unmapped(self) -> Ids:
-        """None."""
-        return np.empty(0, np.int64)
-
-
-class FreeList(AllMapped):
-    """A stack of block ids over one array, all `num_blocks` of them at first: lowest id first, then the one freed last.
-
-    Taking and giving back cost the same however large the pool is. `keeps_null`: `NULL_BLOCK` is not among them.
-    """
-
-    __slots__ = ("_count", "_kept", "_stack")
-
-    def __init__(self, num_blocks: int, *, keeps_null: bool = False) -> None:
-        self._kept = np.array([NULL_BLOCK] if keeps_null else [], np.int64)
-        self._count = num_blocks - len(self._kept)
-        self._stack = np.arange(num_blocks - 1, len(self._kept) - 1, -1, dtype=np.int64)
-
-    @property
-    def unmapped(self) -> Ids:
-        """The null block, where it is kept."""
-        return self._kept
-
-    def __len__(self) -> int:
-        return self._count
-
-    @property
-    def ids(self) -> Ids:
-        """A view of the free ids, shape `(len,)`; the next to be handed out is the last."""
-        return self._stack[: self._count]
-
-    def take_one(self) -> int:
-        """The next free block. There must be one."""
-        assert self._count, "a block was taken from an empty free list"
-        self._count -= 1
-        return int(self._stack[self._count])
-
-    def popleft_n(self, count: int) -> list[int]:
-        """The next `count` free blocks, at most `len(self)`."""
-        assert 0 <= count <= self._count, f"{count} blocks were taken from a free list of {self._count}"
-        low = self._count - count
-        taken: list[int] = self._stack[low : self._count][::-1].tolist()
-        self._count = low
-        return taken
-
-    def give(self, ids: Ids) -> None:
-        """Take `ids` back; the last of them is the next to be handed out."""
-        high = self._count + len(ids)
-        assert high <= len(self._stack), f"{len(ids)} blocks given back to a free list of {self._count}: too many"
-        self._stack[self._count : high] = ids
-        self._count = high
-
-    def check(self) -> None:
-        """Raise AssertionError unless each id is on the stack at most once."""
-        assert len(np.unique(self.ids)) == self._count, "a block is on the free list twice"
-
-
 MAX_PREFIX_HITS: Final = np.iinfo(np.uint16).max
-MAX_EVICTION_ORDER: Final = np.iinfo(np.uint32).max
 
 
 class LowerTier(Protocol):
@@ -476,165 +374,3 @@ class BlockPool:
         assert self.lower_tier is not None, "nobody takes what is evicted"
         kept = self.lower_tier.offload(blocks, prefixes)
         return [prefix for prefix, is_kept in zip(prefixes, kept, strict=True) if not is_kept]
-
-
-class ChangedRows:
-    """Which rows of the ledger were touched since the last frame. Costs O(touched), bounded by the pool.
-
-    A set of row ids, kept as marks and a list: adding and taking never scan all `num_rows`.
-    """
-
-    __slots__ = ("_ids", "_marks", "_marks_array")
-
-    def __init__(self, num_rows: int) -> None:
-        self._marks = bytearray(num_rows)
-        self._marks_array = np.frombuffer(self._marks, np.bool_)  # the same memory, for many rows at once
-        self._ids: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def add_one(self, row: int) -> None:
-        """Mark one row."""
-        if not self._marks[row]:
-            self._marks[row] = True
-            self._ids.append(row)
-
-    def add(self, rows: npt.NDArray[np.int64]) -> None:
-        """Mark rows, shape `(n,)`, each at most once."""
-        fresh = rows[~self._marks_array[rows]]
-        self._marks_array[fresh] = True
-        self._ids += fresh.tolist()
-
-    def drain(self) -> npt.NDArray[np.uint32]:
-        """The rows marked since the last call, sorted; nothing is marked after it."""
-        rows = np.array(self._ids, np.uint32)
-        rows.sort()
-        self._marks_array[rows] = False
-        self._ids = []
-        return rows
-
-
-class EvictionOrder:
-    """The cached rows of one tier in the order in which they are evicted, and those that are pinned.
-
-    Owns the order, the pins and the ledger's column `eviction_order` of its rows: a row gets the next number when it
-    becomes evictable, and 0 when it no longer is. Rows that are pinned stay until they are unpinned, and are not in the
-    order; a pin holds whether its row is in use or cached. Callers mark the rows as changed that they add, remove or
-    pop; `pin`, `unpin` and `refresh` mark theirs. See
-    docs/internals/decisions/0023-eviction-order-is-a-counter.md.
-    """
-
-    __slots__ = ("_changed", "_column", "_kept", "_next", "_numbers", "idle", "pinned")
-
-    def __init__(self, column: npt.NDArray[np.uint32], changed: ChangedRows) -> None:
-        self.pinned: set[int] = set()
-        """Rows that are not evicted, in use or cached."""
-        self.idle: OrderedDict[int, None] = OrderedDict()
-        """Rows that can be evicted, the next one first, for callers that inspect many; changed here alone."""
-        self._kept: dict[int, None] = {}  # cached and pinned
-        self._column = column
-        self._numbers = column.data  # the same memory, faster for one row
-        self._changed = changed
-        self._next = 1
-
-    def __len__(self) -> int:
-        return len(self.idle)
-
-    def __contains__(self, row: int) -> bool:
-        """Whether a cached row can be evicted."""
-        return row in self.idle
-
-    @property
-    def num_cached(self) -> int:
-        """Number of cached rows, pinned ones included."""
-        return len(self.idle) + len(self._kept)
-
-    @property
-    def cached(self) -> list[int]:
-        """All cached rows, pinned ones last."""
-        return list(chain(self.idle, self._kept))
-
-    def add(self, ids: Ids) -> None:
-        """Append rows that became cached, the first of them the first to be evicted."""
-        rows: list[int] = ids.tolist()
-        if self.pinned:
-            self._kept.update(dict.fromkeys(row for row in rows if row in self.pinned))
-            rows = [row for row in rows if row not in self.pinned]
-            ids = np.array(rows, np.int64)
-        number = self._take_numbers(len(rows))
-        self._column[ids] = np.arange(number, number + len(rows), dtype=np.uint32)
-        self.idle.update(dict.fromkeys(rows))
-
-    def add_one(self, row: int) -> None:
-        """Append one row that is not pinned."""
-        self._numbers[row] = self._take_numbers(1)
-        self.idle[row] = None
-
-    def remove(self, row: int) -> None:
-        """Take out a cached row that is in use again, or gone."""
-        if row in self.idle:
-            del self.idle[row]
-            self._numbers[row] = 0
-        else:
-            del self._kept[row]
-
-    def refresh(self, row: int) -> None:
-        """Make an evictable row the last to be evicted, because it was used."""
-        self._numbers[row] = self._take_numbers(1)
-        self.idle.move_to_end(row)
-        self._changed.add_one(row)
-
-    def pop(self, count: int) -> list[int]:
-        """Take out the next rows to be evicted, at most `len(self)`."""
-        rows = [self.idle.popitem(last=False)[0] for _ in range(count)]
-        for row in rows:
-            self._numbers[row] = 0
-        return rows
-
-    def pin(self, rows: Iterable[int]) -> None:
-        """Protect rows from eviction."""
-        for row in rows:
-            self.pinned.add(row)
-            if row in self.idle:
-                del self.idle[row]
-                self._kept[row] = None
-                self._numbers[row] = 0
-                self._changed.add_one(row)
-
-    def unpin(self, rows: Iterable[int]) -> None:
-        """Let rows be evicted again: cached ones as if they were used just now."""
-        for row in rows:
-            self.pinned.discard(row)
-            if row in self._kept:
-                del self._kept[row]
-                self.add_one(row)
-                self._changed.add_one(row)
-
-    def clear(self) -> list[int]:
-        """Forget every cached and pinned row; returns those that were cached, the last to be evicted first."""
-        rows = self.cached[::-1]
-        self._column[rows] = 0
-        self.idle.clear()
-        self._kept.clear()
-        self.pinned.clear()
-        return rows
-
-    def check(self, start: int, stop: int) -> None:
-        """Raise AssertionError where the rows, from `start` to `stop` (exclusive), do not agree with the order."""
-        assert self._kept.keys() <= self.pinned, "a row stands aside that is not pinned"
-        assert not self.idle.keys() & self.pinned, "a pinned row is to be evicted"
-        numbered = start + np.flatnonzero(self._column[start:stop])
-        in_order = numbered[np.argsort(self._column[numbered])].tolist()
-        assert in_order == list(self.idle), f"the ledger's order of eviction is {in_order}, not {list(self.idle)}"
-
-    def _take_numbers(self, count: int) -> int:
-        """Return the first of `count` unused numbers. When they run out, evictable rows are numbered from 1 again."""
-        if self._next + count > MAX_EVICTION_ORDER:
-            rows = np.fromiter(self.idle, np.int64, len(self.idle))
-            self._column[rows] = np.arange(1, len(rows) + 1, dtype=np.uint32)
-            self._changed.add(rows)
-            self._next = len(rows) + 1
-        first = self._next
-        self._next += count
-        return first

@@ -20,7 +20,7 @@ The rules, in the order they are applied in each step:
    nothing runs, or the policy reserves ahead), no request was preempted in this step, and its LoRA adapter, if it has
    one, runs already or is one of `max_adapters`. One that does not fit is not overtaken. Waiting requests, whatever
    their priority, preempt running ones in one case alone: a client that runs nothing gets a place from clients that run
-   several requests, a batch that runs nothing from batches of the same client that do (`_make_way`). Whoever gives way
+   several requests, a batch that runs nothing from batches of the same client that do (`turns`). Whoever gives way
    goes on running something, so the number of clients, or of a client's batches, that run grows each time; nobody makes
    way for a lower priority. Policies that reserve know no such turns.
 5. Drafts come last: requests that are one token short have guesses checked with it, where the budget, the blocks and
@@ -42,7 +42,7 @@ run alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -50,8 +50,7 @@ from kvscope_engine.policy.allocation.protocol import AllocationPolicy
 from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.drafting.drafter import Drafter
 from kvscope_engine.policy.fit import BlockNeeds
-from kvscope_engine.policy.kv_groups import group_digest
-from kvscope_engine.policy.plan import Scheduled, StepPlan
+from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
 from kvscope_engine.policy.ranked_queue import RankedQueue
 from kvscope_engine.policy.request import Request
@@ -62,9 +61,11 @@ from kvscope_engine.policy.scheduling.ahead import Ahead
 from kvscope_engine.policy.scheduling.block_tables import BlockTables
 from kvscope_engine.policy.scheduling.changes import ChangeLog, RequestChanges
 from kvscope_engine.policy.scheduling.drafting import Drafting
+from kvscope_engine.policy.scheduling.held_forks import HeldForks
+from kvscope_engine.policy.scheduling.pinning import check_fits_beside_pins, check_pins
 from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
 from kvscope_engine.policy.scheduling.preemption import GivenUp, Preemption, victim_order
-from kvscope_engine.policy.scheduling.request_prefixes import usable_digests
+from kvscope_engine.policy.scheduling.turns import Turns
 from kvscope_engine.policy.scheduling.writing import write_down
 from kvscope_engine.policy.state_pool import StatePool
 from kvscope_engine.policy.tiers.lower_tiers import LowerTiers
@@ -72,7 +73,6 @@ from kvscope_engine.policy.tiers.mover_protocol import TierMover
 from kvscope_engine.policy.tiers.swap_costs import PrefillRate
 from kvscope_engine.policy.totals import Totals
 from kvscope_engine.policy.waiting_queue import WaitingQueue
-from kvscope_telemetry import pins
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import FinishReason
 from kvscope_telemetry.messages.request_state import RequestState, WaitsFor
@@ -135,6 +135,7 @@ class Scheduler:
         self._admission = Admission(
             *(pool, self.tables, self.tiers, self.rate, self.totals, watermark, self.running_time, self._needs, states)
         )
+        self._turns = Turns(self._waiting, self._running, pool, self._admission)
         self._disk_failure = ""
         self.drafting = None if drafter is None or self._reserves else Drafting(drafter, self.tables)
 
@@ -234,7 +235,7 @@ class Scheduler:
         may_admit = self._waiting and len(self._running) < self.max_step_requests
         if may_admit and self._pool.index is not None and ahead_of.computes_prompts(running):
             return ahead_of.SHARED
-        if self._way():
+        if self._victims_of_turn():
             return ahead_of.TURN
         return "" if self._has_room_beside(Ahead(running)) else ahead_of.SHORT
 
@@ -254,7 +255,7 @@ class Scheduler:
         states_before = self.states.num_offloaded if self.states is not None else 0
         self._continue_prefills(self._continue_decodes(builder, ahead), builder, ahead)
         if not builder.has_preempted:
-            self._admit(builder, self._way() if builder.budget and not ahead else [])
+            self._admit(builder, self._victims_of_turn() if builder.budget and not ahead else [])
         assert not (ahead and builder.has_preempted), "a request in flight was preempted"
         if self.drafting is not None and not ahead and not builder.has_preempted:
             self.drafting.add(builder, self._pool.step, self.max_step_requests)
@@ -464,11 +465,17 @@ class Scheduler:
                 available = self.tables.num_available(request)
         return needed <= available
 
-    def _admit(self, builder: PlanBuilder, way: list[Request]) -> None:
-        """Let in who is next while there is room; those who are to make way do, for one alone. Who is still next is
+    def _victims_of_turn(self) -> list[Request]:
+        """Running requests that make way for the first that waits."""
+        if not self._waiting or self._reserves or not self._running or not self._may_adapt(self._waiting.first):
+            return []
+        return self._turns.victims_for_first(self.max_step_requests)
+
+    def _admit(self, builder: PlanBuilder, victims: list[Request]) -> None:
+        """Let in who is next while there is room; `victims` make way, for one alone. Who is still next is
         told what it waits for."""
-        if way:
-            self._make_way(self._waiting.first, way, builder)
+        if victims:
+            self._make_way(self._waiting.first, victims, builder)
         while self._waiting:
             request = self._waiting.first
             if len(self._running) >= self.max_step_requests:
@@ -492,57 +499,8 @@ class Scheduler:
             self._run(request, builder.now_ns)
             self._changes.event(event)
             self._schedule_chunk(request, request.num_computed_tokens, builder)
-            if way:
+            if victims:
                 return
-
-    def _way(self) -> list[Request]:
-        """Who is to make way for the first that waits; nobody when it fits anyway, runs already, or still would not."""
-        if not self._waiting or self._reserves or not self._running:
-            return []
-        first = self._waiting.first
-        if not self._may_adapt(first):
-            return []
-        victims = self._who_may_make_way(first)
-        if not victims:
-            return []
-        found = self._admission.find(first)
-        seats = len(self._running) + 1 - self.max_step_requests
-        missing = self._admission.num_missing(first, found)
-        way: list[Request] = []
-        while (seats > 0 or missing > 0) and len(way) < len(victims):
-            victim = victims[len(way)]
-            way.append(victim)
-            seats -= 1
-            missing -= sum(self._pool.ref_count(block) == 1 for block in victim.held_blocks)
-        return [] if seats > 0 or missing > 0 else way
-
-    def _who_may_make_way(self, first: Request) -> list[Request]:
-        """Those running that a turn may be taken from, in their order: each leaves its client, or batch, another."""
-        queue = self._waiting
-        mine = queue.held_by_client(first)
-        is_batch = bool(mine.num_requests)
-        if not (mine.num_spare if is_batch else queue.num_spare):
-            return []
-        if is_batch and queue.held_by_batch(first).num_requests:
-            return []
-        held = queue.held_by_batch if is_batch else queue.held_by_client
-        candidates = [
-            request
-            for request in self._running
-            if request.priority <= first.priority
-            and (request.client == first.client) is is_batch
-            and held(request).num_requests > 1
-        ]
-        candidates.sort(key=lambda request: victim_order(request, held(request).num_tokens))
-        left: dict[int, int] = {}
-        may: list[Request] = []
-        for request in candidates:
-            holder = held(request)
-            num_left = left.setdefault(id(holder), holder.num_requests)
-            if num_left > 1:
-                left[id(holder)] = num_left - 1
-                may.append(request)
-        return may
 
     def _may_adapt(self, request: Request) -> bool:
         """Whether the request's adapter, if it has one, runs already or may run as well."""
@@ -556,9 +514,9 @@ class Scheduler:
             request.waits_for = waits_for
             self._changes.touch(request)
 
-    def _make_way(self, first: Request, way: list[Request], builder: PlanBuilder) -> None:
+    def _make_way(self, first: Request, victims: list[Request], builder: PlanBuilder) -> None:
         builder.has_preempted = True
-        for victim in way:
+        for victim in victims:
             given_up = self._preemption.give_up(victim, self._pool.step, builder)
             self._changes.event(causes.made_way(victim, first, given_up, builder.now_ns))
             self._send_back(victim, builder.now_ns)
@@ -675,95 +633,3 @@ class Scheduler:
             self._tell_wait(child, WaitsFor.UNTOLD)
             self._waiting.add_request(child)
         return num_blocks
-
-
-class HeldForks:
-    """Requests that wait for the prompt of another to be computed, whose blocks they will share.
-
-    Children by the number of their parent, in the order they came. Knows nothing of blocks.
-    """
-
-    def __init__(self) -> None:
-        self._children: dict[int, list[Request]] = {}
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __bool__(self) -> bool:
-        return self._count > 0
-
-    def __contains__(self, child: Request) -> bool:
-        return child in self._children.get(child.parent, ())
-
-    def are_freed_by(self, item: Scheduled) -> bool:
-        """Whether any wait for this request's prompt, the last of which is computed here."""
-        request = item.request
-        return request.number in self._children and item.start + item.num_tokens >= request.num_prompt_tokens
-
-    def add_request(self, child: Request) -> None:
-        """`child.parent` says whom it waits for."""
-        self._children.setdefault(child.parent, []).append(child)
-        self._count += 1
-
-    def remove(self, child: Request) -> None:
-        """It ends before its parent is ready. It must be here."""
-        siblings = self._children[child.parent]
-        siblings.remove(child)
-        self._count -= 1
-        if not siblings:
-            del self._children[child.parent]
-
-    def take(self, parent: Request) -> list[Request]:
-        """All that waited for `parent`; they wait no more."""
-        children = self._children.pop(parent.number, [])
-        self._count -= len(children)
-        return children
-
-
-# Pinned blocks against requests: whoever is in the queue must be able to run beside them.
-#
-# The rule that keeps a queue from standing still for ever: each unfinished request fits, alone, into the blocks that
-# are not pinned and the pinned ones that its own text begins with. Reads everything, changes nothing.
-def check_fits_beside_pins(pool: BlockPool, needs: BlockNeeds, request: Request) -> None:
-    """Raise BadInput, with the numbers and the way out, when pinned blocks leave the request too little."""
-    missing = num_missing(pool, needs, request, pool.pinned)
-    if missing > 0:
-        raise BadInput(
-            f"it needs {needs.in_the_end(request)} blocks: {len(pool.pinned)} of the pool's {pool.num_usable} are"
-            f" pinned, and {missing} of those must be unpinned first"
-        )
-
-
-def check_pins(pool: BlockPool, needs: BlockNeeds, requests: Iterable[Request], blocks: Iterable[int]) -> None:
-    """Raise BadInput unless every request could still run were `blocks` pinned as well."""
-    pinned = pool.pinned | set(blocks)
-    for request in requests:
-        if num_missing(pool, needs, request, pinned) > 0:
-            raise BadInput(
-                pins.refusal_beside(
-                    request.number,
-                    num_needed=needs.in_the_end(request),
-                    num_usable=pool.num_usable,
-                    num_pinned=len(pinned),
-                )
-            )
-
-
-def num_missing(pool: BlockPool, needs: BlockNeeds, request: Request, pinned: Set[int]) -> int:
-    """Blocks that the request could lack, alone, if `pinned` were never evicted.
-
-    Of KV groups that let go of blocks none counts as its own: what is pinned there may be what it does not read.
-    """
-    if not pinned:
-        return 0
-    own = 0
-    for group in (group for group, rule in enumerate(pool.groups) if not rule.window):
-        for digest in usable_digests(pool, request):
-            block = pool.index.get(group_digest(digest, group)) if pool.index is not None else None
-            if block not in pinned:
-                break
-            own += 1
-    return pins.num_missing(
-        num_needed=needs.in_the_end(request), num_own=own, num_usable=pool.num_usable, num_pinned=len(pinned)
-    )

@@ -374,7 +374,7 @@ def test_pinned_blocks_are_not_in_the_published_order_until_they_are_unpinned() 
 
 
 def test_the_published_order_is_numbered_again_when_its_numbers_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvscope_engine.policy.blocks.block_pool.MAX_EVICTION_ORDER", 7)
+    monkeypatch.setattr("kvscope_engine.policy.blocks.eviction_order.MAX_EVICTION_ORDER", 7)
     pool = make_pool()
     expected: list[int] = []
     for text in range(1, 5):

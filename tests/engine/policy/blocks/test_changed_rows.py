@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvscope_engine.policy.blocks.block_pool import ChangedRows
+from kvscope_engine.policy.blocks.eviction_order import ChangedRows
 
 
 def test_rows_come_out_sorted_and_once() -> None:

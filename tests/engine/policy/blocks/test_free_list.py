@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvscope_engine.policy.blocks.block_pool import FreeList
+from kvscope_engine.policy.blocks.free_list import FreeList
 
 
 def test_a_fresh_list_hands_out_the_lowest_ids_first() -> None:

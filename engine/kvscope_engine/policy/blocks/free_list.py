@@ -1,0 +1,110 @@
+"""The free list: which block ids hold nothing, and which of them is handed out next. Knows no ledger."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_engine.policy.kv_groups import NULL_BLOCK
+
+Ids = npt.NDArray[np.int64]
+
+
+class FreeBlocks(Protocol):
+    """What a pool asks of whoever keeps the ids of its free blocks."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def ids(self) -> Ids:
+        """The free ids, shape `(len,)`."""
+
+    @property
+    def num_unmapped(self) -> int:
+        """Blocks that are neither free nor in use: they have no memory."""
+
+    @property
+    def unmapped(self) -> Ids:
+        """Their ids."""
+
+    def take_one(self) -> int:
+        """A free block. There must be one."""
+
+    def popleft_n(self, count: int) -> list[int]:
+        """`count` free blocks, at most `len(self)`."""
+
+    def give(self, ids: Ids) -> None:
+        """Take `ids` back."""
+
+    def check(self) -> None:
+        """Raise AssertionError where what is kept does not agree with itself."""
+
+
+class AllMapped:
+    """The part of `FreeBlocks` that is the same wherever every block has memory."""
+
+    __slots__ = ()
+
+    @property
+    def num_unmapped(self) -> int:
+        """As many as `unmapped`."""
+        return len(self.unmapped)
+
+    @property
+    def unmapped(self) -> Ids:
+        """None."""
+        return np.empty(0, np.int64)
+
+
+class FreeList(AllMapped):
+    """A stack of block ids over one array, all `num_blocks` of them at first: lowest id first, then the one freed last.
+
+    Taking and giving back cost the same however large the pool is. `keeps_null`: `NULL_BLOCK` is not among them.
+    """
+
+    __slots__ = ("_count", "_kept", "_stack")
+
+    def __init__(self, num_blocks: int, *, keeps_null: bool = False) -> None:
+        self._kept = np.array([NULL_BLOCK] if keeps_null else [], np.int64)
+        self._count = num_blocks - len(self._kept)
+        self._stack = np.arange(num_blocks - 1, len(self._kept) - 1, -1, dtype=np.int64)
+
+    @property
+    def unmapped(self) -> Ids:
+        """The null block, where it is kept."""
+        return self._kept
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def ids(self) -> Ids:
+        """A view of the free ids, shape `(len,)`; the next to be handed out is the last."""
+        return self._stack[: self._count]
+
+    def take_one(self) -> int:
+        """The next free block. There must be one."""
+        assert self._count, "a block was taken from an empty free list"
+        self._count -= 1
+        return int(self._stack[self._count])
+
+    def popleft_n(self, count: int) -> list[int]:
+        """The next `count` free blocks, at most `len(self)`."""
+        assert 0 <= count <= self._count, f"{count} blocks were taken from a free list of {self._count}"
+        low = self._count - count
+        taken: list[int] = self._stack[low : self._count][::-1].tolist()
+        self._count = low
+        return taken
+
+    def give(self, ids: Ids) -> None:
+        """Take `ids` back; the last of them is the next to be handed out."""
+        high = self._count + len(ids)
+        assert high <= len(self._stack), f"{len(ids)} blocks given back to a free list of {self._count}: too many"
+        self._stack[self._count : high] = ids
+        self._count = high
+
+    def check(self) -> None:
+        """Raise AssertionError unless each id is on the stack at most once."""
+        assert len(np.unique(self.ids)) == self._count, "a block is on the free list twice"

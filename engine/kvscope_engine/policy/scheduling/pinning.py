@@ -1,0 +1,61 @@
+"""Pinned blocks against requests: whoever is in the queue must be able to run beside them.
+
+Without this rule a queue could stand still for ever: each unfinished request fits, alone, into the blocks that are not
+pinned and the pinned ones that its own text begins with. Reads everything, changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+
+from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.fit import BlockNeeds
+from kvscope_engine.policy.kv_groups import group_digest
+from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.scheduling.request_prefixes import usable_digests
+from kvscope_telemetry import pins
+from kvscope_telemetry.errors import BadInput
+
+
+def check_fits_beside_pins(pool: BlockPool, needs: BlockNeeds, request: Request) -> None:
+    """Raise BadInput, with the numbers and the way out, when pinned blocks leave the request too little."""
+    missing = _num_missing(pool, needs, request, pool.pinned)
+    if missing > 0:
+        raise BadInput(
+            f"it needs {needs.in_the_end(request)} blocks: {len(pool.pinned)} of the pool's {pool.num_usable} are"
+            f" pinned, and {missing} of those must be unpinned first"
+        )
+
+
+def check_pins(pool: BlockPool, needs: BlockNeeds, requests: Iterable[Request], blocks: Iterable[int]) -> None:
+    """Raise BadInput unless every request could still run were `blocks` pinned as well."""
+    pinned = pool.pinned | set(blocks)
+    for request in requests:
+        if _num_missing(pool, needs, request, pinned) > 0:
+            raise BadInput(
+                pins.refusal_beside(
+                    request.number,
+                    num_needed=needs.in_the_end(request),
+                    num_usable=pool.num_usable,
+                    num_pinned=len(pinned),
+                )
+            )
+
+
+def _num_missing(pool: BlockPool, needs: BlockNeeds, request: Request, pinned: Set[int]) -> int:
+    """Blocks that the request could lack, alone, if `pinned` were never evicted.
+
+    Of KV groups that let go of blocks none counts as its own: what is pinned there may be what it does not read.
+    """
+    if not pinned:
+        return 0
+    own = 0
+    for group in (group for group, rule in enumerate(pool.groups) if not rule.window):
+        for digest in usable_digests(pool, request):
+            block = pool.index.get(group_digest(digest, group)) if pool.index is not None else None
+            if block not in pinned:
+                break
+            own += 1
+    return pins.num_missing(
+        num_needed=needs.in_the_end(request), num_own=own, num_usable=pool.num_usable, num_pinned=len(pinned)
+    )
