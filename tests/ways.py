@@ -63,7 +63,7 @@ class Trace:
             self._codes.add(frame.f_code)
 
 
-def check_way(ran: Collection[str], way: Sequence[str], beside: Mapping[str, str], at_most: int) -> None:
+def check_way(ran: Collection[str], way: Sequence[str], beside: Mapping[str, str]) -> None:
     """Whether what `ran` is the `way`, and nothing but what is `beside` it: files, or folders that end in a slash."""
     folders = tuple(name for name in beside if name.endswith("/"))
     unknown = sorted(name for name in ran if name not in way and name not in beside and not name.startswith(folders))
@@ -73,7 +73,6 @@ def check_way(ran: Collection[str], way: Sequence[str], beside: Mapping[str, str
     assert not missing, f"not on the way any more: {missing}"
     gone = [name for name in beside if not (ROOT / name).exists()]
     assert not gone, f"there is no such file any more: {gone}"
-    assert len(way) <= at_most, f"{len(way)} files instead of {at_most}: {way}"
 
 
 class Following(Trace):

@@ -1,11 +1,15 @@
-"""Which implementation of the operations a device gets. The choice is made once, at load, and passed down.
+"""Registry of the operations: which implementation a device gets, and why.
 
 `cpu` gets the operations compiled from C where the machine can compile them (`cpu`), and the torch references,
-which do everything, where not; `cuda` gets the Triton kernels. Importing this compiles nothing, starts neither Triton
-nor CUDA, and works where Triton is not installed.
+which do everything, where not; `cuda` gets the Triton kernels. The choice by device is made at load (`ops_for`) and
+passed down. An operation in C asks its refusal in each call, because callers also give it other types than the
+model's; `explain_ops` asks the same refusals, so that it names what runs.
+
+Importing this compiles nothing, starts neither Triton nor CUDA, and works where Triton is not installed.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Final, Protocol
 
@@ -16,16 +20,18 @@ from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
 from kvscope_kernels.attention_scores.block_bounds import block_bounds, block_bounds_torch
 from kvscope_kernels.attention_scores.block_scores import block_scores, block_scores_torch
 from kvscope_kernels.copy_rows import RowTensors, copy_rows, copy_rows_torch
-from kvscope_kernels.cpu.decode import paged_decode_attention_native
+from kvscope_kernels.cpu.decode import decode_refusal, paged_decode_attention_native
 from kvscope_kernels.cpu.latent import latent_decode_native, latent_prefill_native
 from kvscope_kernels.cpu.layers import (
+    FEW_NUMBERS,
     add_rms_norm_native,
     gated_activation_native,
     rms_norm_native,
     rotate_write_native,
 )
-from kvscope_kernels.cpu.library import library
-from kvscope_kernels.cpu.prefill import paged_prefill_attention_native
+from kvscope_kernels.cpu.library import library, library_refusal
+from kvscope_kernels.cpu.operand_types import cache_refusal, dtype_refusal
+from kvscope_kernels.cpu.prefill import paged_prefill_attention_native, prefill_refusal
 from kvscope_kernels.decode.plan import DecodePlans
 from kvscope_kernels.fused_moe.expert_weights import ExpertWeights
 from kvscope_kernels.fused_moe.mixture import mix_experts, mix_experts_torch
@@ -34,6 +40,7 @@ from kvscope_kernels.kv_write import kv_write, kv_write_torch
 from kvscope_kernels.linear.skinny_linear import Linear, linear, linear_torch
 from kvscope_kernels.logits.allow_tokens import allow_tokens, allow_tokens_torch
 from kvscope_kernels.logits.draw_tokens import draw_tokens, draw_tokens_torch
+from kvscope_kernels.operation_choice import TORCH, TRITON, C, NamedImplementation, Operands, OperationChoice
 from kvscope_kernels.paged_decode_attention import paged_decode_attention, paged_decode_attention_torch
 from kvscope_kernels.paged_latent_attention import (
     latent_decode,
@@ -183,7 +190,7 @@ class Ops:
     latent_prefill: PrefillAttention
 
 
-_CPU: Final = Ops(
+_TORCH: Final = Ops(
     kv_write_torch,
     paged_decode_attention_torch,
     paged_prefill_attention_torch,
@@ -201,6 +208,47 @@ _CPU: Final = Ops(
     latent_decode_torch,
     latent_prefill_torch,
 )
+_C: Final = replace(
+    _TORCH,
+    decode=paged_decode_attention_native,
+    prefill=paged_prefill_attention_native,
+    rotate_write=rotate_write_native,
+    rms_norm=rms_norm_native,
+    add_rms_norm=add_rms_norm_native,
+    gated_activation=gated_activation_native,
+    latent_decode=latent_decode_native,
+    latent_prefill=latent_prefill_native,
+)
+_C_REFUSALS: Final[Mapping[str, Callable[[Operands], str]]] = {
+    "decode": lambda given: decode_refusal(*given),
+    "prefill": lambda given: prefill_refusal(*given[:3]),
+    "rotate_write": lambda given: cache_refusal(given.dtype, given.cache_dtype),
+    "rms_norm": lambda given: dtype_refusal(given.dtype),
+    "add_rms_norm": lambda given: dtype_refusal(given.dtype),
+    "gated_activation": lambda given: dtype_refusal(given.dtype),
+    # Latents of 8 bits are widened to the type of activations before C reads them (`latent_blocks.plain_latents`).
+    "latent_decode": lambda given: decode_refusal(given.dtype, given.dtype, given.head_dim, given.value_dim),
+    "latent_prefill": lambda given: prefill_refusal(given.dtype, given.dtype, given.head_dim),
+}
+"""By each operation that exists in C: the refusal that it asks itself in each call."""
+_FOR_FEW_NUMBERS: Final = ("rotate_write", "rms_norm", "add_rms_norm", "gated_activation")
+_LABELS: Final[Mapping[str, str]] = {
+    "kv_write": "KV write",
+    "decode": "decode attention",
+    "prefill": "prefill attention",
+    "copy_rows": "block copies",
+    "rotate_write": "rotary embedding and KV write",
+    "rms_norm": "RMSNorm",
+    "add_rms_norm": "sum and RMSNorm",
+    "mix_experts": "experts",
+    "allow_tokens": "structured output mask",
+    "draw_tokens": "sampling",
+    "block_bounds": "sparse decode: block bounds",
+    "block_scores": "sparse decode: block scores",
+    "latent_decode": "MLA decode attention",
+    "latent_prefill": "MLA prefill attention",
+}
+"""For a person; an operation that is missing here goes by its field of `Ops`."""
 _CUDA: Final = Ops(
     kv_write,
     paged_decode_attention,
@@ -236,22 +284,33 @@ def ops_for(device_type: str) -> Ops:
 
 def torch_ops() -> Ops:
     """The references, which do everything that there is, on any device."""
-    return _CPU
+    return _TORCH
 
 
 @cache
 def cpu_ops() -> Ops:
     """Asked the first time on a machine, this compiles the library, which takes seconds."""
-    if library() is None:
-        return _CPU
-    return replace(
-        _CPU,
-        decode=paged_decode_attention_native,
-        prefill=paged_prefill_attention_native,
-        rotate_write=rotate_write_native,
-        rms_norm=rms_norm_native,
-        add_rms_norm=add_rms_norm_native,
-        gated_activation=gated_activation_native,
-        latent_decode=latent_decode_native,
-        latent_prefill=latent_prefill_native,
-    )
+    return _TORCH if library() is None else _C
+
+
+def explain_ops(ops: Ops, operands: Operands) -> dict[str, OperationChoice]:
+    """Return what `ops` run on with such operands, by the names of their fields."""
+    return {field.name: _explain(ops, field.name, operands) for field in fields(Ops)}
+
+
+def _explain(ops: Ops, name: str, operands: Operands) -> OperationChoice:
+    operation, chosen = _LABELS.get(name, name.replace("_", " ")), getattr(ops, name)
+    if isinstance(chosen, NamedImplementation):
+        reason = f"taken at load; {TRITON} for layers that it does not accept"
+        return OperationChoice(operation, chosen.implementation, reason)
+    if chosen is getattr(_CUDA, name):
+        return OperationChoice(operation, TRITON, "the device is a CUDA GPU")
+    if chosen is getattr(_TORCH, name):
+        reason = library_refusal() if name in _C_REFUSALS else "there is no C implementation"
+        return OperationChoice(operation, TORCH, reason)
+    if chosen is not getattr(_C, name):
+        return OperationChoice(operation, getattr(chosen, "__name__", type(chosen).__name__), "given by the caller")
+    if refusal := _C_REFUSALS[name](operands):
+        return OperationChoice(operation, TORCH, refusal)
+    limit = f"; {TORCH} for more than {FEW_NUMBERS:,} numbers a call" if name in _FOR_FEW_NUMBERS else ""
+    return OperationChoice(operation, C, f"compiled for this CPU{limit}")

@@ -12,6 +12,7 @@ from torch.nn.functional import linear
 from kvscope_kernels.cpu.grouped import NativeGrouped
 from kvscope_kernels.cpu.library import library
 from kvscope_kernels.cpu.weight_buffer import WeightBuffer
+from kvscope_kernels.operation_choice import TORCH, TRITON, C
 from kvscope_kernels.quantized_linear.grouped_weight import GroupedWeight
 from kvscope_kernels.quantized_linear.triton_product import TritonGrouped, check_product
 
@@ -37,11 +38,19 @@ def grouped_product(
 ) -> GroupedProduct:
     """Triton's on a GPU, the compiled one on a CPU, in `room`, and torch's where nothing can be compiled. The compiled
     one alone may round activations to 8 bits."""
-    if device.type == "cuda":
+    implementation = grouped_implementation(device.type)
+    if implementation == TRITON:
         return TritonGrouped(weight, bias, device)
-    if library() is None:
+    if implementation == TORCH:
         return TorchGrouped(weight, bias)
     return NativeGrouped(weight, bias, room, rounds_activations=rounds_activations)
+
+
+def grouped_implementation(device_type: str) -> str:
+    """Return which implementation multiplies grouped weights on a device: `TRITON`, `C` or `TORCH`."""
+    if device_type == "cuda":
+        return TRITON
+    return TORCH if library() is None else C
 
 
 class TorchGrouped:

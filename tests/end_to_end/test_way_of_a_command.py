@@ -51,7 +51,6 @@ BESIDE: Final = {
     "engine/kvscope_telemetry/messages/unknown.py": "words of a later version",
     "engine/kvscope_telemetry/sources/reply_queue.py": "answers wait to be taken",
 }
-AT_MOST: Final = 15
 NAME: Final = "somebody-with-a-name"
 WAIT_MS: Final = 60_000
 
@@ -69,7 +68,7 @@ def is_it(value: Any) -> bool:
     return isinstance(value, Done) or value is SourceState.PAUSED
 
 
-def test_a_command_goes_through_few_files(
+def test_a_command_goes_through_the_files_of_its_way(
     socket_folder: Path,
     qtbot: QtBot,
     make_window: Callable[..., Any],  # noqa: F811
@@ -94,4 +93,4 @@ def test_a_command_goes_through_few_files(
     service.stop()
     engine.join()
     print(*sorted(trace.functions), sep="\n")  # shown where it fails
-    check_way(trace.ran, WAY, BESIDE, AT_MOST)
+    check_way(trace.ran, WAY, BESIDE)

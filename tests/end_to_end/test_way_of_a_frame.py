@@ -54,11 +54,10 @@ BESIDE: Final = {
     "engine/kvscope_telemetry/state/pool_use.py": "used and wasted slots, in the figures of a second",
     "engine/kvscope_telemetry/summaries/": "figures of each second, and events",
 }
-AT_MOST: Final = 20
 STEP_NS: Final = 5_000_000
 
 
-def test_a_frame_goes_through_few_files(tmp_path: Path) -> None:
+def test_a_frame_goes_through_the_files_of_its_way(tmp_path: Path) -> None:
     now_ns = 1_000_000_000
     engine = SimulatedEngine(num_blocks=2_000, num_running=8, clock=lambda: now_ns)
     snapshot, frames = engine.snapshot(), list[Frame]()
@@ -86,7 +85,7 @@ def test_a_frame_goes_through_few_files(tmp_path: Path) -> None:
                 mirror.apply(update)
             trace.end()
     assert 7.3 - STEP_NS / 1e9 < (mirror.time_ns - snapshot.time_ns) / 1e9 <= 7.3
-    check_way(trace.ran, WAY, BESIDE, AT_MOST)
+    check_way(trace.ran, WAY, BESIDE)
 
 
 def _wait(source: PlaybackSource) -> None:

@@ -49,7 +49,6 @@ WAY: Final = (
     "engine/kvscope_engine/http/completions.py",
     "engine/kvscope_engine/http/protocol.py",
 )
-AT_MOST: Final = 15
 
 
 @pytest.fixture
@@ -116,7 +115,7 @@ class TheToken:
         return isinstance(value, torch.Tensor) and value.numel() == 1 and value.item() == self.number
 
 
-def test_a_token_goes_through_few_files(serve: Callable[[], Served]) -> None:
+def test_a_token_goes_through_the_files_of_its_way(serve: Callable[[], Served]) -> None:
     token = TheToken()
     with Following(token.is_it, but_not_in=OTHERS) as trace:
         served = serve()
@@ -130,4 +129,4 @@ def test_a_token_goes_through_few_files(serve: Callable[[], Served]) -> None:
         time.sleep(0.1)
         trace.end()
     print(*sorted(trace.functions), sep="\n")  # shown where it fails
-    check_way(trace.ran, WAY, {}, AT_MOST)
+    check_way(trace.ran, WAY, {})

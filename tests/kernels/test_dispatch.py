@@ -3,17 +3,23 @@
 import subprocess
 import sys
 import textwrap
+from dataclasses import fields, replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 from tests.warm_python import WarmPython
 
-from kvscope_kernels import ops_for
+from kvscope_kernels import Ops, ops_for
 from kvscope_kernels.cpu.decode import paged_decode_attention_native
 from kvscope_kernels.cpu.library import library
 from kvscope_kernels.cpu.prefill import paged_prefill_attention_native
+from kvscope_kernels.dispatch import _C, _C_REFUSALS, explain_ops, torch_ops
 from kvscope_kernels.kv_write import kv_write_torch
+from kvscope_kernels.operation_choice import Operands
 from kvscope_kernels.paged_decode_attention import paged_decode_attention, paged_decode_attention_torch
 from kvscope_kernels.paged_prefill_attention import paged_prefill_attention_torch
+from kvscope_kernels.third_party_attention.preferred import PreferredPrefill
 
 
 def test_each_device_has_its_own() -> None:
@@ -23,6 +29,18 @@ def test_each_device_has_its_own() -> None:
     assert cpu.prefill is (paged_prefill_attention_native if is_compiled else paged_prefill_attention_torch)
     assert cpu.decode is (paged_decode_attention_native if is_compiled else paged_decode_attention_torch)
     assert ops_for("cuda").decode is paged_decode_attention
+
+
+def test_every_operation_in_c_says_what_it_refuses() -> None:
+    in_c = {field.name for field in fields(Ops) if getattr(_C, field.name) is not getattr(torch_ops(), field.name)}
+    assert in_c == set(_C_REFUSALS)
+
+
+def test_library_that_runs_prompts_is_named() -> None:
+    ops = replace(ops_for("cpu"), prefill=PreferredPrefill(SimpleNamespace(name="FlashInfer 1.0"), None, frozenset()))  # type: ignore[arg-type]
+    rows = explain_ops(ops, Operands(torch.float32, torch.float32, 64, 64))
+    assert rows["prefill"].implementation == "FlashInfer 1.0"
+    assert {row.implementation for row in rows.values()} - {"FlashInfer 1.0"} <= {"C", "torch"}
 
 
 def test_unknown_device_is_named() -> None:

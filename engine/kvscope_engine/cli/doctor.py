@@ -1,14 +1,21 @@
-"""`kvscope-engine doctor`: what this machine has, what it lacks, and the command that mends it."""
+"""`kvscope-engine doctor`: what this machine has, what it lacks, the command that mends it, and what operations run on.
+
+See `model.runner.operation_table`.
+"""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from kvscope_engine.cli.machine_checks import Check, check_machine
 from kvscope_telemetry.printable import print_text
+
+if TYPE_CHECKING:
+    from kvscope_kernels.operation_choice import OperationChoice
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -16,7 +23,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
     parser: argparse.ArgumentParser = commands.add_parser(
         "doctor",
         help="check what this machine has and lacks",
-        description="Checks the machine. Exit code 0 if the engine can run on its CPU, 1 if it cannot.",
+        description="Checks the machine and lists which implementation each operation runs on."
+        " Exit code 0 if the engine can run on its CPU, 1 if it cannot.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
@@ -27,12 +35,32 @@ def run(args: argparse.Namespace) -> int:
     """Print what was found; 0 when the engine can run here, on the CPU at least."""
     checks = check_machine()
     can_run = all(check.ok for check in checks if check.needed)
+    title, operations = _operations()
     if args.json:
-        print(msgspec.json.encode({"can_run": can_run, "checks": checks}).decode())
+        found = {"can_run": can_run, "checks": checks, "operations": {"title": title, "rows": operations}}
+        print(msgspec.json.encode(found).decode())
     else:
         print_text("\n".join(_line(check) for check in checks))
+        print_text("\n".join(["", title, *_table(operations)]))
         print(f"\nThe engine {'can' if can_run else 'cannot'} run here.")
     return 0 if can_run else 1
+
+
+def _operations() -> tuple[str, tuple[OperationChoice, ...]]:
+    """Return a title and the table of operations; no rows where it cannot be made, for the reason in the title."""
+    try:
+        from kvscope_engine.model.runner.operation_table import machine_table
+
+        return machine_table()
+    except Exception as error:  # what is broken here must not hide the checks, one of which says how to mend it
+        return f"Operations cannot be listed: {' '.join(str(error).split())[:200] or type(error).__name__}", ()
+
+
+def _table(operations: Sequence[OperationChoice]) -> list[str]:
+    rows = [("operation", "implementation", "reason")]
+    rows += [(row.operation, row.implementation, row.reason) for row in operations]
+    widths = [max(len(row[column]) for row in rows) for column in range(2)]
+    return [f"{row[0]:{widths[0]}}  {row[1]:{widths[1]}}  {row[2]}" for row in rows] if operations else []
 
 
 def _line(check: Check) -> str:

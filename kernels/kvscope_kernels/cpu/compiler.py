@@ -59,10 +59,17 @@ def must_build() -> bool:
         return False
 
 
+def compiler_refusal() -> str:
+    """Return why nothing is compiled on this machine, or "" if there is a compiler."""
+    if os.environ.get(SWITCH) == "0":
+        return f"{SWITCH}=0 is set"
+    if sys.platform != "linux":
+        return "C operations are compiled on Linux only"
+    return "" if any(map(shutil.which, _COMPILERS)) else f"no C compiler is installed ({', '.join(_COMPILERS)})"
+
+
 def _compiler() -> str | None:
-    if os.environ.get(SWITCH) == "0" or sys.platform != "linux":
-        return None
-    return next(filter(None, map(shutil.which, _COMPILERS)), None)
+    return None if compiler_refusal() else next(filter(None, map(shutil.which, _COMPILERS)), None)
 
 
 def _name(compiler: str) -> str:

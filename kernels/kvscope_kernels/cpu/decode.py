@@ -8,10 +8,20 @@ from torch import Tensor
 from kvscope_kernels.attention_args import AttentionArgs
 from kvscope_kernels.attention_scores.block_attention import check_shares
 from kvscope_kernels.cpu.library import DecodeParts, library
+from kvscope_kernels.cpu.operand_types import cache_refusal
 from kvscope_kernels.decode.plan import DecodePlans
 from kvscope_kernels.paged_decode_attention import check_decode, paged_decode_attention_torch
 
-_DTYPES = (torch.bfloat16, torch.float32)
+_HEAD_STEP = 16
+
+
+def decode_refusal(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, value_dim: int) -> str:
+    """Return why `paged_decode_attention_native` leaves such heads to the reference, or "" if it does not."""
+    if refusal := cache_refusal(dtype, cache_dtype):
+        return refusal
+    if head_dim % _HEAD_STEP or value_dim % _HEAD_STEP:
+        return f"C needs heads whose sizes are multiples of {_HEAD_STEP}, not {head_dim} and {value_dim}"
+    return ""
 
 
 def paged_decode_attention_native(
@@ -25,8 +35,7 @@ def paged_decode_attention_native(
     """
     found = library()
     query, k_cache, v_cache, block_tables, seq_lens = args[:5]
-    is_ours = query.dtype in _DTYPES and k_cache.dtype == query.dtype
-    if found is None or not is_ours or query.shape[-1] % 16 or v_cache.shape[3] % 16:
+    if found is None or decode_refusal(query.dtype, k_cache.dtype, query.shape[-1], v_cache.shape[3]):
         return paged_decode_attention_torch(args, shares=shares)
     if shares is not None:
         check_shares(query, shares, block_tables.shape[1])

@@ -14,12 +14,18 @@ from torch import Tensor
 
 from kvscope_kernels.cpu.grouped import NativeGrouped
 from kvscope_kernels.cpu.layers import FEW_NUMBERS
-from kvscope_kernels.cpu.library import DecodeParts, LayerParts, NormParts, ProductParts, StepParts, library
+from kvscope_kernels.cpu.library import (
+    DecodeParts,
+    LayerParts,
+    NormParts,
+    ProductParts,
+    StepParts,
+    library,
+    library_refusal,
+)
 from kvscope_kernels.cpu.linear import Int8Weight
+from kvscope_kernels.cpu.operand_types import DTYPES, cache_refusal, dtype_refusal
 from kvscope_kernels.rotate_write import Turn
-
-DTYPES = (torch.bfloat16, torch.float32)
-
 
 Weight = Int8Weight | NativeGrouped
 """Those whose functions in C are called alike."""
@@ -158,12 +164,18 @@ def can_compile(form: LayerForm, k_cache: Tensor, v_cache: Tensor) -> bool:
         form.num_heads % kv_heads == 0 and head_dim % 16 == 0,
     )
     caches = k_cache.shape == v_cache.shape and k_cache.shape[2] == kv_heads and k_cache.dtype == v_cache.dtype
-    types = form.dtype in DTYPES and form.sum_dtype in DTYPES and k_cache.dtype == form.dtype
     norms = all(_is_plain(norm.weight, hidden) for norm in form.norms if norm is not None)
     heads = form.head_norm is None or _is_plain(form.head_norm.weight, form.num_heads + kv_heads, head_dim)
     sinks = form.sinks is None or _is_plain(form.sinks, form.num_heads)
     flat = k_cache.stride(3) == v_cache.stride(3) == 1
-    return library() is not None and all((*sizes, caches, types, norms, heads, sinks, flat))
+    return not layer_refusal(form.dtype, form.sum_dtype, k_cache.dtype) and all(
+        (*sizes, caches, norms, heads, sinks, flat)
+    )
+
+
+def layer_refusal(dtype: torch.dtype, sum_dtype: torch.dtype, cache_dtype: torch.dtype) -> str:
+    """Return why no layer of such numbers is compiled, whatever its form, or "" if one may be (`can_compile`)."""
+    return library_refusal() or dtype_refusal(sum_dtype) or cache_refusal(dtype, cache_dtype)
 
 
 def _takes_shares(shares: Tensor, tables: Tensor) -> bool:

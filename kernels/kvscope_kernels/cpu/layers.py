@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from kvscope_kernels.cpu.library import RotationParts, library
+from kvscope_kernels.cpu.operand_types import cache_refusal, dtype_refusal
 from kvscope_kernels.gated_activation import ACTIVATIONS, gated_activation_torch
 from kvscope_kernels.kv_formats import Cache
 from kvscope_kernels.rms_norm import rms_norm_torch
 from kvscope_kernels.rotate_write import Rotation, check_rotation, rotate_write_torch
 
-_DTYPES = (torch.bfloat16, torch.float32)
 FEW_NUMBERS = 1 << 18
 """One thread does them; more of them are torch's, which divides them among threads."""
 
@@ -23,7 +23,7 @@ def rms_norm_native(x: Tensor, weight: Tensor, eps: Tensor, dtype: torch.dtype) 
     """`rms_norm`; a row is read twice and written once."""
     found = library()
     is_weight = weight.dtype == torch.float32 and weight.shape == x.shape[-1:] and weight.is_contiguous()
-    is_ours = is_weight and x.dtype in _DTYPES and dtype in _DTYPES and x.is_contiguous()
+    is_ours = is_weight and not dtype_refusal(x.dtype, dtype) and x.is_contiguous()
     if found is None or not is_ours or not 0 < x.numel() <= FEW_NUMBERS:
         return rms_norm_torch(x, weight, eps, dtype)
     out = torch.empty(x.shape, dtype=dtype)
@@ -45,7 +45,7 @@ def add_rms_norm_native(
 def gated_activation_native(both: Tensor, kind: int) -> Tensor:
     """`gated_activation`."""
     found = library()
-    is_ours = both.dtype in _DTYPES and both.is_contiguous() and kind in ACTIVATIONS and both.shape[-1] % 2 == 0
+    is_ours = not dtype_refusal(both.dtype) and both.is_contiguous() and kind in ACTIVATIONS and both.shape[-1] % 2 == 0
     if found is None or not is_ours or not 0 < both.numel() <= FEW_NUMBERS:
         return gated_activation_torch(both, kind)
     size = both.shape[-1] // 2
@@ -66,7 +66,7 @@ def rotate_write_native(
 ) -> Tensor:
     """`rotate_write`; heads that are not rotated go the reference's way."""
     found, turn = library(), rotation.turn
-    is_ours = turn is not None and heads.dtype in _DTYPES and k_cache.dtype == heads.dtype
+    is_ours = turn is not None and not cache_refusal(heads.dtype, k_cache.dtype)
     if found is None or turn is None or not is_ours or heads.numel() > FEW_NUMBERS or not heads.is_contiguous():
         return rotate_write_torch(heads, rotation, k_cache, v_cache, slot_mapping, k_scale, v_scale)
     check_rotation(heads, rotation, Cache(k_cache, v_cache, k_scale, v_scale), slot_mapping)

@@ -5,7 +5,7 @@ from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
-from kvscope_kernels.cpu.compiler import built_library
+from kvscope_kernels.cpu.compiler import built_library, compiler_refusal
 
 
 class LinearParts(ctypes.Structure):
@@ -115,6 +115,13 @@ def library() -> ctypes.CDLL | None:
     """Loaded once; None where there is none (`built_library`)."""
     path = built_library()
     return None if path is None else loaded(path)
+
+
+def library_refusal() -> str:
+    """Return why there is no compiled library, or "" if there is one. The first call may compile it (`library`)."""
+    if library() is not None:
+        return ""
+    return compiler_refusal() or "the C operations could not be compiled or loaded"
 
 
 def loaded(path: Path) -> ctypes.CDLL | None:

@@ -7,9 +7,15 @@ from torch import Tensor
 
 from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
 from kvscope_kernels.cpu.library import PrefillParts, library
+from kvscope_kernels.cpu.operand_types import cache_refusal
 from kvscope_kernels.paged_prefill_attention import check_prefill, paged_prefill_attention_torch
 
-_DTYPES = (torch.bfloat16, torch.float32)
+
+def prefill_refusal(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int) -> str:
+    """Return why `paged_prefill_attention_native` leaves such heads to the reference, or "" if it does not."""
+    if refusal := cache_refusal(dtype, cache_dtype):
+        return refusal
+    return f"C needs heads of an even size, not {head_dim}" if head_dim % 2 else ""
 
 
 def paged_prefill_attention_native(args: AttentionArgs, runs: QueryRuns) -> Tensor:
@@ -21,8 +27,7 @@ def paged_prefill_attention_native(args: AttentionArgs, runs: QueryRuns) -> Tens
     """
     found = library()
     query, k_cache, v_cache, block_tables, seq_lens = args[:5]
-    is_ours = query.dtype in _DTYPES and k_cache.dtype == query.dtype and query.shape[-1] % 2 == 0
-    if found is None or not is_ours:
+    if found is None or prefill_refusal(query.dtype, k_cache.dtype, query.shape[-1]):
         return paged_prefill_attention_torch(args, runs)
     check_prefill(args, runs)
     _, heads, head_dim = query.shape

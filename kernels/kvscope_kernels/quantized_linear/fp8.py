@@ -16,6 +16,7 @@ from torch.nn.functional import linear, pad
 
 from kvscope_kernels.checks import require
 from kvscope_kernels.launch import compute_capability
+from kvscope_kernels.operation_choice import TORCH, TRITON
 from kvscope_kernels.quantized_linear.grouped_weight import CHUNK, in_parts
 from kvscope_kernels.quantized_linear.triton_product import (
     GroupFacts,
@@ -257,6 +258,13 @@ def fp8_product(
     if device.type == "cuda":
         return GpuFp8(weight, bias, device, rounds_activations=rounds_activations)
     return TorchFp8(weight, bias, rounds_activations=rounds_activations)
+
+
+def fp8_implementation(device: torch.device) -> tuple[str, str]:
+    """Return what multiplies a weight in FP8 on a GPU, as far as that is known without the weight, and why."""
+    if multiplies_fp8(device):
+        return TORCH, f"{TRITON} for up to {_FEW_ROWS} rows, and for weights that torch's product does not take"
+    return TRITON, "the GPU has no matrix units for FP8"
 
 
 def multiplies_fp8(device: torch.device) -> bool:

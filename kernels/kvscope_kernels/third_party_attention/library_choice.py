@@ -105,12 +105,21 @@ def choose(
 
 def installed() -> dict[str, str]:
     """The libraries by name: their version where they can be imported, why not where they cannot."""
-    found = {}
+    return {name: str(found) if isinstance(found, Missing) else found.name for name, found in _imported().items()}
+
+
+def importable() -> tuple[str, ...]:
+    """Return the names and versions of the libraries that a start on a GPU would time (`choose`)."""
+    return tuple(found.name for found in _imported().values() if not isinstance(found, Missing))
+
+
+def _imported() -> dict[str, Library | Missing]:
+    found: dict[str, Library | Missing] = {}
     for name, make in _makers(AUTO):
         try:
-            found[name] = make().name
+            found[name] = make()
         except Missing as missing:
-            found[name] = str(missing)
+            found[name] = missing
     return found
 
 

@@ -39,6 +39,11 @@ class PreferredPrefill:
         self._give_up, self._num_errors, self._not_before_s = give_up, 0, 0.0
         self._takes: dict[tuple[object, ...], bool] = {}
 
+    @property
+    def implementation(self) -> str:
+        """Name and version of the library."""
+        return self.library.name
+
     def __call__(self, args: AttentionArgs, runs: QueryRuns) -> Tensor:
         """See `paged_prefill_attention`. Without `runs.lengths` it is ours."""
         is_plain = args.sinks is None and args.k_scale is None and not args.is_chunked and args.query.is_contiguous()

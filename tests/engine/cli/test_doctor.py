@@ -19,6 +19,7 @@ from kvscope_engine.cli import machine_checks
 from kvscope_engine.model.device_memory import paging
 from kvscope_engine.model.layers.fused.int8_linear import can_round
 from kvscope_engine.model.platforms import device
+from kvscope_engine.model.runner import operation_table
 from kvscope_telemetry.messages.devices import Gpu, GpuProcess
 
 Run = Callable[..., tuple[int, str, str]]
@@ -42,6 +43,30 @@ def test_here_the_engine_can_run(run: Run) -> None:
     text = run("doctor")[1]
     assert all(name in text for name in names)
     assert text.endswith("The engine can run here.\n")
+
+
+def test_operations_are_printed_as_a_table(run: Run) -> None:
+    text = run("doctor")[1]
+    _, table = text.split("\nOperations on ")
+    title, header, *rows = table.partition("\n\n")[0].splitlines()
+    assert header.split() == ["operation", "implementation", "reason"]
+    column = header.index("implementation")
+    assert "decode attention" in {row[:column].strip() for row in rows}
+    assert all(row[column - 2 : column] == "  " and row[column] != " " for row in rows)
+    assert "KV cache" in title
+
+
+def test_operations_that_cannot_be_listed_do_not_hide_the_checks(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> Any:
+        raise RuntimeError("the GPU kernels need Triton,\nwhich is not installed")
+
+    monkeypatch.setattr(operation_table, "machine_table", fail)
+    code, out, err = run("doctor")
+    assert (code, err) == (0, "")
+    assert "Operations cannot be listed: the GPU kernels need Triton, which is not installed\n" in out
+    assert out.endswith("The engine can run here.\n")
+    operations = json.loads(run("doctor", "--json")[1])["operations"]
+    assert operations["rows"] == []
 
 
 @pytest.mark.parametrize("error", [ImportError("No module named 'torch'"), OSError("libc10.so: broken")])

@@ -78,16 +78,18 @@ def _reads_filed(
 
 
 def _check(wanted: str, device: torch.device, dtype: torch.dtype) -> None:
+    if refusal := quantization_refusal(wanted, device, dtype):
+        raise BadInput(f"quantization={wanted!r} is not accepted{refusal}")
+
+
+def quantization_refusal(wanted: str, device: torch.device, dtype: torch.dtype) -> str:
+    """Return why weights cannot be quantized so, as the end of a sentence ("... is not accepted"), or ""."""
     if device.type != "cpu":
-        if wanted == FILED_A8:
-            raise BadInput(f"quantization={wanted!r} is not accepted on a GPU: 8-bit activations run only on a CPU")
-        return
+        return " on a GPU: 8-bit activations run only on a CPU" if wanted == FILED_A8 else ""
     if wanted == "fp8":
-        raise BadInput(f"quantization={wanted!r} is not accepted on a CPU, which has no product of FP8: int8 or int4")
+        return " on a CPU, which has no product of FP8: int8 or int4"
     if dtype == torch.float16:
-        raise BadInput(f"quantization={wanted!r} is not accepted with float16 on a CPU: bfloat16 or float32")
+        return " with float16 on a CPU: bfloat16 or float32"
     if wanted in ("int8", FILED_A8) and not can_round():
-        raise BadInput(
-            f"quantization={wanted!r} is not accepted: it needs a C compiler (cc, gcc or clang) on a Linux machine and"
-            " a cache folder of one's own"
-        )
+        return ": it needs a C compiler (cc, gcc or clang) on a Linux machine and a cache folder of one's own"
+    return ""

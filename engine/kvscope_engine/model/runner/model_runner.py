@@ -165,7 +165,7 @@ class ModelRunner:
         self._is_own = own_forward(loaded.module) is not None
         self._launches = Launches(loaded.device)
         self._vocab_size = logits_width(loaded)
-        self._sampler = Sampler(loaded.eos_token_ids, loaded.info.vocab_size)
+        self._sampler = Sampler(loaded.eos_token_ids, loaded.info.vocab_size, self._ops)
         limits = StepLimits(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,

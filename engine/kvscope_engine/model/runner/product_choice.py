@@ -37,10 +37,14 @@ def choose_products(module: nn.Module, tell: Callable[[str], object], clock: Clo
     return f"products of one row and of 2 to 16, our kernels' time over cuBLAS's: {'; '.join(words)}"
 
 
+def is_timed_at_load(device: torch.device) -> bool:
+    """Whether the kernels were not measured on such a device, so that a start times them."""
+    return device.type == "cuda" and untried(compute_capability(device)) == NEVER
+
+
 def _is_open(weight: torch.Tensor) -> bool:
     """Whether a kernel can do it, and nobody has measured whether it should."""
-    on_gpu = weight.device.type == "cuda"
-    return on_gpu and can_take(weight) and untried(compute_capability(weight.device)) == NEVER
+    return can_take(weight) and is_timed_at_load(weight.device)
 
 
 def _taken(ratio: float) -> str:

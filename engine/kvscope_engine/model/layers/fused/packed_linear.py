@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from kvscope_engine.model.layers.fused.released_weight import ReleasedWeight
+from kvscope_engine.model.platforms.device import dtype_name
 from kvscope_engine.model.quantization.filed_weight import pass_filed
 from kvscope_kernels import ops_for
 from kvscope_kernels.linear.skinny_linear import FewRows
@@ -76,11 +77,20 @@ FastLinear = PackedLinear | FusedLinear
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether this CPU has oneDNN kernels for the type, tried once on a small layer."""
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return False
-    if torch.backends.cpu.get_cpu_capability() not in _CPU_CAPABILITIES or not _has_type(dtype):
-        return False
-    return _trial(dtype)
+    return not packing_refusal(dtype, device)
+
+
+def packing_refusal(dtype: torch.dtype, device: torch.device) -> str:
+    """Return why weights of that type are not packed for oneDNN on that device, or "" if they are."""
+    if device.type != "cpu":
+        return "oneDNN runs on CPUs only"
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return "this torch is built without oneDNN"
+    if torch.backends.cpu.get_cpu_capability() not in _CPU_CAPABILITIES:
+        return f"the CPU has none of {', '.join(_CPU_CAPABILITIES)}"
+    if not _has_type(dtype):
+        return f"oneDNN does not compute in {dtype_name(dtype)} on this CPU"
+    return "" if _trial(dtype) else "oneDNN failed a small product that was tried"
 
 
 def fast_linear(linears: Sequence[nn.Linear], packed: bool) -> FastLinear:

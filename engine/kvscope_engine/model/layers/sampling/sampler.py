@@ -24,7 +24,7 @@ from kvscope_engine.model.layers.sampling.sampling_inputs import (
     sampling_inputs,
 )
 from kvscope_engine.policy.request import Request
-from kvscope_kernels import ops_for
+from kvscope_kernels import Ops
 from kvscope_kernels.logits.token_filter import PIECE, in_pieces
 from kvscope_telemetry.messages.commands import TokenLogprobs
 
@@ -50,9 +50,10 @@ class SamplerOutput:
 class Sampler:
     """Samples one token for each row of logits. Keeps only what penalties have counted, and biases as arrays."""
 
-    def __init__(self, eos_token_ids: Iterable[int], vocab_size: int) -> None:
+    def __init__(self, eos_token_ids: Iterable[int], vocab_size: int, ops: Ops) -> None:
         self._eos = sorted(token for token in eos_token_ids if 0 <= token < vocab_size)
         self._vocab_size = vocab_size
+        self._ops = ops
         self._penalties = Penalties()
         self._biases = LogitBiases()
 
@@ -91,8 +92,8 @@ class Sampler:
         if inputs.forbidden is not None:
             logits.view(-1).index_fill_(0, inputs.forbidden, -torch.inf)
         if inputs.forms is not None:
-            ops_for(logits.device.type).allow_tokens(logits, inputs.forms.rows, inputs.forms.allowed)
-        tokens = _tokens(logits, inputs.draw)
+            self._ops.allow_tokens(logits, inputs.forms.rows, inputs.forms.allowed)
+        tokens = self._tokens(logits, inputs.draw)
         if raw is None:
             return SamplerOutput(tokens, tokens, None, 0)
         return SamplerOutput(tokens, raw.pack(tokens), inputs.logprobs, raw.num_top)
@@ -102,13 +103,12 @@ class Sampler:
         sampled = self.draw(logits, self.inputs(requests, StepBuffer(logits.device, 0), logits.shape[1]))
         return sampled.read(sampled.packed.tolist())
 
-
-def _tokens(logits: torch.Tensor, inputs: DrawInputs | None) -> torch.Tensor:
-    if inputs is None:
-        return first_largest(logits)
-    largest = None if len(inputs.rows) == len(logits) else first_largest(logits)
-    drawn = ops_for(logits.device.type).draw_tokens(logits, inputs.options, inputs.keys, inputs.rows)
-    return drawn if largest is None else largest.index_copy_(0, inputs.rows, drawn)
+    def _tokens(self, logits: torch.Tensor, inputs: DrawInputs | None) -> torch.Tensor:
+        if inputs is None:
+            return first_largest(logits)
+        largest = None if len(inputs.rows) == len(logits) else first_largest(logits)
+        drawn = self._ops.draw_tokens(logits, inputs.options, inputs.keys, inputs.rows)
+        return drawn if largest is None else largest.index_copy_(0, inputs.rows, drawn)
 
 
 def first_largest(values: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kvscope_engine.model.layers.sampling.sampler import Sampler
 from kvscope_engine.policy.request import Request
+from kvscope_kernels import ops_for
 from kvscope_kernels.logits.draw_tokens import draw
 from kvscope_kernels.logits.random_numbers import keys
 from kvscope_kernels.logits.token_filter import thresholds
@@ -130,7 +131,7 @@ def make_batch(seed: int) -> tuple[NDArray[Any], list[Request]]:
 @pytest.mark.parametrize("seed", range(12))
 def test_every_option_equals_the_slow_reference(seed: int) -> None:
     logits, requests = make_batch(seed)
-    tokens, logprobs = Sampler([EOS], VOCABULARY).sample(torch.from_numpy(logits.copy()), requests)
+    tokens, logprobs = Sampler([EOS], VOCABULARY, ops_for("cpu")).sample(torch.from_numpy(logits.copy()), requests)
     assert logprobs == []
     assert tokens == [reference_token(row, request) for row, request in zip(logits, requests, strict=True)]
 
@@ -139,12 +140,12 @@ def test_a_row_alone_gives_what_it_gives_in_the_batch() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         logits, requests = make_batch(99)
         given = torch.from_numpy(logits).to(dtype)
-        together, _ = Sampler([EOS], VOCABULARY).sample(given.clone(), requests)
+        together, _ = Sampler([EOS], VOCABULARY, ops_for("cpu")).sample(given.clone(), requests)
         alone = [
-            Sampler([EOS], VOCABULARY).sample(given[row : row + 1].clone(), [request])[0][0]
+            Sampler([EOS], VOCABULARY, ops_for("cpu")).sample(given[row : row + 1].clone(), [request])[0][0]
             for row, request in enumerate(requests)
         ]
-        backwards, _ = Sampler([EOS], VOCABULARY).sample(given.flip(0), requests[::-1])
+        backwards, _ = Sampler([EOS], VOCABULARY, ops_for("cpu")).sample(given.flip(0), requests[::-1])
         assert together == alone == backwards[::-1]
 
 
@@ -214,13 +215,13 @@ def test_repetition_penalty_equals_that_of_transformers() -> None:
     processor: Any = RepetitionPenaltyLogitsProcessor(1.3)
     expected = processor(torch.tensor([[3, 9, 17, 9, 9, 400]]), logits.clone())
     changed = logits.clone()
-    sampler = Sampler([], VOCABULARY)
+    sampler = Sampler([], VOCABULARY, ops_for("cpu"))
     sampler.sample(changed, [request])
     torch.testing.assert_close(changed, expected)
 
 
 def test_penalties_follow_a_request_through_its_steps() -> None:
-    sampler = Sampler([], VOCABULARY)
+    sampler = Sampler([], VOCABULARY, ops_for("cpu"))
     request = make_request(1, temperature=0.0, presence_penalty=1.0, frequency_penalty=0.5)
     logits = torch.zeros(1, VOCABULARY)
     logits[0, [10, 11, 12]] = torch.tensor([4.0, 3.2, 2.9])
@@ -231,7 +232,7 @@ def test_penalties_follow_a_request_through_its_steps() -> None:
 
 
 def test_counts_of_finished_requests_are_given_up() -> None:
-    sampler = Sampler([], VOCABULARY)
+    sampler = Sampler([], VOCABULARY, ops_for("cpu"))
     for number in range(200):
         request = make_request(number, temperature=0.0, repetition_penalty=1.1)
         sampler.sample(torch.zeros(1, VOCABULARY), [request])
@@ -240,7 +241,7 @@ def test_counts_of_finished_requests_are_given_up() -> None:
 
 
 def test_biases_of_finished_requests_are_given_up() -> None:
-    sampler = Sampler([], VOCABULARY)
+    sampler = Sampler([], VOCABULARY, ops_for("cpu"))
     for number in range(200):
         request = make_request(number, temperature=0.0, logit_bias={number: 3.0})
         assert sampler.sample(torch.zeros(1, VOCABULARY), [request])[0] == [number]
@@ -258,7 +259,7 @@ def test_logprobs_are_raw_whatever_is_done_to_the_logits(vocabulary: int) -> Non
         make_request(3, [4, 5], seed=1, logprobs=20, top_k=3, repetition_penalty=2.0, temperature=0.2),
         make_request(4, seed=3, logprobs=2, min_p=0.5),
     ]
-    tokens, logprobs = Sampler([EOS], vocabulary).sample(logits.clone(), requests)
+    tokens, logprobs = Sampler([EOS], vocabulary, ops_for("cpu")).sample(logits.clone(), requests)
     expected = logits.log_softmax(-1)
     assert logprobs[1] is None
     for row, count in ((0, 0), (2, 20), (3, 2)):
@@ -284,4 +285,4 @@ def test_extreme_options_still_give_a_token() -> None:
         {"repetition_penalty": 1e-300, "temperature": 0.0},
     ]
     requests = [make_request(n, seed=n, **option) for n, option in enumerate(options)]
-    assert Sampler([EOS], VOCABULARY).sample(logits, requests)[0][:5] == [1] * 5
+    assert Sampler([EOS], VOCABULARY, ops_for("cpu")).sample(logits, requests)[0][:5] == [1] * 5
