@@ -43,7 +43,7 @@ class Other:
 
 @pytest.fixture(scope="module")
 def submits(storm: Callable[[int, int], int]) -> list[Submit]:
-    every = 100 // storm(4, 100)
+    every = 100 // storm(4, 25)
     return read_prompts([], PROMPTS, GREEDY, raw=False)[::every]
 
 

@@ -13,8 +13,8 @@ from tests.engine import fuzz_forms
 def test_forms_are_answered_or_refused_and_a_stop_ends_all() -> None:
     pytest.importorskip("xgrammar")
     options = ["--num-gpu-blocks-override", "512", "--max-num-seqs", "16", "--device", "cpu"]
-    found = fuzz_forms.run(5, seed=random.randrange(1 << 30), clients=4, quiet_s=0.5, options=options)
-    assert sum(found["became"].values()) == 5
+    found = fuzz_forms.run(3, seed=random.randrange(1 << 30), clients=4, quiet_s=0.5, options=options)
+    assert sum(found["became"].values()) == 3
     for what in found["became"]:
         assert what == "answered" or what.startswith(("400", "429", "500 for one token")), json.dumps(found)
     assert not found["left_behind"]

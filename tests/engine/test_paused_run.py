@@ -85,7 +85,6 @@ def test_no_latency_differs_from_the_run_without_the_pause(paused_run: list[Tele
     for name in FIGURES:
         paused, without = (getattr(each, name) for each in found)
         assert paused == pytest.approx(without, rel=0.01, abs=20e-6)
-        assert paused < PAUSE_S / 2
     assert found[0].figures["stopped_s"] == pytest.approx((end_ns - begin_ns) / 1e9, abs=0.01)
     assert found[1].figures["stopped_s"] == 0
     histories = [read_request_histories(timed_messages(recording, span_of(recording))) for recording in pair]

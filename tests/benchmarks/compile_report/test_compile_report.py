@@ -32,6 +32,8 @@ KERNELS = {
 }
 FEW = {"paged_decode", "paged_prefill", "paged_latent", "skinny_linear"}
 ALL = ("80", "86", "89", "90", "100", "120")
+AS_80 = ("86", "89")
+"""Compiled to the instructions of 80, with less shared memory, which the next test is about."""
 
 
 @pytest.mark.parametrize("capabilities", [ALL[:3], ALL[3:]], ids=" ".join)
@@ -43,7 +45,7 @@ def test_what_is_nearest_to_the_limits_fits_every_gpu(capabilities: tuple[str, .
 
 
 @pytest.mark.storm
-@pytest.mark.parametrize("capability", ALL)
+@pytest.mark.parametrize("capability", [each for each in ALL if each not in AS_80])
 def test_no_spills(capability: str) -> None:
     lines = report("core", capability)[capability]
     assert {line[0] for line in lines} == KERNELS

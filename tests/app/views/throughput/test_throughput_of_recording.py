@@ -132,10 +132,14 @@ def test_chart_of_which_only_the_plot_is_visible_is_drawn(session, view, go, qtb
     view.charts.show_last(math.inf)
     view.charts.refresh_all()
     bar, decode = view.findChild(QScrollArea).verticalScrollBar(), view.charts.panels["decode"]
-    qtbot.waitUntil(lambda: bar.maximum() > 0, timeout=WAIT_MS)
-    bar.setValue(decode.plot.mapTo(view.charts, decode.plot.rect().center()).y())
-    qtbot.waitUntil(lambda: decode.legend.visibleRegion().isEmpty(), timeout=WAIT_MS)
+
+    def shows_only_the_plot():
+        bar.setValue(decode.plot.mapTo(view.charts, decode.plot.rect().center()).y())
+        return decode.legend.visibleRegion().isEmpty() and not decode.plot.visibleRegion().isEmpty()
+
+    qtbot.waitUntil(shows_only_the_plot, timeout=WAIT_MS)
     go(20.0)
+    qtbot.waitUntil(shows_only_the_plot, timeout=WAIT_MS)
     view.charts.drawn.clear()
     view.charts.refresh_seen()
     assert "decode" in view.charts.drawn
