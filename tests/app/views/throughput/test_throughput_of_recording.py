@@ -135,7 +135,7 @@ def test_chart_of_which_only_the_plot_is_visible_is_drawn(session, view, go, qtb
 
     def shows_only_the_plot():
         bar.setValue(decode.plot.mapTo(view.charts, decode.plot.rect().center()).y())
-        return decode.legend.visibleRegion().isEmpty() and not decode.plot.visibleRegion().isEmpty()
+        return decode.legend.visibleRegion().isEmpty() and not decode.plot.viewport().visibleRegion().isEmpty()
 
     qtbot.waitUntil(shows_only_the_plot, timeout=WAIT_MS)
     go(20.0)
