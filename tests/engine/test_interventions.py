@@ -292,12 +292,12 @@ def test_a_pause_is_told_at_once_and_no_latency_counts_it(served: Callable[..., 
     person.wait(lambda: person.mirror.stops.open is not None)
     assert any("paused by" in cause for cause in person.causes)
     person.submit("a", list(range(1, 20)), 6)
-    time.sleep(1.0)
+    time.sleep(2.0)
     assert person.what(Control, action="step", num_steps=2) == "steps 1 to 2 ran"
     late = Person(person.source.name)  # who joins in the middle of it knows it as well
     assert late.mirror.stops.open is not None
     late.source.close()
-    time.sleep(1.0)
+    time.sleep(2.0)
     person.what(Control, action="resume")
     person.wait_finished("a")
     person.wait(lambda: person.mirror.stops.open is None and len(person.mirror.stops) == 3)
@@ -305,14 +305,14 @@ def test_a_pause_is_told_at_once_and_no_latency_counts_it(served: Callable[..., 
     assert sum("requested by" in cause for cause in person.causes) == 2
     (resumed,) = [cause for cause in person.causes if cause.startswith("it was paused")]
     assert "resumed by" in resumed
-    assert sum(stop.end_ns - stop.begin_ns for stop in person.mirror.stops) > 1.9e9
+    assert sum(stop.end_ns - stop.begin_ns for stop in person.mirror.stops) > 3.9e9
     (waited,) = [cause for cause in person.causes if cause.startswith("waited")]
     assert "paused or suspended)" in waited
     (finished,) = [reply for reply in person.replies if isinstance(reply, Finished)]
     timing = finished.timing
     assert timing.queue_s is not None
     assert timing.ttft_s is not None
-    assert timing.queue_s <= timing.ttft_s < 1.0 < 1.9 < timing.stopped_s < timing.total_s
-    assert max(person.latencies_s) < 1.0
+    assert timing.queue_s <= timing.ttft_s < 2.0 < 3.9 < timing.stopped_s < timing.total_s
+    assert max(person.latencies_s) < 2.0
     assert len(person.latencies_s) == 6
     assert engine.snapshot().stops == ()  # nobody is there any more who was there then
