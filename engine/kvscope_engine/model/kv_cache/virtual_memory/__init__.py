@@ -1,1 +1,1 @@
-"""Memory of the KV cache in pages behind reserved addresses, for the allocator `virtual`."""
+"""Memory for the allocator `virtual`: addresses are reserved at the start, and pages are mapped as blocks are used."""
