@@ -40,7 +40,7 @@ class LoadedModel:
     rank: Rank = ALONE
     """Tensor-parallel rank whose share of the weights this is."""
     cuts: Mapping[str, Cut] = field(default_factory=dict)
-    """How linear layers are sharded, by layer name; empty with a single rank."""
+    """Sharding of the linear layers by name; empty with a single rank."""
 
     @property
     def num_layers(self) -> int:

@@ -79,8 +79,8 @@ class Tile:
 
 
 def tiles_of(inputs: StepInputs, sizes: Sequence[int], spare_rows: int = 0) -> Iterator[Tile]:
-    """Yield the step's tokens in tiles of the given ascending sizes. `spare_rows`: rows of padding that cost
-    nothing."""
+    """Yield the step's tokens in tiles of the given ascending sizes. `spare_rows` rows of padding are always
+    accepted."""
     starts, end = inputs.query_start, 0
     while (begin := end) < inputs.num_tokens:
         size = _next_size(inputs.num_tokens - begin, sizes, spare_rows)
@@ -102,7 +102,7 @@ def tiles_of(inputs: StepInputs, sizes: Sequence[int], spare_rows: int = 0) -> I
 
 
 def _next_size(num_tokens: int, sizes: Sequence[int], spare_rows: int) -> int:
-    """Return the smallest size that holds all tokens, unless it is much too large; then the largest that they fill."""
+    """Return the smallest size that holds all tokens; if that would waste too many rows, the largest that they fill."""
     enough = next((size for size in sizes if size >= num_tokens), None)
     filled = next((size for size in reversed(sizes) if size <= num_tokens), None)
     if enough is not None and (filled is None or enough <= _MORE_ROWS * num_tokens + spare_rows):

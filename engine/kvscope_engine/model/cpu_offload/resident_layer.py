@@ -25,7 +25,7 @@ class ResidentLayers:
         self.device = device
         self._here: nn.Module | None = None
         self._originals: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        """By id of a tensor on the device: that tensor, and the host tensor that it copies."""
+        """Tensor on the device and the host tensor that it copies, by the id of the former."""
         self._handles = [layer.register_forward_pre_hook(self._before) for layer in self.layers]
 
     def bring_layer_of(self, part: nn.Module) -> None:

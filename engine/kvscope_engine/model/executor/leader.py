@@ -152,7 +152,8 @@ class Leader:
     # Called before the first step, in this order.
 
     def load(self, config: EngineConfig, lora_layers: Iterable[str]) -> None:
-        """Tell the other ranks to load. Rank 0 has loaded already, so that they find every file downloaded."""
+        """Order the other ranks to load their shares. Rank 0 has loaded already, so that they find every file
+        downloaded."""
         self._meet()
         told = msgspec.json.encode(replace(config, kv_events_config=None))
         message = encode(Load(config=told, lora_layers=tuple(lora_layers)))

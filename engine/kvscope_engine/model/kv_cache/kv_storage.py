@@ -63,8 +63,10 @@ class LayerShape:
     bounds_dtype: torch.dtype | None = None
     """Data type of the smallest and largest key per block, if these are stored: that of the activations."""
     latent_dim: int = 0
-    """For a layer of latents (MLA): how many of a token's `head_dim` elements are its latent. The rest is a rotary key;
-    there are no separate values."""
+    """Number of a token's `head_dim` elements that are its latent, for a layer of latents (MLA); 0 for others.
+
+    The other elements are a rotary key; there are no separate values.
+    """
     shares_with: int | None = None
     """Layer whose keys and values this layer reads; None if it stores its own."""
     parts: tuple[TokenPart, ...] = ()

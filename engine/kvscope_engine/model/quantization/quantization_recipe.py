@@ -41,7 +41,7 @@ METHODS: Final = "GPTQ, AWQ, FP8, MXFP4, compressed-tensors, ModelOpt, bitsandby
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How the quantized weights of a checkpoint are to be interpreted."""
+    """Interpretation of a checkpoint's quantized weights."""
 
     method: str
     bits: int

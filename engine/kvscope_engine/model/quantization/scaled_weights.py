@@ -213,8 +213,7 @@ def _words(stored: Stored, name: str) -> ScaledWeight:
         )
 
     def facts() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return codes, scales, and the code that represents zero. Zero points are stored relative to the middle, like
-        codes."""
+        """Return codes, scales, and the code of zero. Codes and zero points are stored with the same offset."""
         codes = parts_of_words(stored[name].read(), bits)[:, :inputs]
         middle = torch.tensor(float(2 ** (bits - 1)))
         if zero is not None:

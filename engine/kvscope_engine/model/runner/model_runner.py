@@ -154,7 +154,7 @@ class ModelRunner:
         self._ops = ops or ops_for(loaded.device.type)
         self._measures_shares = page_heat > 0
         self.choice: PageChoice | None = None
-        """How decodes choose among their blocks (sparse attention); None if they attend to all blocks."""
+        """Choice of blocks by decodes (sparse attention); None if they attend to all blocks."""
         if sparse_decode is not None:
             self.choice = PageChoice(sparse_decode, storage.block_size, self._ops, storage.bounds_tokens)
         self._measured = MeasuredSteps(page_heat or (SKIP_STEPS if self.choice is not None else 0))
@@ -769,7 +769,7 @@ def _said(drafts: tuple[int, ...], tokens: Iterator[int]) -> tuple[int, ...]:
 def _spread_logprobs(
     scheduled: Sequence[Scheduled], token_ids: Sequence[tuple[int, ...]], logprobs: Sequence[TokenLogprobs | None]
 ) -> tuple[tuple[TokenLogprobs, ...], ...]:
-    """Group `logprobs` by scheduled item. Empty if no request asked for log-probabilities."""
+    """Group `logprobs` by scheduled item. Empty if no request wants log-probabilities."""
     if not logprobs:
         return ()
     sampled = iter(logprobs)

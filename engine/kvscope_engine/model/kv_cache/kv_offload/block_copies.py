@@ -23,22 +23,22 @@ Ids: TypeAlias = npt.NDArray[np.intp]
 
 
 class Copies(Protocol):
-    """Copies between blocks of the pool and places, which are rows of host memory.
+    """Copies between blocks of the pool and slots in host memory, which are rows of the host tier (`places`).
 
-    Copies take effect on the device in call order. The host must call `settle` before it accesses a place itself.
+    Copies take effect on the device in call order. The host must call `settle` before it accesses a slot itself.
     """
 
     saving: CopySpeed
     loading: CopySpeed
 
     def save(self, blocks: Sequence[int], places: Sequence[int]) -> None:
-        """Copy blocks of the pool to places."""
+        """Copy `blocks` of the pool to the host slots `places`."""
 
     def load(self, places: Sequence[int], blocks: Sequence[int]) -> None:
-        """Copy places to blocks of the pool."""
+        """Copy the host slots `places` to `blocks` of the pool."""
 
     def settle(self, places: Sequence[int]) -> None:
-        """Wait until no copy from or to these places is pending or in progress."""
+        """Wait until no copy from or to these slots is pending or in progress."""
 
     def flush(self) -> None:
         """Enqueue all pending copies on the device, in order."""

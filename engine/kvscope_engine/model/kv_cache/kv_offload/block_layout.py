@@ -1,6 +1,6 @@
-"""Describes a block's bytes across the tensors of a storage, and the offset of each part in a place of a lower tier.
+"""Describes a block's bytes across the tensors of a storage, and the offset of each part in a slot of a lower tier.
 
-A place holds the concatenation of a block's bytes in every tensor. Tensors are viewed as rows of the widest word type
+A slot holds the concatenation of a block's bytes in every tensor. Tensors are viewed as rows of the widest word type
 that divides all of them, because copying single bytes is several times slower.
 """
 
@@ -25,7 +25,7 @@ class BlockTensors(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TensorColumns:
-    """One tensor of the storage, and its columns of a place."""
+    """One tensor of the storage, and its columns of a slot."""
 
     blocks: torch.Tensor
     """Words, (num_blocks, words of a block in this tensor)."""
@@ -33,7 +33,7 @@ class TensorColumns:
 
 
 class BlockLayout:
-    """Parts of the blocks of a storage, and their columns in a place."""
+    """Parts of the blocks of a storage, and their columns in a slot."""
 
     def __init__(self, storage: BlockTensors) -> None:
         rows = [tensor.view(tensor.shape[0], -1).view(torch.uint8) for tensor in storage.block_tensors]

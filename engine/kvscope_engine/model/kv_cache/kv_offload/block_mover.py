@@ -1,7 +1,8 @@
 """Moves the bytes of blocks between the pool, host memory and disk; implements `policy.tiers.mover_protocol.TierMover`.
 
-Owns the order between copies: a place in host memory that the device still copies from or to is settled before the disk
-tier accesses it. Must not know what a place holds.
+Owns the order between copies: a host slot that the device still copies from or to is settled before the disk tier
+accesses it. Must not know what a slot holds. Slots of host memory and of the disk file are called `places` and
+`disk_places` in signatures.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class BlockMover:
 
     @property
     def num_offloadable(self) -> int:
-        """Number of places that `offload` accepts now without waiting for the drive."""
+        """Number of blocks that `offload` accepts now without waiting for the drive."""
         return self._disk.num_offloadable if self._disk is not None else 0
 
     @property
@@ -100,18 +101,18 @@ class BlockMover:
             self._disk.forget_prefixes()
 
     def kept(self) -> list[tuple[int, Prefix]]:
-        """Return places on disk that hold prefixes of an earlier run."""
+        """Return the disk slots that hold prefixes of an earlier run, with these prefixes."""
         return self._disk.kept() if self._disk is not None else []
 
     def save(self, blocks: Sequence[int], places: Sequence[int]) -> None:
-        """Copy blocks of the pool to places in host memory."""
+        """Copy blocks of the pool to host slots."""
         with self._moving():
             if self._others is not None and blocks:
                 self._others.move("save", blocks, places)
             self._copies.save(blocks, places)
 
     def load(self, places: Sequence[int], blocks: Sequence[int]) -> None:
-        """Copy places in host memory to blocks of the pool."""
+        """Copy host slots to blocks of the pool."""
         with self._moving():
             if self._others is not None and blocks:
                 self._others.move("load", places, blocks)
@@ -120,7 +121,7 @@ class BlockMover:
     def offload(
         self, places: Sequence[int], disk_places: Sequence[int], prefixes: Sequence[Prefix | None]
     ) -> list[bool]:
-        """Write places in host memory to places on disk. Returns which were accepted on all ranks."""
+        """Write host slots to disk slots. Returns which were accepted on all ranks."""
         with self._moving():
             if self._disk is None:
                 return [False] * len(places)
@@ -131,7 +132,7 @@ class BlockMover:
             return there if self._others is None else self._others.moved(there)
 
     def rise(self, disk_places: Sequence[int], places: Sequence[int]) -> list[bool]:
-        """Read places on disk into places in host memory. Returns which were intact; the others are lost."""
+        """Read disk slots into host slots. Returns which were intact; the others are lost."""
         with self._moving():
             if self._disk is None:
                 return [False] * len(places)

@@ -39,7 +39,8 @@ def record_buffers(num_records: int, size: int) -> Bytes:
 
 
 def neighbours(places: Sequence[int], at_most: int = MAX_NEIGHBOURS) -> Iterator[range]:
-    """Yield ranges of indices into ascending `places` whose places are consecutive, at most `at_most` per range."""
+    """Yield ranges of indices into the ascending slots `places` within which slots are consecutive, at most `at_most`
+    each."""
     breaks = [index for index, (a, b) in enumerate(pairwise(places), start=1) if b != a + 1]
     for low, high in pairwise([0, *breaks, len(places)]):
         for start in range(low, high, at_most):
@@ -47,7 +48,7 @@ def neighbours(places: Sequence[int], at_most: int = MAX_NEIGHBOURS) -> Iterator
 
 
 class DiskRecords:
-    """Records of `size` bytes in an open file, addressed by place (record index)."""
+    """Records of `size` bytes in an open file, addressed by index (`place`)."""
 
     def __init__(self, file: OpenFile, size: int) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""The disk tier: writes blocks' bytes to places of a file and reads them back.
+"""The disk tier: writes blocks' bytes to slots of a file and reads them back.
 
 After it is made, it raises nothing: errors appear in return values, `failure` and the result of `close`.
 """
@@ -74,7 +74,7 @@ class DiskTier:
 
     @property
     def num_offloadable(self) -> int:
-        """Number of places that `offload` accepts now without waiting."""
+        """Number of blocks that `offload` accepts now without waiting."""
         return self._writer.num_free
 
     @property
@@ -114,7 +114,7 @@ class DiskTier:
             self._kept.forget()
 
     def kept(self) -> list[tuple[int, Prefix]]:
-        """Return the places with prefixes that the file held at the start."""
+        """Return the slots that held prefixes at the start, with these prefixes."""
         return [] if self._kept is None else [(block.place, block.prefix) for block in self._kept.found]
 
     def close(self) -> str:
@@ -130,7 +130,7 @@ class DiskTier:
         return self._writer.drain()
 
     def _read(self, asked: list[tuple[int, int]], rows: Sequence[Bytes]) -> list[int]:
-        """Read adjacent places, given as (place, index of its row), in one call. Returns the indices that were
+        """Read adjacent slots, given as (slot, index of its row), in one call. Returns the indices that were
         intact."""
         records = self._read_buffers[: len(asked)]
         num_whole = self._records.read(asked[0][0], records)

@@ -1,6 +1,6 @@
 """Write-behind for the disk tier: a bounded queue of records and the thread that writes them.
 
-Owns the queue's contents, and which places of the file hold valid records. A record counts as stored once it is in the
+Owns the queue's contents, and which slots of the file hold valid records. A record counts as stored once it is in the
 queue, and is read from there until it is in the file. The first failed write ends writing for good and loses what was
 in the queue; records in the file stay readable.
 """
@@ -45,9 +45,9 @@ class DiskWriter:
         self._free = list(range(num_buffers))
         self._queue: deque[_Entry] = deque()
         self._latest: dict[int, _Entry] = {}
-        """For each place in the queue, the entry that it holds in the end."""
+        """For each slot in the queue, the entry that it holds in the end."""
         self._checksums: dict[int, int] = {}
-        """Checksum of each place with a valid record in the file."""
+        """Checksum of each slot with a valid record in the file."""
         self._changed = threading.Condition()
         self._closing = False
         self.failure = ""
@@ -67,7 +67,7 @@ class DiskWriter:
     def put(self, places: Sequence[int], payloads: Sequence[Bytes]) -> list[bool]:
         """Queue blocks' bytes for `places`. Returns which were accepted. Waits only while the queue is full.
 
-        The previous contents of a place are lost either way.
+        The previous contents of a slot are lost either way.
         """
         done = 0
         while done < len(places):
@@ -95,12 +95,12 @@ class DiskWriter:
             return self._checksums.get(place)
 
     def checksums(self) -> dict[int, int]:
-        """Return the checksums of all places with a record in the file."""
+        """Return the checksums of all slots with a record in the file."""
         with self._changed:
             return dict(self._checksums)
 
     def adopt(self, checksums: dict[int, int]) -> None:
-        """Add places that the file holds from an earlier run."""
+        """Add slots that the file holds from an earlier run."""
         with self._changed:
             self._checksums.update(checksums)
 
@@ -158,7 +158,7 @@ class DiskWriter:
             self.seconds += time.perf_counter() - started
 
     def _next_batch(self) -> list[_Entry]:
-        """Wait for queued entries and return them by place, without superseded ones; empty when the thread must end."""
+        """Wait for queued entries and return them by slot, without superseded ones; empty when the thread must end."""
         with self._changed:
             while True:
                 self._changed.wait_for(lambda: self._queue or self._closing or self.failure)

@@ -14,7 +14,7 @@ from kvscope_telemetry.errors import BadInput
 
 
 class KeptFile:
-    """Prefixes by place, from the last run's index and from offloads. Checksums are verified elsewhere.
+    """Prefixes by slot, from the last run's index and from offloads. Checksums are verified elsewhere.
 
     Raises BadInput if no index can be written next to the file.
     """
@@ -51,7 +51,7 @@ class KeptFile:
         write_index(self._index_path, self._index(self._kept(checksums)))
 
     def _kept(self, checksums: dict[int, int]) -> list[KeptBlock]:
-        """Return the blocks to list; if several places have the same digest, only the last."""
+        """Return the blocks to list; if several slots have the same digest, only the last."""
         last = {prefix.digest: place for place, prefix in self._prefixes.items() if place in checksums}
         kept = [(place, self._prefixes[place]) for place in last.values()]
         return [

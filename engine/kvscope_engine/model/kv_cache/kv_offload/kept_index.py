@@ -1,7 +1,7 @@
-"""Reads and writes the index file of a disk tier that persists: which prefix each place holds, and its checksum.
+"""Reads and writes the index file of a disk tier that persists: which prefix each slot holds, and its checksum.
 
 `FILE.index` is a line that names the format, the BLAKE2b digest of the rest, and the rest as MessagePack. It is
-replaced atomically. While an engine uses the file, the index lists no places, so nothing is trusted after a crash.
+replaced atomically. While an engine uses the file, the index lists no slots, so nothing is trusted after a crash.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_START: Final = 1 << 31
 
 
 class KeptBlock(msgspec.Struct, frozen=True, array_like=True):
-    """A place of the file that holds a prefix."""
+    """A slot of the file that holds a prefix."""
 
     place: int
     checksum: int
@@ -64,7 +64,7 @@ class Expected:
 
     @property
     def max_bytes(self) -> int:
-        """Upper bound for the size of an index. The file may have had more places in an earlier run."""
+        """Upper bound for the size of an index. The file may have had more slots in an earlier run."""
         return (1 << 26) + 4 * self.num_places * (4 * self.block_size + 96)
 
 

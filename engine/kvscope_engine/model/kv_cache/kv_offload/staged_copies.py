@@ -2,7 +2,7 @@
 
 A save gathers blocks into a staging buffer on the compute lane, in order with the kernels that write them; one large
 copy to the host follows on the copy lane. A load is copied to staging on the copy lane and scattered on the compute
-lane. Two buffers alternate; each waits for the event of its last use. The host waits only for a place that it is about
+lane. Two buffers alternate; each waits for the event of its last use. The host waits only for a slot that it is about
 to access itself, and when the device lacks memory for a gather: blocks are then copied one by one.
 """
 
@@ -27,7 +27,7 @@ NUM_STAGINGS = 2
 @dataclass(slots=True)
 class _Staging:
     rows: torch.Tensor
-    """Words on the device, (blocks per chunk, words per place)."""
+    """Words on the device, (blocks per chunk, words per slot)."""
     last_use: StreamMark | None = None
 
 
@@ -43,12 +43,12 @@ class _Timed:
 
 @dataclass(slots=True)
 class _Chunk:
-    """Pairs of block and place that fit into a staging buffer, ordered by place."""
+    """Pairs of block and slot that fit into a staging buffer, ordered by slot."""
 
     blocks: list[int]
     places: list[int]
     runs: list[tuple[int, int, int]] = field(init=False)
-    """Runs of consecutive places, one copy each: (first row of the staging buffer, first place, number of places)."""
+    """Runs of consecutive slots, one copy each: (first row of the staging buffer, first slot, number of slots)."""
 
     def __post_init__(self) -> None:
         breaks = [row for row, (a, b) in enumerate(pairwise(self.places), start=1) if b != a + 1]
@@ -119,7 +119,7 @@ class StagedCopies:
         hand_over: Callable[[_Chunk, _Staging], None],
         copy_block: Callable[[int, int], None],
     ) -> None:
-        """Enqueue `pairs` by place, so that neighbours share one copy. A chunk is removed from `pairs` once it is
+        """Enqueue `pairs` by slot, so that neighbours share one copy. A chunk is removed from `pairs` once it is
         enqueued."""
         pairs.sort()
         size = self._stagings[0].rows.shape[0]
@@ -209,7 +209,7 @@ class PendingCopies:
     """Saves and loads that were requested but not started, collected so that many share one large copy.
 
     Saves run before loads. A request that contradicts this order, or a second copy to the same target, requires a flush
-    first. Pairs are (place, block); no two saves have the same place, no two loads the same block.
+    first. Pairs are (slot, block); no two saves have the same slot, no two loads the same block.
     """
 
     def __init__(self) -> None:
@@ -231,7 +231,7 @@ class PendingCopies:
         return self._loaded_blocks.isdisjoint(blocks)
 
     def touches(self, places: Sequence[int]) -> bool:
-        """Whether any of these places is the source or target of a pending copy."""
+        """Whether any of these slots is the source or target of a pending copy."""
         return not (self._saved_places.isdisjoint(places) and self._loaded_places.isdisjoint(places))
 
     def add_saves(self, blocks: Sequence[int], places: Sequence[int]) -> None:
@@ -247,5 +247,5 @@ class PendingCopies:
 
     @property
     def places(self) -> set[int]:
-        """All places with a pending copy."""
+        """All slots with a pending copy."""
         return self._saved_places | self._loaded_places

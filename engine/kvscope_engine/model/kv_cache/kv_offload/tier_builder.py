@@ -1,4 +1,4 @@
-"""Builds the lower tiers from the configuration: number of places, kind of copies, and file."""
+"""Builds the lower tiers from the configuration: number of slots, kind of copies, and file."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def make_tier_mover(
 
 
 def _mover_of_nothing(storage: KVStorage, note: str) -> BlockMover:
-    """Build a mover for models without KV layers: blocks and places are only entries of the prefix cache and have no
+    """Build a mover for models without KV layers: blocks and slots are only entries of the prefix cache and have no
     bytes."""
     slab = HostSlab(storage.num_blocks, 0)
     return BlockMover(PlainCopies(None, slab.rows), slab, None, None, note)
