@@ -38,7 +38,6 @@ class LoadedModel:
     fingerprint: str = ""
     """Hash of the configuration and the loaded weights; empty unless KV on disk persists between starts."""
     rank: Rank = ALONE
-    """Tensor-parallel rank whose share of the weights this is."""
     cuts: Mapping[str, Cut] = field(default_factory=dict)
     """Sharding of the linear layers by name; empty with a single rank."""
 

@@ -31,7 +31,6 @@ class StoredTensor:
         return found
 
     def read(self) -> torch.Tensor:
-        """Read the whole tensor."""
         return self[...]
 
 

@@ -70,7 +70,6 @@ def place_others(module: nn.Module, on_host: Sequence[nn.Module], device: torch.
 
 
 def tensors_of(module: nn.Module) -> Iterator[Place]:
-    """Yield all parameters and buffers."""
     for part in module.modules():
         for held in (part._parameters, part._buffers):
             for name, tensor in list(held.items()):

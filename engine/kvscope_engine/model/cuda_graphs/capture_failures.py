@@ -38,7 +38,6 @@ class CaptureFailures:
 
     @property
     def is_held(self) -> bool:
-        """Whether captures are suspended."""
         return self._is_held
 
     def hold(self, is_held: bool) -> None:

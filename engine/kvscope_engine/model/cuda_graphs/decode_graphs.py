@@ -79,7 +79,6 @@ def drafted_sizes(max_num_seqs: int, max_drafts: int) -> tuple[int, ...]:
 
 
 def most_rows(max_num_seqs: int, max_drafts: int) -> int:
-    """Return the maximum number of logits rows that graphs write."""
     return max(captured_sizes(max_num_seqs)[-1], *drafted_sizes(max_num_seqs, max_drafts), 0)
 
 
@@ -117,7 +116,6 @@ class _Key(NamedTuple):
 
     @property
     def words(self) -> str:
-        """Description of the steps that the graph is for."""
         drafted = f"steps with drafts of {self.size} tokens and {self.num_drafted} requests"
         return drafted if self.num_drafted else f"batches of {self.size}"
 

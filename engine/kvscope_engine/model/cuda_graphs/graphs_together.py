@@ -40,7 +40,6 @@ class GraphsTogether:
 
     @property
     def is_refused(self) -> bool:
-        """Whether this rank captures nothing."""
         return bool(self._refusal)
 
     def refuse(self, why: str) -> None:

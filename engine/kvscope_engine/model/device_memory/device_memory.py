@@ -17,8 +17,6 @@ from kvscope_kernels.launch import compute_capability, num_multiprocessors
 
 
 class DeviceMemory(Protocol):
-    """A GPU's memory as an engine on it sees it."""
-
     @property
     def total_bytes(self) -> int:
         """Bytes of the whole device."""
@@ -37,8 +35,7 @@ class DeviceMemory(Protocol):
     def held_bytes(self) -> int:
         """Return the bytes allocated by this process's tensors."""
 
-    def restart_peak(self) -> None:
-        """Reset the peak that `peak_bytes` returns."""
+    def restart_peak(self) -> None: ...
 
     def peak_bytes(self) -> int:
         """Return the most bytes allocated by tensors since `restart_peak`."""

@@ -24,8 +24,6 @@ _ENGINE: Final = (b"kvscope-engine", b"kvscope_engine")
 
 
 class GpuHolder(NamedTuple):
-    """A process that holds memory of a GPU."""
-
     pid: int
     name: str
     """Name of the process; empty if neither the driver nor the system reports it."""

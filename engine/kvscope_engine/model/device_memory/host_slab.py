@@ -22,8 +22,7 @@ from kvscope_telemetry.errors import BadInput
 class Pinner(Protocol):
     """Locks memory in place for direct access by a device. Methods return an empty text on success, else the reason."""
 
-    def pin(self, address: int, num_bytes: int) -> str:
-        """Lock `num_bytes` from `address` on."""
+    def pin(self, address: int, num_bytes: int) -> str: ...
 
     def unpin(self, address: int) -> str:
         """Unlock memory that was locked from `address` on."""

@@ -48,7 +48,6 @@ class MemoryPlan:
     for."""
     weights: int
     activations: int
-    """Peak bytes of the largest step's activations."""
     logits: int
     """Bytes of the logits and of plain sampling beyond the activations, as profiled."""
     reserves: StepReserves
@@ -93,11 +92,9 @@ class MemoryPlan:
 
     @property
     def graphs(self) -> int:
-        """Bytes of all captured graphs."""
         return self.reserves.graphs + self.reserves.piecewise_graphs
 
     def without_piecewise_graphs(self) -> MemoryPlan:
-        """Return the plan without graphs of steps with prefills."""
         return replace(self, reserves=replace(self.reserves, piecewise_graphs=0))
 
     @property
@@ -106,7 +103,6 @@ class MemoryPlan:
         return self.activations + self.sampling + self.reserves.attention_partials
 
     def summary(self, device: str) -> str:
-        """Return one line of text with the parts of the plan."""
         streamed = f"; weights in host memory {gib(self.host_weights)}, streamed each step" if self.host_weights else ""
         return (
             f"memory of {device}: {gib(self.allowed)} of {gib(self.total)} may be used"
@@ -119,7 +115,6 @@ class MemoryPlan:
         return f", {gib(self.desktop)} kept for the desktop that it draws" if self.desktop else ""
 
     def parts(self) -> str:
-        """Return one line of text with the name and size of each part."""
         named = {
             "weights": self.weights,
             "activations": self.activations,

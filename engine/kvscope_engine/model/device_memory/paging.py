@@ -32,7 +32,6 @@ NOTE: Final = (
 
 
 def is_wsl(version: Path = Path("/proc/version")) -> bool:
-    """Whether this kernel runs under WSL."""
     try:
         return "microsoft" in version.read_text(errors="replace").lower()
     except OSError:

@@ -95,7 +95,6 @@ class Pinned:
 
 
 def _moment() -> torch.cuda.Event:
-    """Return an event recorded in the current stream now."""
     event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
     return event

@@ -111,7 +111,6 @@ class Sent:
         self._event.record()
 
     def wait(self) -> None:
-        """Wait until the last recorded copy has completed."""
         self._event.synchronize()
 
 

@@ -36,7 +36,6 @@ class AllocatorUse:
 def allocator_use(
     device: torch.device, statistics: Callable[[torch.device], Mapping[str, Any]] = torch.cuda.memory_stats
 ) -> AllocatorUse:
-    """Return the current statistics of `device`."""
     if device.type != "cuda":
         return AllocatorUse()
     stats = statistics(device)

@@ -110,7 +110,6 @@ def config_of_rank(config: EngineConfig, leader: Leader | None) -> EngineConfig:
 
 
 def rank_of(leader: Leader | None) -> Rank:
-    """Return the rank of this process."""
     return ALONE if leader is None else leader.rank
 
 

@@ -20,8 +20,7 @@ MAX_BYTES: Final = 1 << 30
 _LENGTH: Final = struct.Struct("<I")
 
 
-class ChannelClosed(KvscopeError):
-    """The other end has closed the connection."""
+class ChannelClosed(KvscopeError): ...
 
 
 class Channel:

@@ -152,7 +152,6 @@ def step_of(
     num_sampled: int = 0,
     graph_size: int = 0,
 ) -> Step:
-    """Convert a step to a message."""
     return Step(
         input_ids=inputs.input_ids.tobytes(),
         positions=inputs.positions.tobytes(),
@@ -198,7 +197,6 @@ def places_of(move: Move) -> tuple[list[int], list[int]]:
 
 
 def fill_of(stack: str, slot: int, deltas: Sequence[Delta | None]) -> Fill:
-    """Convert the contents of an adapter slot to a message."""
     told = tuple(
         None if delta is None else DeltaBytes(len(delta.a), _bytes(delta.a), _bytes(delta.b)) for delta in deltas
     )
@@ -206,7 +204,6 @@ def fill_of(stack: str, slot: int, deltas: Sequence[Delta | None]) -> Fill:
 
 
 def deltas_of(fill: Fill, dtype: torch.dtype) -> list[Delta | None]:
-    """Convert a message to the contents of an adapter slot."""
     return [
         None if told is None else Delta(_matrix(told.a, dtype, told.rank), _matrix(told.b, dtype, -1, told.rank))
         for told in fill.deltas

@@ -45,8 +45,6 @@ def torchrun_rank(environment: Mapping[str, str] = os.environ) -> tuple[int, int
 
 
 class RankProcesses:
-    """Processes of ranks 1 and up."""
-
     def __init__(self, count: int) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))  # mode 0700
         self.children: dict[int, subprocess.Popen[bytes]] = {}

@@ -48,7 +48,6 @@ class StepInputs:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens that the step computes."""
         return len(self.input_ids)
 
     @property

@@ -182,7 +182,6 @@ class KVStorage:
         return 0.0
 
     def layer(self, layer: int) -> LayerKV:
-        """Return keys, values and scales of a layer."""
         return self._views[layer]
 
     def kv(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:

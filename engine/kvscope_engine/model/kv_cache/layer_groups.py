@@ -56,7 +56,6 @@ def one_group(shapes: Sequence[LayerShape]) -> tuple[LayerGroup, ...]:
 
 
 def own_layers(shapes: Sequence[LayerShape]) -> list[int]:
-    """Return the layers that store KV of their own."""
     return [layer for layer, shape in enumerate(shapes) if shape.shares_with is None]
 
 

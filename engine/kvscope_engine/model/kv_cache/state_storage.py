@@ -34,12 +34,10 @@ class StatePart:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes for one request."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
 LayerState = tuple[StatePart, ...]
-"""State of one recurrent layer."""
 
 
 def state_bytes(layers: Sequence[LayerState]) -> int:

@@ -41,8 +41,6 @@ METHODS: Final = "GPTQ, AWQ, FP8, MXFP4, compressed-tensors, ModelOpt, bitsandby
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Interpretation of a checkpoint's quantized weights."""
-
     method: str
     bits: int
     """Bits of integer weights that the kernels read, 4 or 8; 0 for other weights, which are dequantized."""
@@ -67,7 +65,6 @@ class Recipe:
 
     @property
     def format(self) -> str:
-        """Name of the format, for display."""
         if self.is_in_words:
             return f"{self.method.upper()}, groups of {self.group or 'a row'}"
         name = _NAMES.get(self.method, self.method)

@@ -274,7 +274,6 @@ class ModelRunner:
         return any(graphs.is_waiting for graphs in all_graphs)
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Run one step and wait for its result."""
         return self.launch(plan).result()
 
     @torch.inference_mode()
@@ -430,7 +429,6 @@ class ModelRunner:
                     self.recover()
 
     def close(self) -> None:
-        """Drop all references to tensors."""
         self._graphs = self._mixed = self._together = self._tiles = None
         del self._model, self._module
 
@@ -590,7 +588,6 @@ def _follow_what_is_awaited(requests: Sequence[Request], num_output_tokens: Sequ
 
 
 def own_batch(inputs: StepInputs) -> OwnBatch:
-    """Return the host-side description of a step's sequences."""
     return OwnBatch(inputs.query_start.tolist(), inputs.seq_lens.tolist(), inputs.sample_rows.tolist())
 
 
@@ -711,8 +708,6 @@ class InFlight:
 
 
 class PendingSamples(NamedTuple):
-    """Samples of a step, on the device and on their way to the host."""
-
     sampled: SamplerOutput
     landing: Landing
 

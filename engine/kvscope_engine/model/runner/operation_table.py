@@ -92,7 +92,6 @@ def _experts(row: OperationChoice, device: torch.device) -> OperationChoice:
 
 
 def _quantized(quantization: str, device: torch.device, dtype: torch.dtype) -> OperationChoice:
-    """Return the row of linear layers with `--quantization`."""
     operation = f"{quantization} linear"
     if refusal := quantization_refusal(quantization, device, dtype):
         return OperationChoice(operation, REFUSED, f"not accepted{refusal}")

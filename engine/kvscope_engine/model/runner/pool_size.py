@@ -43,7 +43,7 @@ class PoolSize(NamedTuple):
     num_states: int = 0
     """Number of device slots for states of recurrent layers, for requests and prefixes together."""
     num_host_states: int = 0
-    """Number of such slots in host memory."""
+    """Number of slots in host memory for states of recurrent layers."""
     has_pad_state: bool = False
     """Whether the device has one additional slot for the sequences that pad CUDA graphs; it belongs to no request."""
     memory: DeviceMemory | None = None

@@ -66,7 +66,6 @@ class StepLimits:
     """Maximum number of tokens of one request: the capacity of the pool, at most the model's maximum length."""
     block_size: int
     num_groups: int = 1
-    """Number of KV groups, each with its own block tables."""
     max_drafts: int = 0
     """Maximum number of draft tokens per request. A step with drafts samples at most max(1 + max_drafts, max_num_seqs)
     rows."""

@@ -23,7 +23,6 @@ class CopySpeed:
         return self._recent_seconds / self._recent_blocks if self._recent_blocks else 0.0
 
     def add(self, num_blocks: int, seconds: float) -> None:
-        """Record a completed copy."""
         self.num_blocks += num_blocks
         self.seconds += seconds
         kept = 0.5 ** (num_blocks / HALF_LIFE_BLOCKS)
@@ -35,6 +34,5 @@ class CopySpeed:
         self.num_blocks, self.seconds = 0, 0.0
 
     def restart(self) -> None:
-        """Reset totals and speed."""
         self.forget_totals()
         self._recent_blocks, self._recent_seconds = 0.0, 0.0

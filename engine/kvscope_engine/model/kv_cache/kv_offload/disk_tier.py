@@ -79,12 +79,10 @@ class DiskTier:
 
     @property
     def num_written(self) -> int:
-        """Number of records written to the file."""
         return self._writer.num_written
 
     @property
     def write_seconds(self) -> float:
-        """Seconds that the writer thread spent on checksums and writing."""
         return self._writer.seconds
 
     def offload(self, rows: Sequence[Bytes], places: Sequence[int], prefixes: Sequence[Prefix | None]) -> list[bool]:
@@ -109,7 +107,6 @@ class DiskTier:
         return came
 
     def forget_prefixes(self) -> None:
-        """Exclude the current contents from the index that the next start reads."""
         if self._kept is not None:
             self._kept.forget()
 

@@ -50,7 +50,6 @@ class KeptIndex(msgspec.Struct, frozen=True):
     salt: bytes
     """Salt of the prefix digests."""
     num_bytes: int
-    """Size of the file in bytes."""
     blocks: list[KeptBlock]
 
 

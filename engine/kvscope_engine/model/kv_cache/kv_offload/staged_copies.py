@@ -227,7 +227,6 @@ class PendingCopies:
         return not (self.touches(places) or not self._loaded_blocks.isdisjoint(blocks))
 
     def admits_loads(self, blocks: Sequence[int]) -> bool:
-        """Whether these loads may run with the pending loads."""
         return self._loaded_blocks.isdisjoint(blocks)
 
     def touches(self, places: Sequence[int]) -> bool:

@@ -77,7 +77,6 @@ class CudaPages:
         return tensor_at(self._address + self._layout.offsets[index], shape, dtype, self._device)
 
     def map(self, first_block: int, num_blocks: int) -> None:
-        """Map free pages behind these blocks."""
         self._driver.enter()
         for pages in self._layout.spans(first_block, num_blocks):
             for page in pages:

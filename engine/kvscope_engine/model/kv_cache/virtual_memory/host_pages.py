@@ -39,7 +39,6 @@ class HostPages:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory that may back all addresses together."""
         return self._layout.num_pages * self._layout.page_bytes
 
     def resident_bytes(self) -> int:

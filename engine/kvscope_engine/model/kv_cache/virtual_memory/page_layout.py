@@ -18,7 +18,6 @@ class PageLayout:
     offsets: tuple[int, ...]
     """Offset of each tensor in bytes from the start of the range."""
     num_bytes: int
-    """Bytes of the address range."""
     page_bytes: int
     num_pages: int
     """Maximum number of pages mapped at once."""
