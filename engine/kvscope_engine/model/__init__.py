@@ -1,1 +1,1 @@
-"""Finding and loading a model, and running steps of it on the device."""
+"""Finds and loads a model, and runs its steps on the device."""

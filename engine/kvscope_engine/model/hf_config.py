@@ -1,4 +1,4 @@
-"""Reads a model's configuration as transformers understands it, from a `config.json` that nobody has checked."""
+"""Reads a model's configuration into transformers' classes, from a `config.json` that has not been validated."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ SIZE_LIMITS: Final = {
     "head_dim": 1 << 12,
     "vocab_size": 1 << 23,
 }
-"""Larger than any model there is: beyond, building takes forever, only to be refused for memory."""
+"""Upper limits for sizes, above those of any existing model. Building a larger model takes very long before it fails
+for lack of memory."""
 FLOAT_KEY: Final = "__float__"
 ODD_FLOATS: Final = ("Infinity", "-Infinity", "NaN")
 FIRST_POSITION: Final = "kvscope_first_position"
-"""What a configuration says of positions that its model does not count from 0; not from a file."""
+"""Attribute set on a configuration whose model's positions start above 0: the first position. Not read from a file."""
 EXPERT_COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""Names that configurations give the number of a layer's experts."""
+"""Names under which configurations give the number of experts per layer."""
 _LENGTH_NAMES: Final = (
     "max_position_embeddings",
     "n_positions",
@@ -37,10 +38,10 @@ _LENGTH_NAMES: Final = (
 
 
 def read_config(path: Path) -> PretrainedConfig:
-    """The configuration in the file `path`.
+    """Return the configuration in the file `path`.
 
-    Raises BadInput, naming the file, when it cannot be read, has absurd sizes, or names an architecture that
-    transformers does not know. Code that comes with a model is never run.
+    Raises BadInput, naming the file, if it cannot be read, has absurd sizes, or names an architecture that transformers
+    does not know. Code that comes with a model is never run.
     """
     from transformers import __version__
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -54,19 +55,19 @@ def read_config(path: Path) -> PretrainedConfig:
         raise BadInput(f"{path}: architecture {model_type!r} is unknown to transformers {__version__}")
     try:
         config: PretrainedConfig = CONFIG_MAPPING[model_type].from_dict(raw)
-    except Exception as error:  # a external file: each architecture checks its own, and raises what it likes
+    except Exception as error:  # an external file: each architecture has checks of its own, which raise anything
         line = " ".join(str(error).split()) or type(error).__name__
         raise BadInput(f"{path} is not accepted by architecture {model_type!r}: {line:.200}") from error
     return config
 
 
 def num_query_heads(config: Any) -> int:
-    """Query heads of a layer; where layers differ, of the one that has most."""
+    """Return the number of query heads per layer; if layers differ, the largest."""
     return max(int(getattr(layer, "num_attention_heads", 0) or 0) for layer in _layers(config))
 
 
 def num_kv_heads(config: Any) -> int:
-    """Key and value heads of a layer; where layers differ, of the one that has most."""
+    """Return the number of key and value heads per layer; if layers differ, the largest."""
     return max(
         int(getattr(layer, "num_key_value_heads", None) or getattr(layer, "num_attention_heads", 0) or 0)
         for layer in _layers(config)
@@ -74,7 +75,7 @@ def num_kv_heads(config: Any) -> int:
 
 
 def head_dim(config: Any) -> int:
-    """Numbers in a head's key; where layers differ, of the widest."""
+    """Return the number of elements of a head's key; if layers differ, the largest."""
     return max(
         int(getattr(layer, "head_dim", None) or layer.hidden_size // (getattr(layer, "num_attention_heads", 0) or 1))
         for layer in _layers(config)
@@ -82,7 +83,7 @@ def head_dim(config: Any) -> int:
 
 
 def position_limit(config: Any) -> int | None:
-    """Tokens the model was made for, None when its configuration does not say."""
+    """Return the maximum number of tokens the model was made for; None if its configuration does not specify it."""
     for name in _LENGTH_NAMES:
         value = getattr(config, name, None)
         if isinstance(value, int) and value > 0:
@@ -91,7 +92,7 @@ def position_limit(config: Any) -> int | None:
 
 
 def eos_token_ids(folder: Path, config: Any) -> frozenset[int]:
-    """Tokens that end an answer: those of `generation_config.json`, else those of the configuration."""
+    """Return the tokens that end an output: those of `generation_config.json`, else those of the configuration."""
     path = folder / "generation_config.json"
     generation = read_json(path) if path.is_file() else {}
     value = generation.get("eos_token_id")
@@ -112,12 +113,16 @@ def latent_ranks(config: Any) -> frozenset[int]:
 
 
 def _layers(config: Any) -> list[Any]:
-    """A configuration a layer where they differ, else the one of all. Asked of the whole, what differs raises."""
+    """Return one configuration per layer if they differ, else the single configuration of all.
+
+    If layers differ, reading a differing attribute from the whole configuration raises.
+    """
     return list(config.per_layer_config) if getattr(config, "is_heterogeneous", False) else [config]
 
 
 def _with_floats(value: Any) -> Any:
-    """What transformers writes for a float that JSON has no number for is that float again."""
+    """Convert the objects that transformers writes for floats that JSON cannot represent (infinities, NaN) back to
+    floats."""
     if isinstance(value, list):
         return [_with_floats(item) for item in value]
     if not isinstance(value, dict):

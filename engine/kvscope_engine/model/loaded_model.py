@@ -1,4 +1,4 @@
-"""A model on its device, as the loader returns it and as all that runs it is given it."""
+"""A model on its device, as the loader returns it and the other components receive it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to run: evaluated only, its weights fixed, every attention layer calling ours."""
+    """A model ready to run: in evaluation mode, weights fixed, every attention layer calling this engine's
+    attention."""
 
     module: torch.nn.Module
     hf_config: PretrainedConfig
@@ -29,34 +30,33 @@ class LoadedModel:
     device: torch.device
     dtype: torch.dtype
     max_model_len: int
-    """Tokens of prompt and output together."""
+    """Maximum number of tokens of prompt and output together."""
     quantization: str = "none"
-    """Name of the format in which the weights are computed with, as `choose_quantization` returns it."""
+    """Weight format used for computing, as returned by `choose_quantization`."""
     notes: tuple[str, ...] = ()
-    """Lines that a person should read about how the weights came."""
+    """Lines of text for the user about how the weights were loaded."""
     fingerprint: str = ""
-    """Hash of the configuration and the loaded weights; empty unless KV is kept on disk between starts."""
+    """Hash of the configuration and the loaded weights; empty unless KV on disk persists between starts."""
     rank: Rank = ALONE
-    """The tensor-parallel rank whose share of the weights this is."""
     cuts: Mapping[str, Cut] = field(default_factory=dict)
-    """How its linear layers are shared out, by name; nothing where this rank is alone."""
+    """Sharding of the linear layers by name; empty with a single rank."""
 
     @property
     def num_layers(self) -> int:
-        """Attention layers, each with a KV cache of its own."""
+        """Number of attention layers, each with its own KV cache."""
         return self.info.num_layers
 
     @property
     def num_query_heads(self) -> int:
-        """Query heads of a layer, on this rank."""
+        """Number of query heads per layer on this rank."""
         return self.info.num_query_heads // self.rank.count
 
     @property
     def num_kv_heads(self) -> int:
-        """Key and value heads of a layer, on this rank."""
+        """Number of key and value heads per layer on this rank."""
         return max(1, self.info.num_kv_heads // self.rank.count)
 
     @property
     def head_dim(self) -> int:
-        """Numbers in a key, and in a value, of one head."""
+        """Number of elements of one head's key, and of its value."""
         return self.info.head_dim

@@ -1,4 +1,4 @@
-"""Tensors of safetensors files that are read when they are asked for, and know whether they were."""
+"""Tensors of safetensors files that are read on request and record whether they were."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import torch
 
 @dataclass(slots=True)
 class StoredTensor:
-    """Takes the place of a tensor where transformers loads weights: it asks for `[...]`."""
+    """Stands in for a tensor while transformers loads weights; indexing it with `[...]` reads the data."""
 
     name: str
     dtype: str
-    """As the file calls it, such as BF16."""
+    """Name of the dtype in the file, such as BF16."""
     num_bytes: int
     shape: tuple[int, ...]
     part: Any
-    """safetensors' own view of the file: mapped, not read."""
+    """View of the file by safetensors: memory-mapped, not read."""
     was_read: bool = False
 
     def __getitem__(self, index: Any) -> torch.Tensor:
@@ -31,13 +31,12 @@ class StoredTensor:
         return found
 
     def read(self) -> torch.Tensor:
-        """All of it."""
         return self[...]
 
 
 @dataclass(slots=True)
 class MadeTensor:
-    """The same for one that is made of others."""
+    """A stand-in like `StoredTensor` for a tensor computed from others."""
 
     make: Callable[[], torch.Tensor]
     was_read: bool = False
@@ -48,7 +47,7 @@ class MadeTensor:
 
 
 def stored_tensors(files: Sequence[Path]) -> dict[str, StoredTensor]:
-    """Those of all `files`, which have been checked, by their names."""
+    """Return the tensors of all `files` by name. The files must have been validated."""
     from safetensors import safe_open
 
     found: dict[str, StoredTensor] = {}
@@ -62,7 +61,7 @@ def stored_tensors(files: Sequence[Path]) -> dict[str, StoredTensor]:
 
 
 def _entries(path: Path) -> dict[str, dict[str, Any]]:
-    """What the file says of each tensor. It begins with the length of its JSON."""
+    """Return the file's header entry of each tensor. A file begins with the length of its JSON header."""
     with open(path, "rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header: dict[str, Any] = json.loads(file.read(length))

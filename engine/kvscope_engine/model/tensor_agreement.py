@@ -1,6 +1,7 @@
-"""Measures how far two results differ; the only place where the checks at load read what a device computed.
+"""Measures how far two results differ. Only these functions copy numbers to the host in the checks at load.
 
-Owns the measures, each a share of what was expected. NaN where either holds one, which no bound accepts.
+Owns the measures, each relative to the expected result. They are NaN if either result contains NaN, which fails every
+bound.
 """
 
 from __future__ import annotations
@@ -13,29 +14,30 @@ import torch
 TOLERANCE: Final = {torch.float32: 1e-4, torch.float64: 1e-4}
 LOW_PRECISION_TOLERANCE: Final = 2e-2
 ROW_FLOOR = 0.1
-"""A row much smaller than the others is measured against this share of their size: what is left after terms cancel
-is rounding."""
+"""Lower limit of a row's size, as a share of the average size of rows. Errors of a row much smaller than the others are
+measured against this limit, because what remains after its terms cancel is rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Of two tensors of the same shape, rows first."""
+    """Relative differences of two tensors of the same shape, rows first."""
 
     overall: float
-    """Root mean square of the difference, as a share of what was expected."""
+    """Root mean square of the difference divided by that of the expected result."""
     worst_row: float
-    """The same of the row that differs most."""
+    """Relative difference of the row that differs most."""
     three_quarters: float
-    """What three rows in four stay below: a token that went to another expert is another token, and no fault."""
+    """Upper quartile of the rows' relative differences. It ignores tokens that were routed to another expert, which is
+    not an error."""
 
     @property
     def is_number(self) -> bool:
-        """Whether there was no NaN."""
+        """Whether neither `overall` nor `worst_row` is NaN."""
         return self.overall == self.overall and self.worst_row == self.worst_row
 
 
 def difference(actual: torch.Tensor, expected: torch.Tensor) -> Difference:
-    """(rows, ...) and the same -> how far they are apart."""
+    """Return how far two tensors of shape (rows, ...) differ."""
     wide = expected.float().flatten(1)
     error = (actual.float().flatten(1) - wide).square().mean(1)
     size = wide.square().mean(1)
@@ -47,7 +49,7 @@ def difference(actual: torch.Tensor, expected: torch.Tensor) -> Difference:
 
 
 def share_of_spread(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Root mean square of the difference over that of `expected`."""
+    """Return the root mean square of the difference divided by that of `expected`."""
     error = (actual.float() - expected.float()).square().mean().sqrt()
     size = expected.float().square().mean().sqrt()
     apart = float(error)
@@ -55,9 +57,10 @@ def share_of_spread(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def close(actual: Any, expected: Any, tolerance: float | None = None) -> bool:
-    """Whether two results are equal but for rounding: tensors, None, or tuples of them.
+    """Whether two results are equal except for rounding: tensors, None, or tuples of them.
 
-    `tolerance` is the root mean square of the difference over that of `expected`; by default it fits the type.
+    `tolerance` is the root mean square of the difference divided by that of `expected`; the default depends on the
+    dtype.
     """
     if isinstance(expected, tuple | list):
         same_length = isinstance(actual, tuple | list) and len(actual) == len(expected)

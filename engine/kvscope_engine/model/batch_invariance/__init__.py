@@ -1,1 +1,2 @@
-"""Deterministic mode: steps computed in tiles of a fixed size, and the proof that a row's place does not matter."""
+"""Deterministic mode: runs steps in tiles of a fixed size, and proves that a row's position in a tile does not
+matter."""

@@ -1,12 +1,13 @@
-"""A step computed in tiles of a fixed number of tokens, so that a token's numbers do not depend on what runs beside it.
+"""Runs a step in tiles of a fixed number of tokens, so that a token's numbers do not depend on the rest of the batch.
 
-oneDNN, cuBLAS, and torch's own loops, choose how they add by how many rows there are: a row of a product of 64 rows and
-of one has other last bits. Where each product has the same number of rows, only a row's place in its tile changes, and
-that it gives the same bits at every place is proven at load, as is on a CPU which other sizes give them, too
-(`tile_check`). Decodes go the way of prompts: attention of prefill.c, and on a GPU that with
-`QueryRuns.is_fixed`, gives a token the same wherever its run was cut (decode's own adds in another order).
+oneDNN, cuBLAS and torch's own kernels choose their order of summation by the number of rows: the same row has different
+last bits in a product of 64 rows and in one of a single row. If every product has the same number of rows, only a row's
+position in its tile varies. `tile_check` proves at load that the bits are the same at every position and, on a CPU,
+which other tile sizes also give the same bits. Decodes run as prefills: attention of prefill.c and, on a GPU, with
+`QueryRuns.is_fixed`, gives a token the same bits wherever its query run was split (decode attention sums in another
+order).
 
-A tile runs through all layers before the next one: what it reads of its own requests was written by those before it.
+A tile runs through all layers before the next one, so it reads KV that earlier tiles of its own requests have written.
 Knows neither policy nor sampling.
 """
 
@@ -28,24 +29,31 @@ from kvscope_kernels import Ops
 from kvscope_kernels.host_lengths import HostLengths
 
 TILE_TOKENS: Final = {torch.float32: 16, torch.bfloat16: 32}
-"""By the type of activations. Measured on one core, a product of (576, 3072): 32 rows of bfloat16 take 1.2 times as
-long as one, 16 of float32 1.7 times; a row of a tile takes 1.4 and 1.3 times as long as one of 64."""
+"""Tokens per tile on a CPU, by the dtype of activations.
+
+Measured on one core with a product of (576, 3072): 32 rows of bfloat16 take 1.2 times as long as one, 16 rows of
+float32 1.7 times; a row of a tile takes 1.4 and 1.3 times as long as a row of a product with 64.
+"""
 ROUNDED_TILE_TOKENS: Final = 8
-"""Where weights have few bits: such products take a time for each row. A decode of the default model alone took 8 times
-as long in tiles of 32, prompts as long as without tiles."""
+"""Tokens per tile with weights of few bits, whose products take time per row.
+
+In tiles of 32, a single decode of the default model took 8 times as long; prompts took as long as without tiles.
+"""
 GPU_TILE_TOKENS: Final = 128
-"""Of any type. By what GPUs are sold with, reading 16-bit weights takes as long as multiplying 75 (RTX 3090) to 300
-(H100) rows by them; not measured."""
+"""Tokens per tile on a GPU, for any dtype. By GPU specifications, reading 16-bit weights takes as long as multiplying
+them by 75 (RTX 3090) to 300 (H100) rows; not measured."""
 OTHER_SIZES: Final = (1, 4, 16, 64)
-"""Are used besides on a CPU where they are proven to give the same bits: products of few bits and many of float32
-do."""
+"""Additional tile sizes on a CPU, used where they are proven to give the same bits. Products with weights of few bits
+and many float32 products do."""
 _MORE_ROWS: Final = 1.25
-"""Than there are tokens left are computed at most, and some to spare, where smaller tiles would do: each tile reads all
-weights, so that rows cost little beside it where these are whole."""
+"""Maximum ratio of tile size to remaining tokens (plus spare rows) for padding a tile instead of filling smaller ones.
+
+Each tile reads all weights, so that padding rows are cheap in comparison where weights are not quantized.
+"""
 
 
 def tile_tokens(device_type: str, dtype: torch.dtype, quantization: str) -> int:
-    """Tokens a tile; 0: attention of this type adds by the batch."""
+    """Return the tokens per tile; 0 if attention of this dtype depends on the batch."""
     if device_type == "cuda":
         return GPU_TILE_TOKENS
     size = TILE_TOKENS.get(dtype, 0)
@@ -54,24 +62,25 @@ def tile_tokens(device_type: str, dtype: torch.dtype, quantization: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Some tokens of a step, in its order, filled up with such as write nowhere and are read by nobody."""
+    """Consecutive tokens of a step, padded with tokens that write to no slot and whose outputs are not read."""
 
     input_ids: Int64
-    """(size,); so are the next."""
+    """(size,); so are `positions`."""
     positions: Int64
     slot_mapping: Int64
     """(G, size)."""
     block_tables: Int32
-    """(G, S, max_blocks) of the sequences that have tokens in it."""
+    """(G, S, max_blocks), for the S sequences with tokens in the tile."""
     seq_lens: Int32
-    """(S,), up to their last tokens in it."""
+    """(S,), up to each sequence's last token in the tile."""
     query_start: Int32
-    """(S + 1,), from 0."""
+    """(S + 1,), starting from 0."""
     sample_rows: Int64
 
 
 def tiles_of(inputs: StepInputs, sizes: Sequence[int], spare_rows: int = 0) -> Iterator[Tile]:
-    """The step's tokens in tiles of these sizes, which ascend. `spare_rows` may be computed for nothing."""
+    """Yield the step's tokens in tiles of the given ascending sizes. `spare_rows` rows of padding are always
+    accepted."""
     starts, end = inputs.query_start, 0
     while (begin := end) < inputs.num_tokens:
         size = _next_size(inputs.num_tokens - begin, sizes, spare_rows)
@@ -93,7 +102,7 @@ def tiles_of(inputs: StepInputs, sizes: Sequence[int], spare_rows: int = 0) -> I
 
 
 def _next_size(num_tokens: int, sizes: Sequence[int], spare_rows: int) -> int:
-    """The smallest that takes all of so many tokens, if it is not much too large; else the largest that is filled."""
+    """Return the smallest size that holds all tokens; if that would waste too many rows, the largest that they fill."""
     enough = next((size for size in sizes if size >= num_tokens), None)
     filled = next((size for size in reversed(sizes) if size <= num_tokens), None)
     if enough is not None and (filled is None or enough <= _MORE_ROWS * num_tokens + spare_rows):
@@ -103,10 +112,10 @@ def _next_size(num_tokens: int, sizes: Sequence[int], spare_rows: int) -> int:
 
 
 class FixedTiles:
-    """Runs a model, `size` tokens at a time, over the blocks of `storage`.
+    """Runs a model, `size` tokens at a time, on the blocks of `storage`.
 
-    `others` are sizes that give the same bits. The head's products have as many rows as the tile; on a CPU those of a
-    head of ours have `size`, whatever the tile.
+    `others` are sizes that give the same bits. The head's products have as many rows as the tile; on a CPU, those of a
+    `Float32Head` have `size` rows, whatever the tile.
     """
 
     def __init__(self, model: Forward, storage: KVStorage, ops: Ops, size: int, others: Iterable[int] = ()) -> None:
@@ -120,12 +129,12 @@ class FixedTiles:
         self.set_head_rows(size)
 
     def set_head_rows(self, size: int) -> None:
-        """How many rows the products of a head of ours have."""
+        """Set the number of rows of the products of each `Float32Head`."""
         for head in self._heads:
             head.tile_rows = size
 
     def run_idle(self) -> torch.Tensor:
-        """A tile that writes nowhere and reads no block: logits of one row."""
+        """Run a tile that writes no KV and reads no block, and return the logits of one row."""
         groups, nothing = self._storage.num_groups, np.zeros(self.sizes[0], np.int64)
         tables, slots = np.zeros((groups, 1, 1), np.int32), np.full((groups, self.sizes[0]), -1)
         lengths = np.zeros(2, np.int32)
@@ -134,7 +143,7 @@ class FixedTiles:
         return found
 
     def logits(self, inputs: StepInputs) -> torch.Tensor | None:
-        """Of the sampled rows of a step, (num_samples, vocabulary); None when nothing is sampled."""
+        """Return the logits of a step's sampled rows, (num_samples, vocabulary), or None when nothing is sampled."""
         found = [
             logits for tile in tiles_of(inputs, self.sizes, self._spare_rows) if (logits := self._run(tile)) is not None
         ]
@@ -152,7 +161,7 @@ class FixedTiles:
         return self._model.logits(ids, positions, context, self._put(rows))[:count]
 
     def _put(self, array: Int64 | Int32) -> torch.Tensor:
-        """On the device; a GPU's copy is waited for."""
+        """Copy an array to the device, synchronously on a GPU."""
         return torch.from_numpy(array).to(self._storage.device)
 
     def _context(self, tile: Tile) -> PagedContext:
@@ -170,16 +179,15 @@ class FixedTiles:
 
 
 class _TileContext(PagedContext):
-    """Attention gives zeros to the tokens that fill a tile up: what is left in memory might be no number."""
+    """Step context whose attention returns zeros for padding tokens, because uninitialized memory may contain NaN."""
 
     def attend_written(self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions) -> torch.Tensor:
-        """(T, Hq, D) -> (T, Hq, D)."""
         out = query.new_zeros(*query.shape[:2], options.value_dim(query))
         return self.attend_into(query, kv, options, out)
 
 
 def _filled_up(array: Int64, size: int, value: int) -> Int64:
-    """Along its last axis."""
+    """Pad the last axis to `size` with `value`."""
     filled = np.full((*array.shape[:-1], size), value, np.int64)
     filled[..., : array.shape[-1]] = array
     return filled

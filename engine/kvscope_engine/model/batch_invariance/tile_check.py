@@ -1,7 +1,8 @@
-"""The proof at load that a deterministic engine is one: a token's numbers are the same at every place in a tile.
+"""Proves at load that deterministic mode works: a token's numbers are the same at every position in a tile.
 
-Owns which models are not taken, by name, and what is tried: a sequence alone, behind another that moves it through the
-tiles, and the end of it token by token. Keys and values of all layers and the last logits have to be the same bits.
+Owns which models are refused, with the reason, and the trials: a sequence alone, the same sequence after another that
+shifts its position in the tiles, and its last tokens one by one. Keys and values of all layers and the last logits must
+be bitwise equal.
 """
 
 from __future__ import annotations
@@ -34,13 +35,14 @@ if TYPE_CHECKING:
 BLOCK_SIZE: Final = 8
 _TUNABLE: Final = "PYTORCH_TUNABLEOP_ENABLED"
 NUM_SINGLE: Final = 3
-"""Last tokens that are computed one by one."""
+"""Number of last tokens that are computed one by one."""
 
 
 def proven_tiles(loaded: LoadedModel) -> tuple[int, ...]:
-    """The size of tiles that gives a token the same bits at every place, and behind it others that give them as well.
+    """Return the tile size that gives a token the same bits at every position, followed by other sizes that give them
+    too.
 
-    Raises BadInput, in one line, for a model or a machine of which it cannot be proven.
+    Raises BadInput, in one line, for a model or machine for which this cannot be proven.
     """
     size = tile_tokens(loaded.device.type, loaded.dtype, loaded.quantization)
     ops = ops_for(loaded.device.type)
@@ -51,7 +53,8 @@ def proven_tiles(loaded: LoadedModel) -> tuple[int, ...]:
 
 
 def differing_part(module: nn.Module, size: int, ops: Ops) -> str:
-    """The first layer that gives a token other numbers at another place in tiles of `size`; empty: there is none."""
+    """Name the first layer that gives a token other numbers at another position in tiles of `size`; empty if there is
+    none."""
     with _trial(module, size, ops, size + size // 2) as trial:
         return trial.first_difference()
 
@@ -103,7 +106,7 @@ def _why_not_layer(call: LayerCall, *, is_on_cpu: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Tokens `start` to `end` of a sequence whose blocks are in `table`."""
+    """Tokens `start` to `end` of a sequence whose blocks are listed in `table`."""
 
     ids: Int64
     table: list[int]
@@ -112,7 +115,7 @@ class _Piece:
 
 
 class _Trial:
-    """Two sequences over a few blocks."""
+    """Two token sequences and the storage of a few blocks in which they are computed."""
 
     def __init__(self, module: Any, size: int, ops: Ops, length: int) -> None:
         config = module.config.get_text_config(decoder=True)
@@ -133,7 +136,7 @@ class _Trial:
         self._expected: torch.Tensor | None = None
 
     def is_equal_in(self, size: int) -> bool:
-        """Whether tiles of another size give the same bits: the last of the text in two of them."""
+        """Whether tiles of `size` give the same bits, tried on the last `size` + 1 tokens, which take two tiles."""
         start = max(self.length - size - 1, 0)
         if start:
             self._run(_Piece(self.ids, self.tried, 0, start))
@@ -142,13 +145,13 @@ class _Trial:
 
     @property
     def expected(self) -> torch.Tensor:
-        """Logits of the last token when the text is computed alone."""
+        """Logits of the last token when the sequence is computed alone."""
         if self._expected is None:
             self._expected = self._run(_Piece(self.ids, self.table, 0, self.length))
         return self._expected
 
     def first_difference(self) -> str:
-        """In words; empty: none."""
+        """Describe the first difference between the trials; empty if there is none."""
         expected = self.expected
         for before in (1, self.size // 2 - 1, self.size - NUM_SINGLE):
             found = self._beside(before)
@@ -160,8 +163,11 @@ class _Trial:
         return ""
 
     def _beside(self, before: int) -> torch.Tensor:
-        """Behind so many tokens of the other sequence, and then token by token beside it; the head has as many rows
-        before."""
+        """Compute the sequence after `before` tokens of the other one, then its last tokens one by one, in steps shared
+        with it.
+
+        For the last tokens, the head also gets `before` rows in front. Returns the last token's logits.
+        """
         before = min(before, self.length - NUM_SINGLE)
         start = self.length - NUM_SINGLE
         other = _Piece(self.others, self.beside, 0, before)
@@ -172,8 +178,11 @@ class _Trial:
         return found
 
     def _run(self, *pieces: _Piece, size: int | None = None, head_rows: int = 0) -> torch.Tensor:
-        """Logits of the last token, (vocabulary,), in tiles of another `size` but for the head of ours, behind
-        `head_rows` others in the head."""
+        """Run the pieces as one step and return the logits of the last token, (vocabulary,).
+
+        Tiles have `size` tokens (default: the trial's), except in a `Float32Head`. `head_rows` other rows precede the
+        last token's in the head.
+        """
         tiles = FixedTiles(self._model, self.storage, self._ops, size or self.size)
         tiles.set_head_rows(self.size)
         logits = tiles.logits(_inputs(pieces, head_rows))
@@ -181,7 +190,7 @@ class _Trial:
         return logits[-1].clone()
 
     def _is_same(self, layer: int) -> bool:
-        """Whether both tables hold the same keys and values, slots that nobody wrote aside."""
+        """Whether both tables hold the same keys and values, ignoring slots that were never written."""
         return all(
             torch.equal(kept[self.table].flatten(0, 1)[: self.length], kept[self.tried].flatten(0, 1)[: self.length])
             for kept in self.storage.kv(layer)
@@ -189,7 +198,7 @@ class _Trial:
 
 
 def _inputs(pieces: tuple[_Piece, ...], head_rows: int) -> StepInputs:
-    """A step of these; its first token is sampled so often before the last."""
+    """Return a step of these pieces. Its first token is sampled `head_rows` times before the last one."""
     places = [np.arange(piece.start, piece.end) for piece in pieces]
     slots = [
         np.array(piece.table)[place // BLOCK_SIZE] * BLOCK_SIZE + place % BLOCK_SIZE

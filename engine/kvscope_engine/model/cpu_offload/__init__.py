@@ -1,1 +1,1 @@
-"""Weights of a GPU's model that stay in host memory: which, how they get through the load, how they are streamed."""
+"""Weights of a GPU's model that stay in host memory: their choice, their handling during load, and their streaming."""

@@ -1,7 +1,9 @@
-"""Layers whose weights are in host memory, one at a time on the device: while a model is proven and joined at load.
+"""Brings layers whose weights are in host memory to the device one at a time, while a model is checked and fused at
+load.
 
-Owns which layer is at hand. It is brought when it runs, or when a part of it is looked at, and then the one before goes
-back. What was replaced in between (joined) is what goes back. Slow and simple; serving is `streaming`'s.
+Owns which layer is on the device. A layer is copied there when it runs or when one of its modules is accessed, and the
+previous one is moved back, including weights that were replaced (fused) in between. Slow and simple; during service,
+`streaming` is used.
 """
 
 from __future__ import annotations
@@ -16,24 +18,24 @@ from kvscope_engine.model.cpu_offload.split import large_tensors, like
 
 
 class ResidentLayers:
-    """Its hooks are on the layers until `end`."""
+    """Keeps at most one of `layers` on `device`. Its hooks remain on the layers until `end`."""
 
     def __init__(self, layers: Sequence[nn.Module], device: torch.device) -> None:
         self.layers = tuple(layers)
         self.device = device
         self._here: nn.Module | None = None
         self._originals: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        """By the id of a tensor that was brought: itself, and what it is a copy of."""
+        """Tensor on the device and the host tensor that it copies, by the id of the former."""
         self._handles = [layer.register_forward_pre_hook(self._before) for layer in self.layers]
 
     def bring_layer_of(self, part: nn.Module) -> None:
-        """Have the layer that `part` is in on the device, if it is one of these."""
+        """Bring the layer that contains `part` to the device, if it is one of these."""
         for layer in self.layers:
             if any(part is child for child in layer.modules()):
                 self._bring(layer)
 
     def end(self) -> None:
-        """All are in host memory, and nobody brings them any more."""
+        """Move everything back to host memory and remove the hooks."""
         self._put_away()
         for handle in self._handles:
             handle.remove()
@@ -62,7 +64,7 @@ class ResidentLayers:
 
 
 def bring_layer_of(module: nn.Module, part: nn.Module) -> None:
-    """Before `part` of the model `module` is run by itself."""
+    """Bring the layer of `part` to the device, before `part` of the model `module` is run by itself."""
     resident: ResidentLayers | None = getattr(module, "kvscope_resident", None)
     if resident is not None:
         resident.bring_layer_of(part)

@@ -1,7 +1,7 @@
-"""Which layers' weights stay in host memory (`--cpu-offload-gb`), and the placing of all others. Owns the choice.
+"""Chooses which layers' weights stay in host memory (`--cpu-offload-gb`), and moves all others to the device.
 
-Whole decoder layers from the last one back, until their weights reach what was asked for. Embeddings, head and all that
-has one axis (norms, biases) are on the device always.
+Whole decoder layers are chosen from the last one backwards, until their weights reach the requested size. Embeddings,
+head and all one-dimensional tensors (norms, biases) are always on the device.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from kvscope_telemetry.errors import BadInput, KvscopeError
 
 GIB = 1 << 30
 NUM_STAGES = 2
-"""Layers that are on the device at once: the one that runs, and the one that comes next."""
+"""Number of layers on the device at once: the running one and the next one."""
 
 Place = tuple[dict[str, Any], str, torch.Tensor]
-"""Where a tensor is registered, under which name, and the tensor."""
+"""Dictionary in which a tensor is registered, its name there, and the tensor."""
 
 
 def check_streaming(cpu_offload_gb: float, device: torch.device, free_host_bytes: int) -> None:
-    """Raise, on one line, where weights cannot stay in host memory: before anything is loaded."""
+    """Raise, before anything is loaded, if weights cannot stay in host memory.
+
+    Raises BadInput on a CPU, KvscopeError if host memory is missing; both messages have one line.
+    """
     if device.type == "cpu":
         raise BadInput(
             f"cpu_offload_gb={cpu_offload_gb:g} is not accepted on a CPU: its weights are in host memory already"
@@ -36,9 +39,9 @@ def check_streaming(cpu_offload_gb: float, device: torch.device, free_host_bytes
 
 
 def layers_for_host(module: nn.Module, cpu_offload_gb: float) -> tuple[nn.Module, ...]:
-    """The layers whose weights stay, in the order in which they run.
+    """Return the layers whose weights stay in host memory, in execution order.
 
-    Raises BadInput where that would free nothing, or where the model's layers are not one list.
+    Raises BadInput if that would free no memory, or if the model's layers are not in one list.
     """
     layers, wanted = _decoder_layers(module), cpu_offload_gb * GIB
     chosen: list[nn.Module] = []
@@ -55,7 +58,8 @@ def layers_for_host(module: nn.Module, cpu_offload_gb: float) -> tuple[nn.Module
 
 
 def place_others(module: nn.Module, on_host: Sequence[nn.Module], device: torch.device) -> None:
-    """Move all of `module` to `device` but the large tensors of those layers; what is shared stays shared."""
+    """Move all of `module` to `device` except the large tensors of the layers `on_host`. Shared tensors remain
+    shared."""
     stays = {id(tensor) for layer in on_host for _, _, tensor in large_tensors(layer)}
     moved: dict[int, torch.Tensor] = {}
     for held, name, tensor in tensors_of(module):
@@ -66,7 +70,6 @@ def place_others(module: nn.Module, on_host: Sequence[nn.Module], device: torch.
 
 
 def tensors_of(module: nn.Module) -> Iterator[Place]:
-    """All parameters and buffers."""
     for part in module.modules():
         for held in (part._parameters, part._buffers):
             for name, tensor in list(held.items()):
@@ -75,17 +78,17 @@ def tensors_of(module: nn.Module) -> Iterator[Place]:
 
 
 def large_tensors(layer: nn.Module) -> Iterator[Place]:
-    """Those that are worth streaming: of two axes and more."""
+    """Yield the tensors worth streaming: those with at least two dimensions."""
     return (place for place in tensors_of(layer) if place[2].dim() > 1)
 
 
 def large_bytes(layer: nn.Module) -> int:
-    """Bytes of them, what is shared counted once."""
+    """Return the bytes of a layer's large tensors, counting shared ones once."""
     return sum({id(tensor): tensor.nbytes for _, _, tensor in large_tensors(layer)}.values())
 
 
 def like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """`values` as what `tensor` is: a parameter, or none."""
+    """Return `values` as a parameter if `tensor` is one, else as a plain tensor."""
     return nn.Parameter(values, requires_grad=False) if isinstance(tensor, nn.Parameter) else values
 
 
@@ -96,4 +99,4 @@ def _decoder_layers(module: nn.Module) -> list[nn.Module]:
     found = next(lists, None)
     if found is None:
         raise BadInput(f"--cpu-offload-gb is not accepted for {type(module).__name__}: its layers are not in one list")
-    return list(found)  # by their order: their names may leave numbers out
+    return list(found)  # by position: their names may skip numbers

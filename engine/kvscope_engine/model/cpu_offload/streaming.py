@@ -1,17 +1,17 @@
-"""Layers that run on weights in host memory: each is copied to the device while the one before it runs.
+"""Runs layers whose weights are in host memory: each is copied to the device while the previous one runs.
 
-Owns two stages on the device and what is in them. A layer's weights are views of one stage for good, every second
-layer's of the same, so that nothing is exchanged when it runs: it waits until its weights are there. When it is done,
-the copy of the layer after next begins into its stage, on a stream of its own, and behind the last layer that of the
-first two: these come while the layers run that are on the device.
+Owns two stages (buffers) on the device and their contents. A layer's weights are permanent views of one stage, shared
+by every second layer, so that nothing is replaced when the layer runs: it waits until its weights have arrived. When it
+is done, the layer after next is copied into its stage on a separate stream; after the last layers, the first two are,
+while the layers that are on the device run.
 
-accelerate's `cpu_offload` and `dispatch_model` are not used. Their hooks take the place of each module's `forward` and
-put its parameters in there and then: from memory that is not pinned, on the stream that computes, nothing fetched
-ahead. And joined layers use weights past these hooks (`forward_add`; norms that are kept apart): tried on a joined
-Llama, its logits were others, without an error. One hook a decoder layer does here, since every weight of two axes is
-read inside its layer's call.
+accelerate's `cpu_offload` and `dispatch_model` are not used. Their hooks replace each module's `forward` and load its
+parameters on demand: from unpinned memory, on the compute stream, without prefetching. Fused layers also read weights
+without triggering these hooks (`forward_add`; norms that are kept separately): on a fused Llama, the logits were wrong
+without an error. Here, one hook per decoder layer suffices, since every weight with two or more dimensions is read
+inside its layer's call.
 
-The copies are not part of CUDA graphs: such a layer comes in milliseconds, and its ten launches take a fraction of one.
+The copies are not part of CUDA graphs: copying such a layer takes milliseconds, its ten launches a fraction of one.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from kvscope_engine.model.device_memory.host_slab import CudaPinner, HostSlab, P
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 ALIGNMENT: Final = 512
-"""Of a weight in its stage, in bytes; as torch's allocator has it."""
+"""Alignment of a weight in its stage in bytes, as in torch's allocator."""
 EAGER_NOTE: Final = (
     "steps run without CUDA graphs (as with --enforce-eager): weights are streamed from host memory (--cpu-offload-gb)"
 )
 
 
 class StreamedWeights:
-    """The layers whose weights stay on the host, in the order in which they run. `close` when no step is under way.
+    """Layers whose weights stay on the host, in execution order. Call `close` when no step is in flight.
 
-    Raises KvscopeError where there is no host memory for them.
+    Raises KvscopeError if host memory is missing.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class StreamedWeights:
     ) -> None:
         self._streams = streams
         self._slabs: list[HostSlab] = []
-        """A layer each, so that at no time all weights are there twice."""
+        """One slab per layer, so that the weights of at most one layer exist twice during the transfer."""
         sizes = [_staged_bytes(layer) for layer in layers]
         self._stages = [torch.empty(max(sizes), dtype=torch.uint8, device=device) for _ in range(NUM_STAGES)]
         self._holds: list[int | None] = [None] * NUM_STAGES
@@ -66,22 +66,22 @@ class StreamedWeights:
 
     @property
     def num_bytes(self) -> int:
-        """In host memory."""
+        """Bytes in host memory."""
         return sum(slab.num_bytes for slab in self._slabs)
 
     @property
     def pass_bytes(self) -> int:
-        """Copied to the device for each forward pass: of a layer that shares its stage with no other, nothing."""
+        """Bytes copied to the device per forward pass. A layer that does not share its stage is not copied again."""
         shared = [slab for index, slab in enumerate(self._slabs) if self._following(index) != index]
         return sum(slab.num_bytes for slab in shared)
 
     @property
     def stage_bytes(self) -> int:
-        """On the device."""
+        """Bytes on the device."""
         return sum(stage.nbytes for stage in self._stages)
 
     def close(self) -> None:
-        """Give the memory back; the layers cannot run any more."""
+        """Free the memory. The layers cannot run afterwards."""
         for handle in self._handles:
             handle.remove()
         self._streams.finish("copy")
@@ -90,7 +90,7 @@ class StreamedWeights:
         self._handles, self._slabs, self._stages = [], [], []
 
     def _settle(self, index: int, layer: nn.Module) -> None:
-        """Move a layer's weights into its slab, and let it read its stage."""
+        """Move a layer's weights into its slab, and make them views of its stage."""
         host, stage = self._slabs[index].rows[0], self._stages[index % NUM_STAGES]
         views: dict[int, torch.Tensor] = {}
         offset = 0
@@ -108,7 +108,7 @@ class StreamedWeights:
 
     def _before(self, index: int, *_: Any) -> None:
         stage = index % NUM_STAGES
-        if self._holds[stage] != index:  # the first pass, or one after a pass that was broken off
+        if self._holds[stage] != index:  # first pass, or the previous pass was interrupted
             self._used[stage] = self._streams.mark("compute")
             self._begin(index)
         ready = self._ready[stage]
@@ -123,12 +123,12 @@ class StreamedWeights:
             self._begin(following)
 
     def _following(self, index: int) -> int:
-        """The layer that is next in the same stage, in this pass or the one after it."""
+        """Return the next layer in the same stage, in this pass or the next one."""
         after_next = index + NUM_STAGES
         return after_next if after_next < len(self._slabs) else index % NUM_STAGES
 
     def _begin(self, index: int) -> None:
-        """Copy a layer as soon as its stage is not read any more."""
+        """Enqueue the copy of a layer, to run once its stage is no longer read."""
         number = index % NUM_STAGES
         used, source = self._used[number], self._slabs[index].rows[0]
         target = self._stages[number][: len(source)]
@@ -138,14 +138,14 @@ class StreamedWeights:
 
         if used is not None:
             self._streams.wait("copy", used)
-        self._holds[number] = None  # until all of this was handed over
+        self._holds[number] = None  # unknown until the copy is enqueued completely
         self._streams.run("copy", copy)
         self._ready[number] = self._streams.mark("copy")
         self._holds[number] = index
 
 
 def start_streaming(module: nn.Module) -> None:
-    """Once a model is joined: serve those layers that were kept in host memory from there. Others: nothing."""
+    """Stream the layers kept in host memory, once the model is fused. Does nothing for a model without such layers."""
     resident: ResidentLayers | None = getattr(module, "kvscope_resident", None)
     if resident is None:
         return
@@ -158,13 +158,13 @@ def start_streaming(module: nn.Module) -> None:
 
 
 def streamed_weights(module: nn.Module) -> StreamedWeights | None:
-    """Those of `module`, when it is served from host memory in part."""
+    """Return the streamed weights of `module`; None if all its weights are on the device."""
     streamed: StreamedWeights | None = getattr(module, "kvscope_streamed", None)
     return streamed
 
 
 def close_streaming(module: nn.Module) -> None:
-    """At the model's end, or that of its start, wherever it broke off."""
+    """Release the weights in host memory when the model is closed, or when its start failed at any point."""
     resident: ResidentLayers | None = getattr(module, "kvscope_resident", None)
     if resident is not None:
         resident.end()

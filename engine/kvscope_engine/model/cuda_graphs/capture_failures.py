@@ -1,7 +1,6 @@
-"""Remembers the sizes of CUDA graphs that could not be captured: each failure affects its own size alone, is reported
-once, and is tried again after pauses that grow.
+"""Remembers the sizes of CUDA graphs that could not be captured, and when each may be tried again.
 
-Knows no graphs.
+Each failure affects only its own size, is reported once, and is retried after growing pauses. Knows no graphs.
 """
 
 from __future__ import annotations
@@ -19,13 +18,16 @@ Key = TypeVar("Key")
 
 FIRST_PAUSE_S: Final = 2.0
 LONGEST_PAUSE_S: Final = 30.0
-"""Between two tries of one size: each holds a request up for three steps or so that comes meanwhile."""
+"""Longest pause in seconds between two tries of one size. Each try delays a request that arrives meanwhile by about
+three steps."""
 MAX_TRIES: Final = 4
-"""Of a capture that CUDA refuses for another reason than memory. What is no error of CUDA's is never tried again."""
+"""Number of tries of a capture that CUDA refuses for another reason than memory. Errors other than RuntimeError are
+never retried."""
 
 
 class CaptureFailures:
-    """`tell` is told of each size that gets no graph, on one line, once, and when it has one after all."""
+    """Failed captures by key. `tell` is called with one line when a size gets no graph, and when it is captured after
+    all."""
 
     def __init__(self, tell: Callable[[str], object]) -> None:
         self._tell = tell
@@ -36,37 +38,39 @@ class CaptureFailures:
 
     @property
     def is_held(self) -> bool:
-        """Whether nothing is to be captured."""
         return self._is_held
 
     def hold(self, is_held: bool) -> None:
-        """While held nothing is captured, whatever was put off."""
+        """Suspend or resume all captures, including retries that are due."""
         self._is_held = is_held
 
     def has(self, key: Hashable) -> bool:
-        """Whether it failed, or was given back, and was not captured since."""
+        """Whether the capture failed or the graph was released, and it was not captured since."""
         return key in self._not_before_s
 
     def may_try(self, key: Hashable) -> bool:
-        """Whether a capture is worth its time now."""
+        """Whether the graph may be captured now."""
         return not self._is_held and time.monotonic() >= self._not_before_s.get(key, 0.0)
 
     def due(self) -> Iterator[Hashable]:
-        """Sizes that failed and may be tried again now."""
+        """Return the keys of failed captures that may be tried again now."""
         return (key for key in list(self._not_before_s) if self.may_try(key))
 
     @property
     def is_waiting(self) -> bool:
-        """Whether anything is to be tried again."""
+        """Whether any capture is to be tried again later."""
         return not self._is_held and any(not_before_s < math.inf for not_before_s in self._not_before_s.values())
 
     def refuse(self, key: Hashable, error: Exception, *, for_good: bool = False) -> None:
-        """A capture raised `error`, which the note on another one says too. `for_good`: it is not tried again."""
+        """Record that a capture raised `error`, without reporting it, because a note on another key covers it.
+
+        `for_good`: do not retry.
+        """
         self._tries[key] = self._tries.get(key, 0) + 1
         self._not_before_s[key] = math.inf if for_good else time.monotonic() + self._pause_s(key, error)
 
     def note(self, key: Hashable, size: str, error: Exception, *, for_good: bool = False) -> None:
-        """A capture raised `error`. `size`: of the steps that have no graph, in words."""
+        """Record that a capture raised `error`, and report it once. `size` describes the steps that have no graph."""
         self.refuse(key, error, for_good=for_good)
         if key not in self._told:
             self._told.add(key)
@@ -74,11 +78,11 @@ class CaptureFailures:
             self._tell(f"no CUDA graph for {size}, which run slower: {failure_words(error)}{later}")
 
     def put_off(self, key: Hashable) -> None:
-        """Its graph was given back, for memory that a step needed: it may be captured again after a pause."""
+        """Record that a graph was released because a step needed its memory. It may be captured again after a pause."""
         self._not_before_s[key] = time.monotonic() + FIRST_PAUSE_S
 
     def captured(self, key: Hashable, size: str) -> None:
-        """A capture succeeded."""
+        """Record a successful capture, and report it if its failure was reported."""
         self._tries.pop(key, None)
         self._not_before_s.pop(key, None)
         if key in self._told:
@@ -93,18 +97,18 @@ class CaptureFailures:
 
 
 def is_capture_failure(error: Exception) -> bool:
-    """Whether memory was missing, or a library raised it: of one size perhaps, and not of the next."""
+    """Whether memory was missing or a library raised `error`. Such a failure may affect one size and not the next."""
     return is_no_memory(error) or is_of_library(error)
 
 
 def failure_of(
     capture: Callable[[], object], accepts: Callable[[Exception], bool] = is_capture_failure
 ) -> Exception | None:
-    """The error of those that it `accepts` which `capture` raised; others are raised.
+    """Call `capture` and return the exception that it raised, if `accepts` accepts it; other exceptions propagate.
 
-    It comes without its traceback, which would keep the failed graph, its memory pool and the step's activations: the
-    next capture would have less memory, and might use a workspace of cuBLAS's in that pool, which is freed once the
-    error is dropped (pytorch#193402). The memory is given back before this returns.
+    The traceback is dropped: it would keep the failed graph, its memory pool and the step's activations alive. The next
+    capture would then have less memory, and might use a cuBLAS workspace in that pool, which is freed once the
+    exception is dropped (pytorch#193402). Cached memory is released before this returns.
     """
     try:
         capture()
@@ -120,8 +124,11 @@ def failure_of(
 
 
 def failures_of(keys: Sequence[Key], capture: Callable[[Key], Exception | None]) -> dict[Key, Exception]:
-    """What `capture` returns of those that fail. Where CUDA refuses the first the others are not tried: it is the
-    model's own, and each try leaves memory behind (`is_refusal`)."""
+    """Call `capture` for each key and return the exceptions by key.
+
+    If CUDA refuses the first, the others are not tried and get the same exception: the model cannot be captured at all,
+    and each try leaks memory (`is_refusal`).
+    """
     failures: dict[Key, Exception] = {}
     for key in keys:
         if (error := capture(key)) is not None:
@@ -132,12 +139,15 @@ def failures_of(keys: Sequence[Key], capture: Callable[[Key], Exception | None])
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether CUDA refuses what is captured, such as a read on the host; its words for that speak of capturing. torch
-    2.13 then takes the pool of the capture to be in use for ever, and gives the memory of no graph in it back
-    (pytorch#190348)."""
+    """Whether CUDA refuses the captured operations, such as a read on the host. Its messages for that mention
+    capturing.
+
+    torch 2.13 then considers the capture's pool in use forever and never releases the memory of any graph in it
+    (pytorch#190348).
+    """
     return isinstance(error, RuntimeError) and "captur" in str(error).lower() and not is_no_memory(error)
 
 
 def failure_words(error: Exception) -> str:
-    """One line of what CUDA says at length."""
+    """Return the type and the first line of an exception, shortened to 200 characters."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.200}"

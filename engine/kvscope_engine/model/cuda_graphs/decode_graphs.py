@@ -1,24 +1,24 @@
-"""CUDA graphs of decode steps, with drafts or without: one a padded size, of whatever lengths.
+"""CUDA graphs of decode steps, with or without drafts: one per padded batch size, for any sequence lengths.
 
-Owns the graphs, the block tables that all of them read, one tensor a KV group, and the one of logits that all of them
-write. States of recurrent layers are read by slots of the step; those of sequences that are added are nobody's. A
-batch is padded to the next size with sequences of length 0 that write to slot -1. Launches are shaped by what the
-pool can hold and cut by the lengths that are there, so that short requests do not pay for a long context. All sizes
-are captured before the first request, the largest first, which proves that it can be done and gives all others their
-memory. What fits no graph, and every step with prefills in it, runs eagerly: such a step is as long as its prefill, and
-the decodes beside it are back in a graph with the next one. A capture that fails costs its own size alone: batches of
-it take the next larger graph that there is (`capture_failures`). Where CUDA refuses the largest there is none.
+Owns the graphs, the block tables that all of them read (one tensor per KV group), and the logits tensor that all of
+them write. States of recurrent layers are read by slot; padding sequences use a slot that belongs to no request. A
+batch is padded to the next size with sequences of length 0 that write to slot -1. Launch grids are sized for the pool's
+capacity, and kernels stop at the actual lengths, so short requests do not pay for a long context.
 
-Steps with drafts have graphs of their own, by the tokens that they compute: a request has one to all that may be
-guessed and one, which is read on the device, as attention to short runs of queries does. By rows a request, padded to
-all that may be guessed, a step in which few have drafts would compute several times what it needs; by tokens its sizes
-are few, and its logits those of the largest batch, since a step samples no more rows than that. The larger sizes are
-there twice, for as many requests as tokens and for few, whose attention is split among programs (`most_cut_runs`).
+All sizes are captured before the first request, the largest first: that proves that capturing works, and its memory
+serves all others. Steps that fit no graph, and all steps with prefills, run eagerly. A failed capture affects only its
+own size; such batches use the next larger graph (`capture_failures`). If CUDA refuses the largest, there are no graphs.
 
-Where decodes choose their blocks, what ranks them is as wide as the longest request may be: there is a graph for each
-of some lengths too, so that it is at most four times as wide as the longest one is. The longest is captured at the
-start, and serves until a shorter one that was wanted is captured, while nobody waits. Where attention is measured, all
-layers of a graph add up where it fell, which the host reads of the steps that are measured.
+Steps with drafts have separate graphs, by number of tokens. The number of tokens per request, from 1 to 1 + max_drafts,
+is read on the device, as in attention over short query runs. Padding every request to 1 + max_drafts rows would
+multiply the work of steps in which few requests have drafts; by tokens, few sizes suffice, and the logits are those of
+the largest batch, since a step samples no more rows. The larger sizes exist twice: for as many requests as tokens, and
+for few requests, whose attention is split among programs (`most_cut_runs`).
+
+If decodes choose their blocks (sparse attention), ranking is as wide as the longest possible request. There is then a
+graph for each of several lengths, so that ranking is at most four times as wide as the longest request needs. The
+longest is captured at the start and used until a shorter one that was wanted is captured, while the engine is idle. If
+attention is measured, all layers of a graph accumulate block scores, which the host reads for the measured steps.
 
 See docs/internals/decisions/0015-cuda-graphs-are-captured-at-the-start.md.
 """
@@ -46,30 +46,32 @@ from kvscope_engine.model.input_batch.step_tensors import StepTensors, put_decod
 from kvscope_engine.model.layers.attention.attention_scores import AttentionScores
 
 SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""Of batches: products have tiles of 64 or 128 rows, in which rows that are added to a large batch cost nothing."""
+"""Batch sizes. Matrix products have tiles of 64 or 128 rows, so padding rows of a large batch cost nothing."""
 
 DRAFTED_SIZES: Final = (4, 8, 16, 32, 64, 128, 256)
-"""Of tokens, where drafts are among them. Captured at the start, all of them: hence fewer."""
+"""Token counts of steps with drafts. There are fewer than `SIZES` because all are captured at the start."""
 
 FEW_REQUESTS: Final = 32
-"""With drafts: about so many requests of 8 KV heads fill a device without being split."""
+"""Number of requests for the smaller variant of drafted graphs. About so many with 8 KV heads fill a device without
+splitting."""
 
 _SHORTEST: Final = 4096
 _GROWTH: Final = 4
 
 Forward = Callable[[StepTensors, AttentionScores | None], torch.Tensor]
-"""Logits (batch, vocabulary) of a step of decodes; each layer adds where its attention fell, if that is asked for."""
+"""Computes the logits (batch, vocabulary) of a step of decodes. If given scores, each layer adds its attention per
+block."""
 
 
 def captured_sizes(max_num_seqs: int) -> tuple[int, ...]:
-    """Batch sizes that get a graph, up to what can run together."""
+    """Return the batch sizes that get a graph, up to the number of requests that can run together."""
     largest = min(max_num_seqs, SIZES[-1])
     return (*(size for size in SIZES if size < largest), largest)
 
 
 def drafted_sizes(max_num_seqs: int, max_drafts: int) -> tuple[int, ...]:
-    """Token counts of steps with drafts that get a graph, up to what a step may sample; none where nothing is
-    guessed."""
+    """Return the token counts of steps with drafts that get a graph, up to what a step may sample; none without
+    drafts."""
     if not max_drafts:
         return ()
     largest = min(max(max_num_seqs, 1 + max_drafts), SIZES[-1])
@@ -77,18 +79,18 @@ def drafted_sizes(max_num_seqs: int, max_drafts: int) -> tuple[int, ...]:
 
 
 def most_rows(max_num_seqs: int, max_drafts: int) -> int:
-    """Rows of logits that graphs write at most."""
     return max(captured_sizes(max_num_seqs)[-1], *drafted_sizes(max_num_seqs, max_drafts), 0)
 
 
 def padded_size(sizes: tuple[int, ...], count: int) -> int | None:
-    """The smallest of ascending `sizes` that holds `count`; None when none does."""
+    """Return the smallest of ascending `sizes` that is at least `count`; None if there is none."""
     index = bisect_left(sizes, count)
     return sizes[index] if index < len(sizes) else None
 
 
 def captured_lengths(max_tokens: int) -> tuple[int, ...]:
-    """Tokens of the longest request for which there are graphs, where what is launched grows with them."""
+    """Return the lengths in tokens of the longest request for which there are graphs, if launch sizes grow with the
+    length."""
     lengths, length = [max_tokens], _SHORTEST
     while length < max_tokens:
         lengths.append(length)
@@ -97,8 +99,11 @@ def captured_lengths(max_tokens: int) -> tuple[int, ...]:
 
 
 class _Key(NamedTuple):
-    """Which graph: `size` requests of up to `length` tokens each; with drafts `size` tokens of `num_drafted` requests,
-    which is 0 without."""
+    """Identifies a graph: `size` requests of up to `length` tokens each; or, with drafts, `size` tokens of
+    `num_drafted` requests.
+
+    `num_drafted` is 0 without drafts.
+    """
 
     size: int
     length: int
@@ -106,18 +111,18 @@ class _Key(NamedTuple):
 
     @property
     def num_requests(self) -> int:
-        """That it has room for."""
+        """Maximum number of requests."""
         return self.num_drafted or self.size
 
     @property
     def words(self) -> str:
-        """Of the steps that it is for."""
         drafted = f"steps with drafts of {self.size} tokens and {self.num_drafted} requests"
         return drafted if self.num_drafted else f"batches of {self.size}"
 
 
 class DecodeGraphs:
-    """Replays decode steps: `size_of`, `put` as the first of a step's buffer, `replay` once that was sent."""
+    """Replays decode steps. Call `size_of`, then `put` first after the buffer's `begin`, then `replay` after its
+    `send`."""
 
     def __init__(
         self,
@@ -135,8 +140,22 @@ class DecodeGraphs:
         max_drafts: int = 0,
         failures: CaptureFailures | None = None,
     ) -> None:
-        """`measures`: for `shares_of`. `is_by_length`: a graph for each of `captured_lengths`, not one for all.
-        `pad_state`: of a model that keeps states, the slot of sequences that are added. `max_drafts`: of a request."""
+        """Create without graphs.
+
+        Args:
+            forward: Runs the model on a step.
+            buffer: Input buffer of steps.
+            device: CUDA device.
+            max_num_seqs: Maximum number of requests in a step.
+            max_tokens: Maximum tokens of one request.
+            block_size: Tokens per KV block.
+            num_groups: Number of KV groups.
+            measures: Whether graphs record attention per block, for `shares_of`.
+            is_by_length: Whether there is a graph for each of `captured_lengths`, instead of one for all lengths.
+            pad_state: State slot of padding sequences, for models with recurrent layers.
+            max_drafts: Maximum draft tokens per request.
+            failures: Record of failed captures.
+        """
         self.sizes = captured_sizes(max_num_seqs)
         self.drafted_sizes = drafted_sizes(max_num_seqs, max_drafts)
         self._most_rows = most_rows(max_num_seqs, max_drafts)
@@ -161,16 +180,19 @@ class DecodeGraphs:
         self._addresses: dict[tuple[int, int], tuple[int, ...]] = {}
         self._wanted: set[_Key] = set()
         self.failures = failures or CaptureFailures(lambda note: None)
-        self._put_key = _Key(0, max_tokens)  # of the step that was put last
+        self._put_key = _Key(0, max_tokens)  # key of the last step that was put
         self._pool: Any = None
 
     @property
     def largest(self) -> int:
-        """Captured before all others."""
+        """The largest batch size, captured before all others."""
         return self.sizes[-1]
 
     def capture_all(self) -> str:
-        """Before the first request: all sizes. Those that fail are told of. Why none can; empty: one was."""
+        """Capture all sizes before the first request, and report those that fail.
+
+        Returns why no size could be captured; empty if at least one was.
+        """
         keys = [_Key(size, self._lengths[-1]) for size in reversed(self.sizes)]
         errors = failures_of(keys, self._try)
         if len(errors) == len(keys):
@@ -180,8 +202,10 @@ class DecodeGraphs:
         return ""
 
     def capture_drafted(self) -> None:
-        """Before the first request, all sizes of steps with drafts. One that fails is left out, and told of; of a model
-        that cannot be captured so once is enough."""
+        """Capture all sizes of steps with drafts before the first request.
+
+        Sizes that fail are left out and reported; if all fail, only the first is reported.
+        """
         keys = self._drafted_keys()
         errors = failures_of(keys, self._try)
         has_none = len(errors) == len(keys)
@@ -193,20 +217,22 @@ class DecodeGraphs:
                 self.failures.refuse(key, error, for_good=for_good)
 
     def _drafted_keys(self) -> list[_Key]:
-        """The largest first, which gives the others their memory."""
+        """Return the keys of drafted graphs, the largest first, whose memory serves the others."""
         rooms = ((size, room) for size in self.drafted_sizes for room in {min(size, FEW_REQUESTS), size})
         keys = {_Key(size, self._lengths[-1], min(room, self.largest)) for size, room in rooms}
         return sorted(keys, reverse=True)
 
     def _drafted_key(self, inputs: StepInputs) -> _Key | None:
-        """The smallest that is captured and has room for the step."""
+        """Return the smallest captured drafted graph that fits the step."""
         num_tokens, num_requests = inputs.num_tokens, len(inputs.seq_lens)
         fitting = (key for key in self._graphs if key.size >= num_tokens and key.num_drafted >= num_requests)
         return min(fitting, default=None)
 
     def capture(self, size: int) -> Exception | None:
-        """For that many requests of any length; what memory or a library failed with. Waits for all that the device was
-        given, and uses the buffer."""
+        """Capture the graph for `size` requests of any length. Returns the error of a lack of memory or of a library.
+
+        Waits for all work enqueued on the device, and uses the input buffer.
+        """
         return self._try(_Key(size, self._lengths[-1]))
 
     def _try(self, key: _Key) -> Exception | None:
@@ -214,17 +240,18 @@ class DecodeGraphs:
         if error is None:
             self.failures.captured(key, key.words)
         elif is_refusal(error):
-            self._pool = None  # whose memory would never be given back: later graphs have another
+            self._pool = None  # this pool's memory would never be released: later graphs use a new one
         return error
 
     def _capture(self, key: _Key) -> None:
         self._buffer.begin()
         tensors = self._put(None, key)
         self._buffer.send()
-        self._forward_into_logits(tensors)  # outside the graph, where libraries may allocate what they keep
+        self._forward_into_logits(tensors)  # outside the graph, so that libraries can allocate permanent workspaces
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Threads that copy beside the steps may go on meanwhile. `graph` does not leave its stream where its end fails.
+        # "thread_local" lets copy threads continue. `torch.cuda.graph` does not restore the stream if the capture's end
+        # fails, hence the outer stream context.
         capturing = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
         with torch.cuda.stream(torch.cuda.current_stream(self._device)), capturing:
             shares = self._forward_into_logits(tensors)
@@ -234,17 +261,19 @@ class DecodeGraphs:
         self._graphs[key] = graph
 
     def size_of(self, inputs: StepInputs) -> int | None:
-        """The smallest graph that there is for a step of decodes alone, or with drafts; None: there is none. One that
-        was lost is captured here, once its pause is over: who is never idle would have none again.
+        """Return the size of the smallest graph for a step of decodes alone, or with drafts; None if there is none.
 
-        Before anything of the step is in the buffer.
+        Must be called before anything of the step is in the buffer. A lost graph is captured again here once its pause
+        is over, because an engine that is never idle would otherwise never get it back.
         """
         if inputs.is_drafted:
             drafted = self._drafted_key(inputs)
             return None if drafted is None else drafted.size
         if inputs.num_single_token != inputs.num_tokens or len(inputs.sample_rows) != inputs.num_tokens:
             return None
-        if inputs.state_slots is not None and (inputs.seq_lens == 1).any():  # who has no state to go on from
+        if (
+            inputs.state_slots is not None and (inputs.seq_lens == 1).any()
+        ):  # a first token has no state to continue from
             return None
         size = padded_size(self.sizes, inputs.num_tokens)
         if size is None:
@@ -259,7 +288,7 @@ class DecodeGraphs:
         return None if found is None else found.size
 
     def _decode_key(self, wanted: _Key) -> _Key | None:
-        """The smallest that is captured and holds as much."""
+        """Return the smallest captured decode graph that fits `wanted`."""
         fitting = (
             key
             for key in self._graphs
@@ -269,32 +298,34 @@ class DecodeGraphs:
 
     @property
     def num_requests(self) -> int:
-        """That the graph of the step that was put has room for."""
+        """Maximum number of requests of the graph chosen by the last `put`."""
         return self._put_key.num_requests
 
     def put(self, inputs: StepInputs, size: int) -> StepTensors:
-        """A step into the buffer, where its graph reads it: the first thing that is put there."""
+        """Put a step into the buffer where its graph reads it. Must be the first thing put into the buffer."""
         drafted = self._drafted_key(inputs) if inputs.is_drafted else None
         decodes = _Key(size, self._length_of(inputs))
         return self._put(inputs, drafted or self._decode_key(decodes) or decodes)
 
     def replay(self, size: int, num_rows: int) -> torch.Tensor:
-        """The step that was put. Logits (num_rows, vocabulary), valid until the next replay."""
+        """Run the step that was put. Returns logits (num_rows, vocabulary), valid until the next replay."""
         assert self._logits is not None, "nothing was captured"
         for table, sent in zip(self._tables, self._sent_tables, strict=False):
-            count, width = sent.shape  # sent as narrow as they are, read at one place
+            count, width = sent.shape  # uploaded only as wide as needed, read at a fixed address
             table[:count, :width].copy_(sent)
         self._graphs[self._put_key._replace(size=size)].replay()
         return self._logits[:num_rows]
 
     def shares_of(self, size: int, inputs: StepInputs, back: RowsBack) -> Rows | None:
-        """Of the step that was just replayed, where its attention fell: it starts to come down."""
+        """Start copying the attention per block of the step that was just replayed to the host."""
         width = table_width(int(inputs.seq_lens.max()), self._block_size)
         return self._shares[self._put_key._replace(size=size)].start(back, len(inputs.seq_lens), width)
 
     def try_again(self) -> bool:
-        """One size that failed or was given back a while ago, or was wanted: to be called where nobody waits. Whether
-        there was one."""
+        """Capture one size that failed, was released, or is wanted. Call it while the engine is idle.
+
+        Returns whether there was one.
+        """
         key: Any
         for key in () if self.failures.is_held else (*self.failures.due(), *self._wanted):
             self._wanted.discard(key)
@@ -305,12 +336,14 @@ class DecodeGraphs:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether anything is left for `try_again`."""
+        """Whether `try_again` has, or will have, something to capture."""
         return (bool(self._wanted) and not self.failures.is_held) or self.failures.is_waiting
 
     def release(self) -> bool:
-        """Give all graphs and their memory back; they share it, so that one alone frees nothing. Whether any were. They
-        come back the largest first, as at the start."""
+        """Release all graphs and their memory. They share it, so releasing one alone frees nothing.
+
+        Returns whether there were any. They are captured again later, the largest first, as at the start.
+        """
         for key in sorted(self._graphs, reverse=True):
             self.failures.put_off(key)
         had_any = bool(self._graphs)
@@ -343,7 +376,8 @@ class DecodeGraphs:
         return tensors
 
     def _forward_into_logits(self, tensors: StepTensors) -> AttentionScores | None:
-        """All graphs write the first rows of the same tensors; what else they allocate they share."""
+        """Run the model and write the logits. All graphs write the first rows of the same tensors and share a memory
+        pool."""
         shares = None
         if self._totals is not None and tensors.decode is not None:
             shares = AttentionScores(self._totals)

@@ -1,8 +1,8 @@
-"""CUDA graphs of decode steps that several ranks run: which sizes all of them captured.
+"""CUDA graphs of decode steps with several ranks: which batch sizes all ranks have captured.
 
-The sums over ranks are part of a graph. So all ranks capture the same sizes in the same order before the first request,
-the largest first, and replay the size that rank 0 says; none is captured later, where rank 0 alone would know of it. A
-capture that fails on one rank costs its size on all. Owns the sizes, not the graphs.
+The all-reduces are part of a graph. All ranks therefore capture the same sizes in the same order before the first
+request, the largest first, and replay the size that rank 0 sends. None is captured later, since only rank 0 would know
+that one is wanted. If a capture fails on one rank, no rank uses that size. Owns the sizes, not the graphs.
 """
 
 from __future__ import annotations
@@ -18,36 +18,42 @@ ELSEWHERE = "it failed on another rank"
 
 
 class Meeting(Protocol):
-    """All ranks; see `distributed.rank_group`."""
+    """Synchronization of all ranks; see `distributed.rank_group`."""
 
     def recording(self) -> AbstractContextManager[None]:
-        """Inside, sums are left out that no graph records: a rank that fails leaves nobody waiting for it."""
+        """Return a context in which all-reduces are skipped unless a graph records them, so that a failing rank blocks
+        no other."""
 
     def all_agree(self, is_well: bool) -> bool:
-        """Whether all ranks say so; waits for them."""
+        """Return whether `is_well` is true on all ranks; waits for them."""
 
 
 class GraphsTogether:
-    """Made on each rank; `sizes` is the same on all of them."""
+    """Graphs of this rank that are captured together with those of the other ranks. `sizes` is the same on all
+    ranks."""
 
     def __init__(self, graphs: DecodeGraphs) -> None:
         self._graphs = graphs
         self.sizes: tuple[int, ...] = ()
-        """Ascending; of batches that all ranks have a graph for."""
+        """Batch sizes for which all ranks have a graph, ascending."""
         self._refusal = ""
 
     @property
     def is_refused(self) -> bool:
-        """Whether nothing is captured here."""
         return bool(self._refusal)
 
     def refuse(self, why: str) -> None:
-        """Capture nothing on this rank, and say so to all that ask: `capture_all` has to be called all the same where
-        others do, who wait for this one's word."""
+        """Capture nothing on this rank.
+
+        `capture_all` must still be called if other ranks call it, because they wait for this rank's answer.
+        """
         self._refusal = why
 
     def capture_all(self, meeting: Meeting) -> list[str]:
-        """Before the first request, on all ranks at once. What has no graph and why, a line each."""
+        """Capture all sizes, on all ranks at once, before the first request.
+
+        Returns one line of text per size that has no graph, with the reason.
+        """
         failed: dict[int, str] = {}
         for size in reversed(self._graphs.sizes):
             with meeting.recording():
@@ -62,13 +68,13 @@ class GraphsTogether:
         return [f"no CUDA graph for batches of {size}, which run slower: {why}" for size, why in failed.items()]
 
     def size_of(self, inputs: StepInputs) -> int | None:
-        """The smallest for a step of decodes alone; None: there is none."""
+        """Return the smallest graph size for a step of decodes alone; None if there is none."""
         if inputs.num_single_token != inputs.num_tokens or len(inputs.sample_rows) != inputs.num_tokens:
             return None
         return padded_size(self.sizes, inputs.num_tokens)
 
     def _try(self, size: int) -> str:
-        """Why not; empty: it was captured."""
+        """Capture one size. Returns why it failed, or an empty text."""
         if self._refusal:
             return self._refusal
         error = self._graphs.capture(size)

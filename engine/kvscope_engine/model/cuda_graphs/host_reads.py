@@ -1,6 +1,7 @@
-"""Operations whose result the host waits for, which no CUDA graph holds: watched for, by the module that does them.
+"""Detects operations whose result the host waits for, which CUDA graphs cannot contain, and the module that runs them.
 
-Owns their list. A capture that meets one fails, and may leave the device in a state in which the next ones fail too.
+Owns the list of these operations. A capture that meets one fails, and may leave the device in a state in which later
+captures fail too.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ _READING: Final = frozenset(
         "transformers::grouped_mm_fallback",
     }
 )
-"""Of shapes or numbers that are known on the device alone."""
+"""Operations whose output shape or value is known only on the device."""
 _COPYING: Final = frozenset({"aten::_to_copy", "aten::copy_"})
 _INDEXING: Final = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"})
 _GROUPED: Final = "aten::_grouped_mm"
 _GROUPED_GENERATIONS: Final = (9, 10)
-"""Major compute capabilities on which torch has a kernel for it, in bfloat16; on others it multiplies group by group,
-whose ends it reads on the host."""
+"""Major compute capabilities on which torch has a kernel for `_grouped_mm` in bfloat16. On others, it multiplies group
+by group and reads the ends of the groups on the host."""
 
 
 class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is entered: what of `module` reads `device` on the host."""
+    """While entered, records the first operation of `module` that makes the host read from `device`."""
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -48,7 +49,7 @@ class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def words(self) -> str:
-        """What was met first, and where; empty: nothing."""
+        """Description of the first such operation and its module; empty if there was none."""
         if self._first is None:
             return ""
         operation, part = self._first

@@ -1,1 +1,2 @@
-"""Memory of the device and pinned memory of the host: sizes, plans, holders, and buffers for copies."""
+"""Memory of the device and pinned memory of the host: sizes, plans, the processes that hold it, and buffers for
+copies."""

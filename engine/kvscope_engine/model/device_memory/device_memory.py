@@ -1,6 +1,7 @@
-"""Reads a device's memory: its size, what is free, what we hold, our peak, and who else wants of it.
+"""Queries a device's memory: its size, what is free, what this process holds, its peak, and what other processes need.
 
-Owns these queries, so that a start can be rehearsed with the answers of a device that is not there. Knows no model.
+Owns these queries behind a protocol, so that a start can be simulated with the answers of a device that is not present.
+Knows no model.
 """
 
 from __future__ import annotations
@@ -16,51 +17,48 @@ from kvscope_kernels.launch import compute_capability, num_multiprocessors
 
 
 class DeviceMemory(Protocol):
-    """A GPU's memory, as an engine on it sees it."""
-
     @property
     def total_bytes(self) -> int:
-        """Of the whole device."""
+        """Bytes of the whole device."""
 
     @property
     def num_multiprocessors(self) -> int:
-        """What a kernel is spread over: how far attention is split hangs on it."""
+        """Number of streaming multiprocessors. It decides into how many parts attention is split."""
 
     @property
     def compute_capability(self) -> int:
-        """90 for 9.0; how large its pieces are hangs on it."""
+        """Compute capability times 10 (90 for 9.0). It decides the size of attention's tiles."""
 
     def free_bytes(self) -> int:
-        """That anybody can take now; what torch keeps for us is not free."""
+        """Return the bytes that any process can allocate now. Memory cached by torch's allocator is not free."""
 
     def held_bytes(self) -> int:
-        """Taken by our tensors."""
+        """Return the bytes allocated by this process's tensors."""
 
-    def restart_peak(self) -> None:
-        """Forget what was held at most so far."""
+    def restart_peak(self) -> None: ...
 
     def peak_bytes(self) -> int:
-        """Held at most since then."""
+        """Return the most bytes allocated by tensors since `restart_peak`."""
 
     def release_unused(self) -> None:
-        """Give back what torch keeps for us and no tensor uses."""
+        """Return memory that torch caches and no tensor uses to the driver."""
 
     def reserved_bytes(self) -> int:
-        """That torch keeps for us, in tensors or not."""
+        """Return the bytes that torch's allocator holds, in tensors or cached."""
 
     def promised_bytes(self) -> int:
-        """That other engines on it planned for and have not taken yet."""
+        """Return the bytes that other engines on the GPU planned for and have not allocated yet."""
 
     def draws_display(self) -> bool:
-        """Whether windows have memory of it, and will want more."""
+        """Whether the GPU draws a display, whose windows use its memory and may need more."""
 
     @property
     def holders(self) -> GpuHolders:
-        """Who else has memory of it."""
+        """The other processes that hold memory of the GPU."""
 
 
 class CudaMemory:
-    """A CUDA device, by torch's allocator and the driver."""
+    """A CUDA device, queried through torch's allocator and the driver."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -69,52 +67,41 @@ class CudaMemory:
 
     @property
     def total_bytes(self) -> int:
-        """Of the whole device."""
         return int(torch.cuda.mem_get_info(self._device)[1])
 
     @property
     def num_multiprocessors(self) -> int:
-        """By the driver."""
         return num_multiprocessors(self._device)
 
     @property
     def compute_capability(self) -> int:
-        """By the driver."""
         return compute_capability(self._device)
 
     def free_bytes(self) -> int:
-        """By the driver."""
         return free_bytes(self._device)
 
     def held_bytes(self) -> int:
-        """By torch's count."""
         return int(torch.cuda.memory_allocated(self._device))
 
     def restart_peak(self) -> None:
-        """Forget what was held at most so far."""
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def peak_bytes(self) -> int:
-        """By torch's count."""
         return int(torch.cuda.max_memory_allocated(self._device))
 
     def release_unused(self) -> None:
-        """Give cached segments back to the driver."""
         torch.cuda.empty_cache()
 
     def reserved_bytes(self) -> int:
-        """By torch's count."""
         return int(torch.cuda.memory_reserved(self._device))
 
     def promised_bytes(self) -> int:
-        """By what they wrote down."""
         return promised_bytes(self._uuid)
 
     def draws_display(self) -> bool:
-        """By the driver; where it does not tell, a GPU of Windows does."""
+        """Whether the driver reports a display. If it does not report that, a GPU under WSL is assumed to draw one."""
         return is_drawing(self._holders.draws_display())
 
     @property
     def holders(self) -> GpuHolders:
-        """By the driver."""
         return self._holders

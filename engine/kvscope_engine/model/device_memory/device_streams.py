@@ -1,4 +1,4 @@
-"""Two lanes of a device: the one that computes, and one beside it that copies. Work on a lane runs in its order."""
+"""Two in-order streams of a device, called lanes: one computes, the other copies concurrently."""
 
 from __future__ import annotations
 
@@ -11,72 +11,64 @@ Lane: TypeAlias = Literal["compute", "copy"]
 
 
 class StreamMark(Protocol):
-    """A point of a lane."""
+    """An event recorded in a lane."""
 
     def is_past(self) -> bool:
-        """Whether the lane has come by here."""
+        """Whether the lane has reached the event."""
 
     def seconds_since(self, earlier: StreamMark) -> float:
-        """Device time between two points that are past."""
+        """Return the device time in seconds between two events that the lane has reached."""
 
 
 class Streams(Protocol):
-    """Hands work to the lanes; only `finish` waits for any."""
+    """Enqueues work on the lanes. Only `finish` waits."""
 
     def run(self, lane: Lane, work: Callable[[], None]) -> None:
-        """`work` starts kernels and copies, which run on `lane` after all before."""
+        """Call `work`; the kernels and copies that it starts run on `lane`, after all earlier work there."""
 
     def mark(self, lane: Lane) -> StreamMark:
-        """A point behind everything that `lane` was given."""
+        """Record an event after everything enqueued on `lane`."""
 
     def wait(self, lane: Lane, mark: StreamMark) -> None:
-        """What `lane` is given from now on runs after `mark` is past."""
+        """Make later work on `lane` wait for `mark`."""
 
     def finish(self, lane: Lane) -> None:
-        """Wait until `lane` has nothing left."""
+        """Block until `lane` has completed all its work."""
 
 
 class CudaMark:
-    """A CUDA event."""
-
     def __init__(self, event: torch.cuda.Event) -> None:
         self.event = event
 
     def is_past(self) -> bool:
-        """Whether the stream has come by here."""
         return bool(self.event.query())  # type: ignore[no-untyped-call]
 
     def seconds_since(self, earlier: StreamMark) -> float:
-        """Device time between two points that are past."""
         assert isinstance(earlier, CudaMark), "marks of one kind are compared"
         return float(earlier.event.elapsed_time(self.event)) / 1e3
 
 
 class CudaStreams:
-    """The stream that the model runs on, whichever is current, and a stream of our own for copies."""
+    """Uses the current stream for computing, and a separate stream for copies."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._copy = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def run(self, lane: Lane, work: Callable[[], None]) -> None:
-        """`work` starts kernels and copies, which run on `lane` after all before."""
         with torch.cuda.stream(self._stream(lane)):
             work()
 
     def mark(self, lane: Lane) -> StreamMark:
-        """A point behind everything that `lane` was given."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(self._stream(lane))
         return CudaMark(event)
 
     def wait(self, lane: Lane, mark: StreamMark) -> None:
-        """What `lane` is given from now on runs after `mark` is past."""
         assert isinstance(mark, CudaMark), "a CUDA stream waits for a CUDA event"
         self._stream(lane).wait_event(mark.event)
 
     def finish(self, lane: Lane) -> None:
-        """Wait until `lane` has nothing left."""
         self._stream(lane).synchronize()
 
     def _stream(self, lane: Lane) -> torch.cuda.Stream:

@@ -1,6 +1,7 @@
-"""Reads from the driver who has memory of one GPU, and whether it draws a display. What it does not tell is unknown.
+"""Asks the driver which processes hold memory of one GPU, and whether the GPU draws a display.
 
-Owns the words for those who hold it. Knows GPUs by their UUID, instances of MIG too.
+What the driver does not report is unknown. Owns the texts that describe these processes. Identifies GPUs, and MIG
+instances, by UUID.
 """
 
 from __future__ import annotations
@@ -23,35 +24,36 @@ _ENGINE: Final = (b"kvscope-engine", b"kvscope_engine")
 
 
 class GpuHolder(NamedTuple):
-    """A process that has memory of a GPU."""
-
     pid: int
     name: str
-    """Empty where neither driver nor system tells."""
+    """Name of the process; empty if neither the driver nor the system reports it."""
     num_bytes: int | None
 
     @property
     def words(self) -> str:
-        """As a person is told."""
+        """Description for the user: name, size and process id."""
         size = "" if self.num_bytes is None else f" {gib(self.num_bytes)}"
         return f"{self.name or 'a process'}{size} (pid {self.pid})"
 
 
 class GpuHolders:
-    """Of the GPU with that UUID, of whatever prefix; `gpus` is asked in place of the driver."""
+    """Processes on the GPU with a UUID, with or without prefix. `gpus` replaces the driver's answers."""
 
     def __init__(self, uuid: str, gpus: SampledGpus | None = None) -> None:
         self._uuid = bare_uuid(uuid)
         self._gpus = gpus or Gpus(used=(uuid,))
 
     def draws_display(self) -> bool | None:
-        """Whether windows have memory of it; None: the driver does not tell."""
+        """Whether the GPU draws a display; None if the driver does not report that."""
         gpu = self._gpu()
         return None if gpu is None else gpu.display_active
 
     def others(self) -> tuple[GpuHolder, ...]:
-        """Processes but this one, those with the most memory first. None where this one is not among those told of: a
-        container's numbers are others than the driver's, and anybody may be meant."""
+        """Return the other processes on the GPU, those with the most memory first.
+
+        Empty if this process is not in the driver's list: in a container, process ids differ from the driver's, so the
+        list would not identify anything.
+        """
         gpu = self._gpu()
         processes = gpu.processes if gpu is not None else None
         if processes is None or all(process.pid != os.getpid() for process in processes):
@@ -59,11 +61,11 @@ class GpuHolders:
         return holders_of(gpu)
 
     def words(self) -> str:
-        """Those that hold it now; empty: nobody is told of."""
+        """Describe the other processes that hold memory now; empty if none is known."""
         return holders_words(self.others())
 
     def told(self) -> tuple[str, int]:
-        """The same, and the bytes that are known of all of them."""
+        """Return the same description, and the bytes known to be held by all of them."""
         others = self.others()
         return holders_words(others), sum(holder.num_bytes or 0 for holder in others)
 
@@ -74,32 +76,35 @@ class GpuHolders:
 
 
 def is_drawing(display_active: bool | None) -> bool:
-    """As a driver tells it; where it does not, a GPU of Windows draws a display."""
+    """Whether a GPU draws a display: as the driver reports it, else whether this is WSL."""
     return is_wsl() if display_active is None else display_active
 
 
 def holders_of(gpu: Gpu | None) -> tuple[GpuHolder, ...]:
-    """Processes on a GPU but this one, those with the most memory first."""
+    """Return the processes on a GPU except this one, those with the most memory first."""
     told = [process for process in (gpu.processes if gpu is not None else None) or () if process.pid != os.getpid()]
     return tuple(GpuHolder(p.pid, _name(p.pid, p.name), p.used_bytes) for p in told)
 
 
 def grown(holders: Iterable[GpuHolder], before: Mapping[int, int]) -> list[GpuHolder]:
-    """Those with more memory than they had, by what came; `before`: bytes by process. Unknown sizes come last."""
+    """Return the processes that hold more memory than before, with the increase as their size, largest first.
+
+    `before`: bytes by process id. Processes of unknown size come last.
+    """
     came = (h._replace(num_bytes=None if h.num_bytes is None else h.num_bytes - before.get(h.pid, 0)) for h in holders)
     more = [h for h in came if (h.num_bytes is None and h.pid not in before) or (h.num_bytes or 0) > 0]
     return sorted(more, key=lambda h: -(h.num_bytes or 0))
 
 
 def holders_words(holders: Iterable[GpuHolder]) -> str:
-    """The largest of them, in one line; empty without any."""
+    """Describe the first `MOST_NAMED` processes on one line; empty without any."""
     told = list(holders)
     left = len(told) - MOST_NAMED
     return ", ".join([h.words for h in told[:MOST_NAMED]] + ([f"and {left} more"] if left > 0 else []))
 
 
 def _name(pid: int, name: str, folder: Path = Path("/proc")) -> str:
-    """An engine of ours by what it is, for the driver would say python."""
+    """Return the name of a process; another engine is identified as such, since the driver reports only "python"."""
     try:
         command = (folder / str(pid) / "cmdline").read_bytes()
     except OSError:

@@ -1,8 +1,8 @@
-"""Has the engines of one user on a GPU take its memory one after another, and tells each what others have yet to take.
+"""Makes the engines of one user allocate a GPU's memory one after another, and publishes what each has yet to allocate.
 
-Owns the files: for each GPU one that is locked while an engine takes its memory, and for each engine one, locked as
-long as it lives, with the bytes that it planned for steps and has not taken. Locks are gone with a killed process.
-Where files cannot be had an engine goes on without them: it only measures what others take meanwhile.
+Owns the lock files: one per GPU, locked while an engine allocates its memory, and one per engine and GPU, locked as
+long as the engine lives, with the bytes that it planned for steps and has not allocated. The system releases the locks
+of a killed process. If files are unavailable, an engine continues without them and only measures what others allocate.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Final
 from kvscope_telemetry.sockets.bind_address import shared_folder
 
 MAX_WAIT_S: Final = 600.0
-"""For another engine to load. One that is stopped, or hangs, keeps nobody from starting."""
+"""Seconds to wait for another engine to load. An engine that is stopped or hangs must not block others forever."""
 _POLL_S: Final = 0.2
 _MAX_ENTRY: Final = 32
 
 
 class GpuRegister:
-    """This engine's part, for the GPUs that it computes on; `await_turn` comes first."""
+    """This engine's entries for the GPUs that it computes on. Call `await_turn` first."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or default_folder()
@@ -40,15 +40,18 @@ class GpuRegister:
         max_wait_s: float = MAX_WAIT_S,
         sleep: Callable[[float], object] = time.sleep,
     ) -> bool:
-        """Wait until no other engine takes memory of these GPUs: whether that is so. `tell` is told whom it waits for.
+        """Wait until no other engine is allocating memory of these GPUs. Returns False on a timeout.
 
-        The turn lasts until `end_turn`, or the end of the process.
+        `tell` is called with a text that names the engine waited for. The turn lasts until `end_turn` or the end of the
+        process.
         """
         self.end_turn()
         if not _is_ours(self._folder, make=True):
             return True
         deadline_s = time.monotonic() + max_wait_s
-        turns = [self._turn(uuid, tell, deadline_s, sleep) for uuid in sorted(uuids)]  # no two wait for each other
+        turns = [
+            self._turn(uuid, tell, deadline_s, sleep) for uuid in sorted(uuids)
+        ]  # in sorted order, so that two engines cannot deadlock
         for uuid in uuids:
             path = self._folder / f"{_file_name(uuid)}.{os.getpid()}"
             entry = _locked(path)
@@ -58,19 +61,19 @@ class GpuRegister:
         return all(turns)
 
     def end_turn(self) -> None:
-        """The memory is taken: the next may plan."""
+        """Let the next engine plan; this one has allocated its memory."""
         while self._turns:
             _let_go(self._turns.pop())
 
     def promise(self, num_bytes: int) -> None:
-        """So many bytes of each GPU were planned for steps and are not taken yet."""
+        """Publish the bytes per GPU that are planned for steps and not allocated yet."""
         if num_bytes != self._told:
             self._told = num_bytes
             for entry in self._entries.values():
                 _write(entry, num_bytes)
 
     def close(self) -> None:
-        """Nothing is taken any more."""
+        """Release all locks and remove this engine's entries."""
         self.end_turn()
         while self._entries:
             path, entry = self._entries.popitem()
@@ -81,7 +84,7 @@ class GpuRegister:
     def _turn(
         self, uuid: str, tell: Callable[[str], object], deadline_s: float, sleep: Callable[[float], object]
     ) -> bool:
-        """Of one GPU, until the deadline."""
+        """Wait until the deadline for the lock of one GPU."""
         path = self._folder / f"{_file_name(uuid)}.turn"
         is_told = False
         while (turn := _locked(path)) is None:
@@ -98,18 +101,18 @@ class GpuRegister:
 
 
 def promised_bytes(uuid: str, folder: Path | None = None) -> int:
-    """What other engines of this user have yet to take of a GPU."""
+    """Return the bytes that other engines of this user have yet to allocate on a GPU."""
     folder = folder or default_folder()
     return sum(n for pid, n in _entries(folder, uuid) if pid != os.getpid()) if _is_ours(folder) else 0
 
 
 def default_folder() -> Path:
-    """The user's own, the same for every engine of a machine or container."""
+    """Return the user's folder for lock files, the same for every engine of a machine or container."""
     return shared_folder() / "gpus"
 
 
 def _is_ours(folder: Path, *, make: bool = False) -> bool:
-    """Whether it is there, and neither it nor its parent can be written to by another user."""
+    """Whether the folder exists, and neither it nor its parent can be written to by another user."""
     try:
         for path in (folder.parent, folder):
             if make:
@@ -124,14 +127,14 @@ def _is_ours(folder: Path, *, make: bool = False) -> bool:
 
 
 def _let_go(descriptor: int) -> None:
-    """Unlock it, for a forked child that has it too, and close it."""
+    """Unlock and close a file. Closing alone is not enough if a forked child has inherited the descriptor."""
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 
 
 def _entries(folder: Path, uuid: str) -> Iterator[tuple[int, int]]:
-    """Of engines that live, their process and what they promised; files of others go."""
+    """Yield process id and promised bytes of living engines, and delete the files of dead ones."""
     for path in sorted(folder.glob(f"{_file_name(uuid)}.*")) if uuid else ():
         pid = path.name.rpartition(".")[2]
         if not (pid.isascii() and pid.isdigit()):
@@ -147,7 +150,8 @@ def _entries(folder: Path, uuid: str) -> Iterator[tuple[int, int]]:
 
 
 def _locked(path: Path) -> int | None:
-    """The file, open and locked; None: another holds it, -1: it cannot be had."""
+    """Open and lock a file. Returns its descriptor, None if another process holds the lock, -1 if the file is
+    unavailable."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError:
@@ -164,7 +168,7 @@ def _locked(path: Path) -> int | None:
 
 
 def _write(descriptor: int, number: int) -> None:
-    with contextlib.suppress(OSError):  # a full disk: what is promised is not known
+    with contextlib.suppress(OSError):  # disk full: other engines do not learn the promise
         os.pwrite(descriptor, f"{number:<{_MAX_ENTRY - 1}}\n".encode(), 0)
 
 

@@ -1,4 +1,4 @@
-"""How much host memory can still be taken: what the machine has available, within the limits of our control groups."""
+"""Computes how much host memory can still be allocated: what the machine has available, within the cgroup limits."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _NAMES: Final = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Limit, use, and the reclaimable part of the use: of control groups version 2, and version 1."""
+"""Names of limit, usage, and reclaimable part of the usage, for cgroup version 2 and version 1."""
 
 
 def free_host_bytes(cgroup: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that this process can take without others being pushed out."""
+    """Return the bytes that this process can allocate without causing swapping or exceeding a cgroup limit."""
     machine = free_bytes(torch.device("cpu"))
     return max(0, min([machine, *(_free_in(folder) for folder in _folders(cgroup, root))]))
 
 
 def _folders(cgroup: Path, root: Path) -> Iterator[Path]:
-    """Our memory control groups, each with those it is in."""
+    """Yield the memory cgroups of this process and all their ancestors."""
     for line in _text(cgroup).splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers and "memory" not in controllers.split(","):

@@ -1,8 +1,7 @@
-"""The host tier's memory: one slab of exactly the size asked for, pinned where it is.
+"""Memory of the host tier: one anonymous mapping of exactly the requested size, pinned in place.
 
-torch's own pinned allocator rounds each allocation up to a power of two (MemAscend's point: a 9 GiB cache takes
-16); here whole pages are mapped and registered with CUDA in place. Owns the mapping; who uses a place it must not
-know.
+torch's pinned allocator rounds each allocation up to a power of two (see MemAscend: a 9 GiB cache takes 16 GiB). Here,
+whole pages are mapped and registered with CUDA in place. Owns the mapping; must not know who uses which row.
 
 See docs/internals/decisions/0022-host-memory-is-one-exact-slab.md.
 """
@@ -21,34 +20,31 @@ from kvscope_telemetry.errors import BadInput
 
 
 class Pinner(Protocol):
-    """Locks memory in place for a device's direct access. An empty answer is success, else the reason in a line."""
+    """Locks memory in place for direct access by a device. Methods return an empty text on success, else the reason."""
 
-    def pin(self, address: int, num_bytes: int) -> str:
-        """Lock it."""
+    def pin(self, address: int, num_bytes: int) -> str: ...
 
     def unpin(self, address: int) -> str:
-        """Let go of what was locked from `address` on."""
+        """Unlock memory that was locked from `address` on."""
 
 
 class CudaPinner:
-    """cudaHostRegister: pages stay where they are and copies from them need no staging."""
+    """Pins memory with cudaHostRegister, so that copies need no staging buffer."""
 
     def pin(self, address: int, num_bytes: int) -> str:
-        """Lock it."""
         reason = _cuda_reason(_cudart().cudaHostRegister(address, num_bytes, 0))
         if reason:
             _forget_cuda_error()
         return reason
 
     def unpin(self, address: int) -> str:
-        """Let go of what was locked from `address` on."""
         return _cuda_reason(_cudart().cudaHostUnregister(address))
 
 
 class HostSlab:
-    """`num_places` rows of `block_bytes`. Nothing is touched before it is used, but by pinning.
+    """`num_places` rows of `block_bytes` bytes. Unless pinned, pages are only allocated when first written.
 
-    Raises BadInput when that is more than is free.
+    Raises BadInput if the size exceeds the free host memory.
     """
 
     def __init__(self, num_places: int, block_bytes: int, pinner: Pinner | None = None) -> None:
@@ -56,22 +52,22 @@ class HostSlab:
         _check_room(self.num_bytes, free_host_bytes())
         self._map: mmap.mmap | None = None
         self.rows = torch.empty((num_places, 0), dtype=torch.uint8)
-        """uint8 (num_places, block_bytes), page-aligned."""
+        """Rows of the slab, uint8 (num_places, block_bytes), page-aligned."""
         if self.num_bytes:
             self._map = mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             self.rows = torch.frombuffer(self._map, dtype=torch.uint8).view(num_places, block_bytes)
         self.note = ""
-        """Why it is not pinned although it was to be."""
+        """Reason why the memory could not be pinned; empty otherwise."""
         self._pinner = pinner
         self.is_pinned = pinner is not None and self._pin(pinner)
 
     @property
     def real_bytes(self) -> int:
-        """Address space behind it: the size asked for, up to a whole page."""
+        """Bytes of the mapping: the requested size, rounded up to whole pages."""
         return exact_bytes(self.num_bytes)
 
     def close(self) -> None:
-        """Give the memory back; no copy may be under way."""
+        """Free the memory. No copy may be in progress."""
         if self.is_pinned and self._pinner is not None:
             self._pinner.unpin(self.rows.data_ptr())
         self.is_pinned = False
@@ -86,17 +82,18 @@ class HostSlab:
 
 
 def exact_bytes(num_bytes: int) -> int:
-    """What a slab of `num_bytes` takes: whole pages."""
+    """Return the bytes that a slab of `num_bytes` takes, in whole pages."""
     return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def torch_pinned_bytes(num_bytes: int) -> int:
-    """What torch's caching host allocator takes for `num_bytes`: the next power of two (CachingHostAllocator.h)."""
+    """Return what torch's caching host allocator takes for `num_bytes`: the next power of two
+    (CachingHostAllocator.h)."""
     return 1 << (num_bytes - 1).bit_length() if num_bytes > 0 else 0
 
 
 def measured_torch_pinned_bytes(num_bytes: int) -> int | None:
-    """The same as torch itself counts it, by pinning that much once; None without CUDA."""
+    """Measure what torch takes for `num_bytes` by pinning that much once; None without CUDA."""
     if not torch.cuda.is_available():
         return None
     torch.cuda.init()  # type: ignore[no-untyped-call]  # without it torch counts nothing
@@ -108,7 +105,7 @@ def measured_torch_pinned_bytes(num_bytes: int) -> int | None:
 
 
 def _pinned_bytes() -> int:
-    """By torch's count, which has no entries before the first."""
+    """Return torch's count of pinned bytes. The statistic does not exist before the first allocation."""
     return int(torch.cuda.host_memory_stats().get("active_bytes.current", 0))
 
 
@@ -120,7 +117,7 @@ def _check_room(num_bytes: int, free: int) -> None:
 
 
 def _forget_cuda_error() -> None:
-    """CUDA tells of an error again at the next kernel: let that be one that nobody needs."""
+    """Clear the pending CUDA error, which the next kernel launch would otherwise raise again."""
     with suppress(RuntimeError):
         torch.zeros(1, device="cuda")
 

@@ -1,6 +1,6 @@
-"""Plans a GPU's memory, by named parts, and makes the error message when it does not suffice.
+"""Plans a GPU's memory by named parts, and composes the error message when it does not suffice.
 
-Owns the sum: what is left of the share that the engine may take, after all that a step needs, is for the KV cache.
+Owns the computation: the KV cache gets what remains of the engine's share after everything that a step needs.
 """
 
 from __future__ import annotations
@@ -15,95 +15,94 @@ from kvscope_telemetry.errors import KvscopeError
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 PIECEWISE_SHARE: Final = 0.25
-"""Of what is left for the KV cache, that graphs of steps with prefills may take where nobody asked for them."""
+"""Largest share of the memory left for the KV cache that graphs of steps with prefills may take unless requested."""
 WEIGHTS_SHARE: Final = 0.85
-"""Of what may be used: what weights leave the rest of a working engine, as a rule of thumb."""
+"""Share of the usable memory that weights can take in a working engine. A rule of thumb."""
 DESKTOP_BYTES: Final = 1 << 30
-"""What windows may want of a GPU that draws them, once an engine has planned: a browser, a video, a second screen."""
+"""Bytes kept free for windows on a GPU that draws a display, for a browser, a video or a second screen after
+planning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReserves:
-    """Bytes that a step takes beside what a profile of it shows."""
+    """Bytes that steps need in addition to what a profile run measures."""
 
     attention_partials: int = 0
-    """Partial results of attention over splits of a long sequence."""
+    """Partial results of attention over the splits of a long sequence."""
     graphs: int = 0
-    """Captured graphs, with the tensors that they read and write, and the buffer of a step's inputs."""
+    """Captured graphs of decodes, the tensors that they read and write, and the buffer of a step's inputs."""
     piecewise_graphs: int = 0
-    """The same for steps with prefills; 0 where these have no graphs."""
+    """Graphs of steps with prefills and their tensors; 0 without such graphs."""
     sampling: int = 0
-    """What sampling with every option makes of a full batch's logits, these included."""
+    """Logits of a full batch and everything that sampling with every option makes of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Bytes of a device by what takes them, all of them together at most `allowed`."""
+    """Bytes of a device by purpose. Their sum is at most `allowed` if the plan fits."""
 
     total: int
     utilization: float
     others: int
-    """Other programs, and what the driver keeps for ours; other engines with all that they planned for."""
+    """Bytes of other programs and of this process's driver context, including everything that other engines planned
+    for."""
     weights: int
     activations: int
-    """Of the largest step, at its peak."""
     logits: int
-    """What the head gives and sampling made of it, beyond that: as profiled, with a plain sampler."""
+    """Bytes of the logits and of plain sampling beyond the activations, as profiled."""
     reserves: StepReserves
     staging: int
-    """Buffers through which blocks go to host memory."""
+    """Buffers through which blocks are copied to host memory."""
     kv_min: int
-    """The least that is of use."""
+    """Smallest useful size of the KV cache."""
     host_weights: int = 0
-    """In host memory, not on the device: streamed in each forward pass."""
+    """Bytes of weights kept in host memory and streamed to the device in each forward pass."""
     draws_display: bool = False
 
     @property
     def allowed(self) -> int:
-        """What may be taken, by everybody but windows that come later."""
+        """Bytes that all programs together may take, apart from windows opened later."""
         return allowed_bytes(self.total, self.utilization, draws_display=self.draws_display)
 
     @property
     def desktop(self) -> int:
-        """Left free for windows where the GPU draws them: what may not be taken, at least `DESKTOP_BYTES`."""
+        """Bytes left free for windows if the GPU draws a display: everything above `allowed`, at least
+        `DESKTOP_BYTES`."""
         return self.total - self.allowed if self.draws_display else 0
 
     @property
     def sampling(self) -> int:
-        """Of the logits and all that is made of them: as profiled, or as reckoned where that is more."""
+        """Bytes of the logits and of sampling: the larger of profile and estimate."""
         return max(self.logits, self.reserves.sampling)
 
     @property
     def needed(self) -> int:
-        """All but the KV cache and other programs."""
+        """Bytes of everything but the KV cache and other programs."""
         return self.weights + self.step + self.graphs + self.staging
 
     @property
     def kv(self) -> int:
-        """What is left for the KV cache; negative when something is missing."""
+        """Bytes left for the KV cache; negative if memory is missing."""
         return self.allowed - self.others - self.needed
 
     @property
     def fits(self) -> bool:
-        """Whether a KV cache of some use is left."""
+        """Whether a KV cache of at least `kv_min` bytes is left."""
         return self.kv >= self.kv_min
 
     @property
     def graphs(self) -> int:
-        """Of all captured graphs."""
         return self.reserves.graphs + self.reserves.piecewise_graphs
 
     def without_piecewise_graphs(self) -> MemoryPlan:
-        """The same where steps with prefills have no graphs."""
         return replace(self, reserves=replace(self.reserves, piecewise_graphs=0))
 
     @property
     def step(self) -> int:
-        """Of a step: activations, logits and what sampling makes of them, attention's partial results."""
+        """Bytes of a step: activations, logits and sampling, and attention's partial results."""
         return self.activations + self.sampling + self.reserves.attention_partials
 
     def summary(self, device: str) -> str:
-        """Where the memory goes, on one line."""
         streamed = f"; weights in host memory {gib(self.host_weights)}, streamed each step" if self.host_weights else ""
         return (
             f"memory of {device}: {gib(self.allowed)} of {gib(self.total)} may be used"
@@ -116,7 +115,6 @@ class MemoryPlan:
         return f", {gib(self.desktop)} kept for the desktop that it draws" if self.desktop else ""
 
     def parts(self) -> str:
-        """Each of them in words, on one line."""
         named = {
             "weights": self.weights,
             "activations": self.activations,
@@ -129,8 +127,11 @@ class MemoryPlan:
         return ", ".join(f"{name} {gib(size)}" for name, size in named.items() if size)
 
     def check(self, model: str, device: str, holders: Callable[[], tuple[str, int]] = lambda: ("", 0)) -> None:
-        """Raise KvscopeError, on one line, with what is needed, what there is, and what would help; `holders` is asked
-        who the others are, and the bytes that are known of them."""
+        """Raise KvscopeError if the plan does not fit.
+
+        The message is one line with what is needed, what there is, and what would help. `holders` returns a description
+        of the other processes and the bytes known to be theirs.
+        """
         if self.fits:
             return
         asked = self.needed + self.kv_min
@@ -156,18 +157,18 @@ class MemoryPlan:
         return "free some, or use a smaller --max-num-batched-tokens, --max-num-seqs or model"
 
     def _weights_that_fit(self) -> int:
-        """With what a step of this model takes beside them."""
+        """Return the largest size of weights that fits together with this model's steps."""
         return max(0, self.allowed - self.others - (self.needed - self.weights) - self.kv_min)
 
 
 def allowed_bytes(total: int, utilization: float, *, draws_display: bool) -> int:
-    """Of a device: a share, and where it draws windows never all but `DESKTOP_BYTES`."""
+    """Return the usable bytes of a device: a share of it, leaving at least `DESKTOP_BYTES` if it draws a display."""
     share = int(total * utilization)
     return max(0, min(share, total - DESKTOP_BYTES)) if draws_display else share
 
 
 def with_room_for_blocks(plan: MemoryPlan, share: float = PIECEWISE_SHARE) -> MemoryPlan:
-    """The same without graphs of steps with prefills where these would take more than `share` of the KV cache."""
+    """Return the plan, without graphs of steps with prefills if these would take more than `share` of the KV cache."""
     without = plan.without_piecewise_graphs()
     return plan if plan.fits and plan.reserves.piecewise_graphs <= share * without.kv else without
 
@@ -182,9 +183,10 @@ def check_weights_fit(
     on_host: int | None = None,
     holders: Callable[[], str] = lambda: "",
 ) -> None:
-    """Before anything is loaded: raise KvscopeError, on one line, when the weights alone are more than `spare`.
+    """Raise KvscopeError, with a message of one line, if the weights alone exceed `spare` bytes. Called before loading.
 
-    `on_host` bytes of them are kept in host memory; None: none can be. `holders` is asked who has memory of it.
+    `on_host`: bytes of weights kept in host memory; None if weights cannot be. `holders` describes the processes that
+    hold memory of the GPU.
     """
     needed = max(0, num_parameters * itemsize - (on_host or 0))
     if needed > spare:
@@ -208,5 +210,5 @@ def _offload_that_fits(on_host: int | None, needed: int, headroom: int) -> str:
 
 
 def gib(num_bytes: int | float) -> str:
-    """In GiB, or MiB where that would say nothing."""
+    """Format a size in GiB, or in MiB below 0.1 GiB."""
     return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB // 10 else f"{num_bytes / MIB:.1f} MiB"

@@ -1,7 +1,7 @@
-"""Decides how much steps may take while other programs hold memory that was planned for them. Plain arithmetic.
+"""Decides how much memory steps may use while other programs hold memory that was planned for them. Plain arithmetic.
 
-Owns the levels, from all that was planned down to what is never given up, and when it goes from one to another: down at
-once, up after a while. Reads no device and frees nothing.
+Owns the levels, from everything planned down to a minimum, and the transitions: down immediately, up after a delay.
+Reads no device and frees nothing.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Final, NamedTuple
 from kvscope_engine.model.device_memory.memory_plan import MemoryPlan
 
 UP_AFTER_S: Final = 30.0
-"""How long there must be room for more: a game that loads its next level gives memory back and takes it again."""
+"""Seconds for which memory must suffice before the level rises. A game that loads a level frees memory and takes it
+again."""
 
 
 class Level(NamedTuple):
-    """What steps may take."""
+    """Limits on steps and CUDA graphs."""
 
     max_tokens: int
     has_piecewise_graphs: bool = True
@@ -26,21 +27,24 @@ class Level(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StepCosts:
-    """Bytes of the largest step and of CUDA graphs, as planned. With `min_tokens` all requests can still decode, and
-    prompts go on beside them."""
+    """Planned bytes of the largest step and of CUDA graphs.
+
+    With `min_tokens` per step, all requests can still decode and prompts make progress.
+    """
 
     max_tokens: int
     min_tokens: int
     activations: int
-    """Of a step of `max_tokens`: they grow with its tokens."""
+    """Bytes of activations of a step of `max_tokens`, proportional to its tokens."""
     fixed: int
-    """What its sampling takes, and partial results of attention: by its requests, not by its tokens."""
+    """Bytes of sampling and of attention's partial results, which depend on the number of requests, not of tokens."""
     graphs: int
     piecewise_graphs: int
 
     @cached_property
     def levels(self) -> tuple[Level, ...]:
-        """Highest first: tokens of a step go before graphs, graphs of steps with prefills before those of decodes."""
+        """Levels, highest first. Tokens per step are reduced before graphs, graphs of prefills before those of
+        decodes."""
         sizes = [self.max_tokens]
         while sizes[-1] // 2 >= self.min_tokens:
             sizes.append(sizes[-1] // 2)
@@ -51,13 +55,13 @@ class StepCosts:
         return tuple(levels)
 
     def needed(self, level: Level) -> int:
-        """Bytes that steps take at a level, with the graphs that it keeps."""
+        """Return the bytes that steps and the retained graphs need at a level."""
         step = self.activations * level.max_tokens // self.max_tokens + self.fixed
         return step + level.has_piecewise_graphs * self.piecewise_graphs + level.has_graphs * self.graphs
 
 
 def step_costs(plan: MemoryPlan | None, max_tokens: int, max_num_seqs: int, *, has_graphs: bool) -> StepCosts:
-    """Of a plan for steps of up to so many tokens and requests; without one there is nothing to give up."""
+    """Return the costs according to `plan`; without a plan, all costs are 0 and there is a single level."""
     if plan is None:
         costs = {"activations": 0, "fixed": 0, "graphs": 0, "piecewise_graphs": 0}
         return StepCosts(max_tokens=max_tokens, min_tokens=max_tokens, **costs)
@@ -72,7 +76,7 @@ def step_costs(plan: MemoryPlan | None, max_tokens: int, max_num_seqs: int, *, h
 
 
 class MemoryWatch:
-    """`for_others`: bytes that other programs can hold before steps lack any."""
+    """Current level of memory use. `for_others`: bytes that other programs can hold before steps lack memory."""
 
     def __init__(self, costs: StepCosts, for_others: int) -> None:
         self._costs = costs
@@ -82,20 +86,19 @@ class MemoryWatch:
 
     @property
     def level(self) -> Level:
-        """What steps may take now."""
         return self._costs.levels[self._at]
 
     @property
     def is_lowered(self) -> bool:
-        """Whether that is less than was planned."""
+        """Whether steps may use less memory than planned."""
         return self._at > 0
 
     def missing(self, others: int) -> int:
-        """Of what was planned for steps, bytes that others hold."""
+        """Return how many bytes planned for steps other programs hold."""
         return max(0, others - self._for_others)
 
     def look(self, others: int, now_s: float) -> bool:
-        """Other programs hold so many bytes: whether the level has changed."""
+        """Update the level, given the bytes that other programs hold. Returns whether it changed."""
         levels, costs = self._costs.levels, self._costs
         room = costs.needed(levels[0]) - self.missing(others)
         fitting = (number for number, level in enumerate(levels) if costs.needed(level) <= room)

@@ -1,4 +1,4 @@
-"""Distinguishes a lack of memory from other failures: libraries report both with errors of their own kinds."""
+"""Distinguishes a lack of memory from other failures. Libraries report both with exceptions of their own types."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PHRASES: Final = (
 
 
 def is_no_memory(error: BaseException) -> bool:
-    """Whether `error` says that memory could not be had."""
+    """Whether `error` reports that memory could not be allocated."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     text = str(error).lower()
@@ -24,13 +24,16 @@ def is_no_memory(error: BaseException) -> bool:
 
 
 def let_go_of_frames(error: BaseException) -> None:
-    """Drop what `error` keeps of where it was raised: a step's tensors, whose memory can be given back only then."""
+    """Drop the traceback and causes of `error`. Its frames keep a step's tensors alive, whose memory could not be
+    freed."""
     error.__traceback__ = error.__context__ = error.__cause__ = None
 
 
 def is_of_library(error: BaseException) -> bool:
-    """Whether torch, what torch calls, or Triton raised it: they may fail of one step and not of the next. Other errors
-    are of our own code."""
+    """Whether torch, code that torch calls, or Triton raised `error`. Such errors may affect one step and not the next.
+
+    Other errors come from this project's own code.
+    """
     is_tritons = any(base.__module__.partition(".")[0] == "triton" for base in type(error).__mro__)
     is_ours = isinstance(error, NotImplementedError | RecursionError)
     return is_tritons or (isinstance(error, RuntimeError) and not is_ours)

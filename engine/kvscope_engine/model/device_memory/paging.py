@@ -1,6 +1,6 @@
-"""Notices that a driver pages GPU memory to host memory, which it does under WSL2 and says to nobody. Plain arithmetic.
+"""Detects that the driver pages GPU memory to host memory, which it does silently under WSL2. Plain arithmetic.
 
-Owns how it is recognised, by what is counted and by steps that become slow, and the words for it.
+Owns the detection, by memory counters and by steps that become slow, and its texts.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Final
 from kvscope_engine.model.device_memory.memory_plan import MIB, gib
 
 SLACK_BYTES: Final = 64 * MIB
-"""What counts of driver and allocator may differ by."""
+"""Bytes by which the counters of driver and allocator may differ."""
 FULL_SHARE: Final = 0.02
-"""Of the GPU: with less than that free it is full."""
+"""Share of the GPU's memory below which free memory means that the GPU is full."""
 SLOWER: Final = 5.0
-"""Times what a step of its shape took before."""
+"""Factor over the usual time of a step of the same shape from which a step counts as slow."""
 NUM_SLOW: Final = 8
-"""Steps in a row: one that waits for something else is no sign."""
+"""Number of consecutive slow steps that indicate paging. A single one may have waited for something else."""
 AGAIN_S: Final = 60.0
-"""Between two events."""
+"""Minimum seconds between two reports."""
 REMEDY: Final = (
     "set 'CUDA - Sysmem Fallback Policy' to 'Prefer No Sysmem Fallback' in the NVIDIA Control Panel of Windows, end"
     " other programs on the GPU, or give a lower --gpu-memory-utilization"
@@ -32,7 +32,6 @@ NOTE: Final = (
 
 
 def is_wsl(version: Path = Path("/proc/version")) -> bool:
-    """Whether this kernel is Windows' own."""
     try:
         return "microsoft" in version.read_text(errors="replace").lower()
     except OSError:
@@ -40,7 +39,10 @@ def is_wsl(version: Path = Path("/proc/version")) -> bool:
 
 
 class PagingWatch:
-    """`look` between steps, `ran` after each. What they return is to be told, at most once a minute; mostly empty."""
+    """Detects paging. Call `look` between steps and `ran` after each.
+
+    `look` returns a text to report, at most once per `AGAIN_S`; it is usually empty.
+    """
 
     def __init__(self) -> None:
         self._usual_ns: dict[Hashable, float] = {}
@@ -49,18 +51,26 @@ class PagingWatch:
         self._told_s = -AGAIN_S
 
     def look(self, total: int, free: int, ours: int, now_s: float) -> str:
-        """Bytes of the GPU, those that nobody has, and those that this process was given."""
+        """Check memory counters and recent step times.
+
+        Args:
+            total: Bytes of the GPU.
+            free: Bytes of the GPU that are free.
+            ours: Bytes that the driver gave to this process.
+            now_s: Current time in seconds.
+        """
         beyond = ours - (total - free)
         if beyond > SLACK_BYTES:
             return self._tell(f"{gib(beyond)} of what this engine was given are in host memory", now_s)
         if self._num_slow >= NUM_SLOW and free <= FULL_SHARE * total:
             self._num_slow, words = 0, f"steps take {self._slower:.0f} times what they took, and {gib(free)} are free"
-            self._usual_ns.clear()  # if it stays so, that is said once
+            self._usual_ns.clear()  # if steps stay slow, that becomes usual and is reported once
             return self._tell(words, now_s)
         return ""
 
     def ran(self, shape: Hashable, forward_ns: int) -> None:
-        """A step took so long on the device; those of one `shape` take about as long."""
+        """Record a step's time on the device in nanoseconds. Steps of the same `shape` usually take about the same
+        time."""
         usual_ns = self._usual_ns.get(shape)
         if usual_ns is not None and forward_ns > SLOWER * usual_ns:
             self._num_slow += 1

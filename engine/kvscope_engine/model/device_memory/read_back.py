@@ -1,6 +1,6 @@
-"""A step's results on their way down: into pinned memory, by copies that no step waits for.
+"""Copies a step's results to pinned host memory asynchronously.
 
-Owns the memory and the events by which it is known that they are here; what they mean it must not know.
+Owns the memory and the events that signal arrival. Must not know what the results mean.
 """
 
 from __future__ import annotations
@@ -15,27 +15,29 @@ from numpy.typing import NDArray
 from kvscope_engine.model.device_memory import step_buffer
 
 NUM_BUFFERS: Final = 2
-"""For results on their way down: a step is read before the one after the next is handed over, or never."""
+"""Number of buffers for results. A step's results are read before the step after the next is launched, or never."""
 _BYTES_A_NUMBER: Final = 8
 _FLOAT_BYTES: Final = 4
 
 Rows = Callable[[], NDArray[np.float32]]
-"""Some of a step's, once they are here; waits for them."""
+"""Waits for some of a step's rows and returns them."""
 Wait = Callable[[torch.cuda.Event], None]
-"""Returns once the device has come to an event."""
+"""Returns once the device has reached an event."""
 
 
 def synchronize(event: torch.cuda.Event) -> None:
-    """Wait for it, whatever else comes."""
     event.synchronize()
 
 
 class RowsBack:
-    """Brings rows of float32 of some steps, in a stream of its own: neither the next step nor the tokens of this one
-    wait for the copy. Two buffers take turns: the rows of one step are read while those of the next come."""
+    """Copies float32 rows of some steps to the host on its own stream.
+
+    Neither the next step nor this step's tokens wait for the copy. Two buffers alternate: the rows of one step are read
+    while those of the next arrive.
+    """
 
     def __init__(self, device: torch.device, num_numbers: int, wait: Wait = synchronize) -> None:
-        """Memory for so many is taken with the first of them."""
+        """Create without buffers. Memory for `num_numbers` numbers is allocated by the first `start`."""
         self._device = device
         self._num_numbers = num_numbers
         self._wait = wait
@@ -43,7 +45,7 @@ class RowsBack:
         self._stream: Any = None
 
     def start(self, rows: torch.Tensor) -> Rows:
-        """`rows`, of any shape, start to come down as the device's work stands; they may be written to after that."""
+        """Start copying `rows`, of any shape, after the work enqueued so far. They may be overwritten by later work."""
         if self._device.type == "cpu":
             return lambda: rows.numpy().copy()
         if not self._buffers:
@@ -57,7 +59,7 @@ class RowsBack:
 
 
 class Pinned:
-    """Pinned memory for one step's numbers."""
+    """Pinned memory for the numbers of one step."""
 
     def __init__(self, num_numbers: int, wait: Wait) -> None:
         self._wait = wait
@@ -65,7 +67,7 @@ class Pinned:
         self._grow(num_numbers)
 
     def start(self, vector: torch.Tensor) -> tuple[Any, torch.cuda.Event]:
-        """The numbers of `vector`, int64 or float64, as NumPy's, and when they are here."""
+        """Start copying `vector`, int64 or float64. Returns it as a NumPy array and the event at which it is valid."""
         count = len(vector)
         if count > self._room:
             self._grow(count)
@@ -74,7 +76,7 @@ class Pinned:
         return self._bytes.view("float64" if kind == torch.float64 else "int64")[:count], _moment()
 
     def start_rows(self, rows: torch.Tensor) -> Rows:
-        """`rows` contiguous; they are kept until they are here."""
+        """Start copying `rows`, which must be contiguous and are kept alive until they have arrived."""
         count = rows.numel()
         if count * _FLOAT_BYTES > self._room * _BYTES_A_NUMBER:
             self._grow(-(-count * _FLOAT_BYTES // _BYTES_A_NUMBER))
@@ -93,7 +95,6 @@ class Pinned:
 
 
 def _moment() -> torch.cuda.Event:
-    """Now, in the stream that is current."""
     event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
     return event

@@ -1,7 +1,7 @@
 """Explains in one line why memory ran out, and which option would have prevented it. Plain arithmetic.
 
-Causes are weighed by bytes: what other programs took since the start, what the allocator holds in pieces that fit
-nothing, and a step that took more than was set aside for it.
+Causes are compared in bytes: memory that other programs took since the start, memory that the allocator holds in
+fragments, and a step that took more than was reserved for it.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from kvscope_engine.model.device_memory.memory_plan import gib
 from kvscope_telemetry.messages.telemetry import MemoryBreakdown
 
 _MUCH: Final = 0.02
-"""Of the device: less than this explains no shortage."""
+"""Share of the device below which an amount does not explain a shortage."""
 _LEAST_TOKENS: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortage:
-    """What is known when memory ran out. Bytes; -1 where nobody tells."""
+    """State when memory ran out, in bytes; -1 where unknown."""
 
     memory: MemoryBreakdown
     total: int = -1
     free: int = -1
     others_planned: int = -1
-    """What other programs held when the engine started."""
+    """Bytes that other programs held when the engine started."""
     num_tokens: int = 0
-    """Of the step."""
+    """Number of tokens in the failed step."""
     num_requests: int = 0
     utilization: float = 0.0
-    """--gpu-memory-utilization; 0 on a CPU."""
+    """Value of --gpu-memory-utilization; 0 on a CPU."""
     takers: str = ""
-    """Who took memory since the start, where that is told."""
+    """Description of the processes that took memory since the start, if known."""
 
 
 def shortage_report(shortage: Shortage) -> str:
-    """Who has the memory, what the likeliest cause is, and the option against it."""
+    """Describe how the memory is used, the likeliest cause, and the option that avoids it."""
     return f"{_holders(shortage)}: {_remedy(shortage)}"
 
 
 def start_remedy(holders: str = "", *, on_gpu: bool) -> str:
-    """What would help where a model did not even load; `holders`: who else has memory of the GPU."""
+    """Describe what would help if a model could not even be loaded. `holders` describes other processes on the GPU."""
     smaller = "a smaller model, or --dtype bfloat16 where it is float32"
     named = f" ({holders})" if holders else ""
     return (
@@ -86,7 +86,7 @@ def _remedy(shortage: Shortage) -> str:
 
 
 def _smaller_step(shortage: Shortage) -> str:
-    """Prefills are cut into smaller pieces; a step of decodes alone has fewer requests."""
+    """Return the option that makes a step smaller: fewer tokens if it has prefills, else fewer requests."""
     if shortage.num_tokens > shortage.num_requests:
         return f"--max-num-batched-tokens {max(_LEAST_TOKENS, shortage.num_tokens // 2)}"
     return f"--max-num-seqs {max(1, shortage.num_requests // 2)}"

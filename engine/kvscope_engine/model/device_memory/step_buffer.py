@@ -1,10 +1,9 @@
-"""A step's data on their way up: a pinned host buffer, one copy to a device buffer of the same layout, views of it.
+"""Uploads a step's input arrays: pinned host buffers, one copy to a device buffer of the same layout, and views of it.
 
-Owns the buffers and the order between them. The same shapes reserved in the same order lie at the same addresses,
-which is what CUDA graphs are captured with. There is one on the device, which a step reads before the next one's copy,
-and three on the host: one is written while the copies of the others may wait behind a step that runs, that of the next
-one's inputs and that of how its tokens are sampled (`InFlight.sample`). On a CPU there is nothing to move: arrays are
-the tensors.
+Owns the buffers and their synchronization. The same shapes reserved in the same order have the same addresses, as CUDA
+graphs require. The device has one buffer, which a step reads before the next step's copy overwrites it. The host has
+three: one is written while two copies may still wait behind a running step, that of the next step's inputs and that of
+its sampling inputs (`InFlight.sample`). On a CPU nothing is copied: tensors share the arrays' memory.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 ALIGNMENT: Final = 64
-"""Bytes: every array starts at a multiple, so that kernels find the same alignment in every step."""
+"""Alignment of every array in bytes, so that kernels find the same alignment in every step."""
 NUM_SIDES: Final = 3
 _DTYPES: Final = {
     np.dtype(np.int32): torch.int32,
@@ -27,7 +26,8 @@ _DTYPES: Final = {
 
 
 class StepBuffer:
-    """What a step needs of the host. `reserve` or `put` all of it, `send`, then use the tensors they gave."""
+    """Input buffer of a step. Call `begin`, then `reserve` or `put` for all arrays, then `send`, then use the returned
+    tensors."""
 
     def __init__(self, device: torch.device, num_bytes: int) -> None:
         self._is_host = device.type == "cpu"
@@ -41,11 +41,11 @@ class StepBuffer:
 
     @property
     def is_on_device(self) -> bool:
-        """Whether tensors lie somewhere that the host must wait to read."""
+        """Whether the tensors are in device memory, which the host can read only by waiting."""
         return not self._is_host
 
     def begin(self) -> None:
-        """Another copy; waits, if need be, until that before the last two has read the host's buffer."""
+        """Start a new upload. Waits until the third-last upload has read its host buffer."""
         self._end = 0
         if not self._is_host:
             self._sides.insert(0, self._sides.pop())
@@ -53,7 +53,7 @@ class StepBuffer:
             self._overflow.clear()
 
     def reserve(self, shape: tuple[int, ...], dtype: type[np.generic]) -> tuple[NDArray[Any], torch.Tensor]:
-        """An array to be written before `send`, holding anything, and the tensor that has it after `send`."""
+        """Return an uninitialized array to be written before `send`, and the tensor that contains it after `send`."""
         if self._is_host:
             array = np.empty(shape, dtype)
             return array, torch.from_numpy(array)
@@ -66,7 +66,7 @@ class StepBuffer:
         return array, self._on_device[start : start + size].view(_DTYPES[kind]).view(shape)
 
     def put(self, array: NDArray[Any]) -> torch.Tensor:
-        """The tensor that has `array` after `send`."""
+        """Return the tensor that contains `array` after `send`."""
         if self._is_host:
             return torch.from_numpy(array)
         target, tensor = self.reserve(array.shape, array.dtype.type)
@@ -74,7 +74,7 @@ class StepBuffer:
         return tensor
 
     def send(self) -> None:
-        """One copy, which nobody waits for; one more for each array that the buffer had no room for."""
+        """Start one asynchronous copy, and another for each array that did not fit into the buffer."""
         if self._is_host or not (self._end or self._overflow):
             return
         if self._end:
@@ -93,7 +93,7 @@ class StepBuffer:
 
 
 class _HostSide:
-    """Pinned memory, as a tensor and as an array, and when it was read last."""
+    """Pinned memory, as a tensor and as an array, and the event of its last copy to the device."""
 
     def __init__(self, num_bytes: int) -> None:
         self.host, self.data = pinned_bytes(num_bytes)
@@ -101,26 +101,25 @@ class _HostSide:
 
 
 class Sent:
-    """When the device has read the host's buffer."""
+    """Records when the device has read a host buffer."""
 
     def __init__(self) -> None:
         self._event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def record(self) -> None:
-        """A copy was handed to the current stream."""
+        """Record the event behind the copies enqueued on the current stream."""
         self._event.record()
 
     def wait(self) -> None:
-        """Until the last one recorded is over."""
         self._event.synchronize()
 
 
 def pinned_bytes(num_bytes: int) -> tuple[torch.Tensor, NDArray[np.uint8]]:
-    """Page-locked memory, as a tensor and as an array."""
+    """Allocate page-locked memory; returns it as a tensor and as an array."""
     tensor = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
     return tensor, tensor.numpy()
 
 
 def aligned_bytes(*sizes: int) -> int:
-    """Bytes that arrays of these sizes take in a buffer."""
+    """Return the bytes that arrays of these sizes take in a buffer."""
     return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)

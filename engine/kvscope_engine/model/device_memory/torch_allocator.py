@@ -1,6 +1,6 @@
-"""What torch's allocator says of a GPU's memory: how much of it is in use, and a map of its segments and blocks.
+"""Reads torch's CUDA caching allocator: how much memory is in use, and a map of its segments and blocks.
 
-Owns the names of its statistics, and of its snapshot's fields. A CPU's allocator tells nothing.
+Owns the names of the allocator's statistics and snapshot fields. On a CPU, there are no statistics.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from kvscope_telemetry.messages.commands import AllocatorMap
 from kvscope_telemetry.state.allocator_map import AllocatorPool, State, TorchSegment, pack_map
 
 _STATES: Final = {"active_allocated": State.ALLOCATED, "inactive": State.CACHED}
-"""All others wait for a stream, under a name that torch has changed."""
+"""States of the snapshot. Any other block waits for a stream, under a name that differs between versions of torch."""
 _SHARED_POOL: Final = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class AllocatorUse:
-    """Bytes; -1 where it does not tell."""
+    """Bytes of the allocator; -1 where it does not report them."""
 
     allocated: int = -1
     reserved: int = -1
@@ -36,7 +36,6 @@ class AllocatorUse:
 def allocator_use(
     device: torch.device, statistics: Callable[[torch.device], Mapping[str, Any]] = torch.cuda.memory_stats
 ) -> AllocatorUse:
-    """How it stands on `device` now."""
     if device.type != "cuda":
         return AllocatorUse()
     stats = statistics(device)
@@ -53,7 +52,7 @@ def allocator_map(
     tag: int,
     snapshot: Callable[[], Sequence[Mapping[str, Any]]] = lambda: _snapshot(),
 ) -> AllocatorMap:
-    """How the allocator divides the memory of `device` now. Raises BadInput for a CPU."""
+    """Return how the allocator currently divides the memory of `device`. Raises BadInput for a CPU."""
     if device.type != "cuda":
         raise BadInput(f"the engine runs on {device.type!r}: PyTorch segments exist only on a GPU (--device cuda)")
     began_ns = time.monotonic_ns()
@@ -64,7 +63,7 @@ def allocator_map(
 
 
 def _snapshot() -> Sequence[Mapping[str, Any]]:
-    """Of all GPUs, without the history of allocations; torch has no types for it."""
+    """Return the segments of all GPUs, without the allocation history."""
     told: Sequence[Mapping[str, Any]] = torch.cuda.memory_snapshot(include_traces=False)  # type: ignore[no-untyped-call]
     return told
 

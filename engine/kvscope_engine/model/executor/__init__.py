@@ -1,1 +1,1 @@
-"""Tensor parallelism across processes: rank 0 starts the other ranks, sends them each step and watches them."""
+"""Tensor parallelism across processes: rank 0 starts the other ranks, sends them each step and monitors them."""

@@ -1,7 +1,7 @@
-"""Another rank than 0: a process that loads its share of the model and runs the steps that rank 0 tells it.
+"""Process of a rank other than 0: loads its share of the model and runs the steps that rank 0 sends.
 
-Has no scheduler, no requests and no sampler, and writes nothing to the terminal: its last word goes to rank 0. It ends
-when rank 0 says so, or is gone.
+Has no scheduler, no requests and no sampler. Writes nothing to the terminal; a final error message is sent to rank 0.
+The process ends when rank 0 sends a shutdown or has ended itself.
 """
 
 from __future__ import annotations
@@ -60,17 +60,20 @@ from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import KvscopeError
 
 LAST_WORD_S: Final = 5.0
-"""For a rank whose rank 0 is gone to notice by itself."""
+"""Seconds that the main thread gets to notice by itself that rank 0 has ended, before the process exits."""
 BEAT_S: Final = 0.5
 
 
 def follow(folder: Path, rank: Rank) -> int:
-    """Be `rank` until rank 0 ends: 0 in good order, 1 when this rank failed."""
+    """Serve as `rank` until rank 0 ends. Returns 0 after an orderly shutdown, 1 if this rank failed or rank 0
+    disappeared."""
     for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # under torchrun a terminal's signals go to all; rank 0 ends the others
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # under torchrun all ranks get the terminal's signals; rank 0 ends the others
     try:
         channel = connect(folder)
-    except KvscopeError:  # rank 0 is gone
+    except KvscopeError:  # rank 0 has ended
         forget(folder)
         return 1
     threading.Thread(target=_watch_leader, args=(channel, folder), name="kvscope-leader-watch", daemon=True).start()
@@ -78,7 +81,7 @@ def follow(folder: Path, rank: Rank) -> int:
         channel.send(encode(Here(rank=rank.index, pid=os.getpid())))
         _serve(channel, folder, rank)
     except ChannelClosed:
-        return 1  # the same: nobody is left to tell
+        return 1  # rank 0 is gone: no process is left to report to
     except Exception as error:
         _say_why(channel, error)
         return 1
@@ -86,7 +89,7 @@ def follow(folder: Path, rank: Rank) -> int:
 
 
 def follow_torchrun(index: int, count: int) -> int:
-    """The same, for a rank that torchrun started."""
+    """Serve as rank `index` of `count` in a process started by torchrun. Returns as `follow`."""
     store = torchrun_store()
     return follow(Path(store.get(FOLDER_KEY).decode()), Rank(index, count))
 
@@ -165,7 +168,7 @@ def _run(
 
 
 def _move(mover: BlockMover, told: Move, channel: Channel) -> None:
-    """What rank 0 waits for is answered."""
+    """Carry out a block move. Replies only to the kinds of moves that rank 0 waits for."""
     sources, targets = places_of(told)
     if told.how == "flush":
         mover.flush()
@@ -182,7 +185,7 @@ def _move(mover: BlockMover, told: Move, channel: Channel) -> None:
 
 
 def _beat(channel: Channel, group: RankGroup) -> None:
-    """Say that this process lives, and how far it is, whatever its other threads do."""
+    """Send a heartbeat with this rank's progress, regardless of what the other threads do."""
     with contextlib.suppress(ChannelClosed):
         while True:
             channel.send(encode(Beat(num_points=group.num_points)))
@@ -190,7 +193,7 @@ def _beat(channel: Channel, group: RankGroup) -> None:
 
 
 def _at_rank(config: EngineConfig, rank: Rank) -> EngineConfig:
-    """With a file of its own for the disk tier."""
+    """Return `config` with a separate disk tier file for this rank."""
     path = config.disk_kv_path
     return config if path is None else replace(config, disk_kv_path=f"{path}.rank{rank.index}")
 
@@ -200,7 +203,7 @@ def _name(device: torch.device) -> str:
 
 
 def _next(channel: Channel) -> bytes:
-    """The next message, however long there is none; an end that is gone is one too."""
+    """Wait without limit for the next message and return it. Raises ChannelClosed if rank 0 has ended."""
     select.select([channel], [], [])
     return channel.receive()
 
@@ -215,7 +218,8 @@ def _say_why(channel: Channel, error: Exception) -> None:
 
 
 def _watch_leader(channel: Channel, folder: Path) -> None:
-    """End this process when rank 0 has, wherever it waits then, and take away where they met."""
+    """Remove the meeting folder and exit this process when rank 0 has ended, whatever the main thread is waiting
+    for."""
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLRDHUP)
     poll.poll()
@@ -225,10 +229,10 @@ def _watch_leader(channel: Channel, folder: Path) -> None:
 
 
 def main() -> int:
-    """`python -m kvscope_engine.model.executor.follower FOLDER RANK COUNT`."""
+    """Entry point: `python -m kvscope_engine.model.executor.follower FOLDER RANK COUNT`."""
     folder, index, count = sys.argv[1:]
     return follow(Path(folder), Rank(int(index), int(count)))
 
 
 if __name__ == "__main__":
-    os._exit(main())  # without taking torch apart first: rank 0 waits for the end
+    os._exit(main())  # skip torch's teardown: rank 0 waits for this process to end

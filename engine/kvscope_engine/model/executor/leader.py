@@ -1,14 +1,14 @@
-"""Rank 0's side of tensor parallel: the other ranks are started, agreed with, told each step, watched and ended.
+"""Rank 0's side of tensor parallelism: starts the other ranks, negotiates with them, sends steps, and monitors them.
 
-Rank 0 alone schedules, keeps the ledger, samples and speaks to clients. The other ranks are told the arrays of each
-step before rank 0 runs it, and run it at the same time; they meet in the sums behind each layer's projections. Block
-ids are the same on all ranks: a block is its heads of every rank together, and each rank has as many blocks as the
-one with the least room.
+Only rank 0 schedules, keeps the block ledger, samples and serves clients. It sends the arrays of each step before
+running it, and all ranks run the step at the same time; they synchronize in the all-reduces after each layer's
+projections. Block ids are the same on all ranks: a block holds the heads of all ranks together, and each rank has as
+many blocks as the rank with the least capacity.
 
-Owns the channels and what became of each rank: one thread hears all that they say. A rank that serves says that it
-lives, twice a second; one that is silent, or does not come to where the others wait for it, is killed, and what the
-others wait for is ended (`RankGroup.abort`). A rank whose process is suspended is waited for up to `SUSPENDED_S`. When
-one fails the engine ends: nobody has its part of the KV.
+Owns the channels and the state of each rank; one thread receives all messages. A serving rank sends two heartbeats per
+second. A rank that is silent, or does not reach a point where the others wait for it, is killed, and the pending
+collective is ended (`RankGroup.abort`). A rank whose process is suspended is waited for up to `SUSPENDED_S`. If a rank
+fails, the engine ends, because no other rank has its part of the KV.
 """
 
 from __future__ import annotations
@@ -64,33 +64,38 @@ from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.telemetry import RankMemory
 
 START_S: Final = 300.0
-"""For a rank's process to say its first word: it imports torch and transformers on a machine that may be busy."""
+"""Seconds for a rank's process to connect. It imports torch and transformers on a machine that may be busy."""
 LOAD_S: Final = 1800.0
-"""For a rank to load its share."""
+"""Seconds for a rank to load its share of the model."""
 LOOK_S: Final = 0.25
 SILENT_S: Final = 5.0
-"""Without a word from a rank that serves and runs, after which it is given up: it reports twice a second."""
+"""Seconds without a message from a serving, running rank until it is considered lost. It sends two heartbeats per
+second."""
 SUSPENDED_S: Final = 300.0
-"""For a rank whose process is suspended (SIGSTOP, a debugger) to run again; its silence means nothing meanwhile."""
+"""Seconds that a rank's process may be suspended (SIGSTOP, a debugger). Its silence is ignored during that time."""
 STUCK_S: Final = 60.0
-"""For a rank that lives to come to the point where rank 0 is: one may compile a kernel that the others have."""
+"""Seconds that a live rank may take to reach rank 0's synchronization point. It may compile a kernel the others have
+cached."""
 POLL_S: Final = 0.000_05
-"""Between two looks at whether a GPU is done."""
+"""Seconds between two polls of a GPU event."""
 CAUSE_S: Final = 3.0
-"""For the reason to come when a sum failed: its cause may be known a moment later."""
+"""Seconds to wait for the reason when a collective failed. The root cause may arrive after the failure itself."""
 
 M = TypeVar("M", bound=FromRank)
 
 
 def lead_ranks(config: EngineConfig) -> Leader | None:
-    """The other ranks that `config` asks for, started; None where it asks for none."""
+    """Start the other ranks that `config` requests; None for a single rank."""
     count = config.tensor_parallel_size
     return None if count == 1 else Leader(count, choose_device(config.device))
 
 
 def config_of_rank(config: EngineConfig, leader: Leader | None) -> EngineConfig:
-    """What each rank runs with: a share of the CPU's threads and of the lower tiers, and without what is not done by
-    several ranks."""
+    """Return the configuration that each rank runs with.
+
+    CPU threads and the lower cache tiers are divided among ranks, and features that do not support several ranks are
+    disabled.
+    """
     if leader is None:
         return config
     count = leader.rank.count
@@ -105,12 +110,11 @@ def config_of_rank(config: EngineConfig, leader: Leader | None) -> EngineConfig:
 
 
 def rank_of(leader: Leader | None) -> Rank:
-    """Of this process."""
     return ALONE if leader is None else leader.rank
 
 
 class Leader:
-    """Rank 0 of `count` ranks. Raises BadInput and KvscopeError as the ranks do, naming the rank."""
+    """Rank 0 of `count` ranks. Raises BadInput and KvscopeError for errors of the other ranks, naming the rank."""
 
     def __init__(self, count: int, device: torch.device) -> None:
         if device.type == "cuda" and torch.cuda.device_count() < count:
@@ -120,14 +124,14 @@ class Leader:
             )
         self.rank = Rank(0, count)
         self.joined: tuple[RankJoined, ...] = ()
-        """What each of the other ranks has, in order."""
+        """Memory and device of each of the other ranks, in rank order."""
         self._device = device
         self._begin: Begin | None = None
         self._group: RankGroup | None = None
         self._channels: dict[int, Channel] = {}
         self._pids: dict[int, int] = {}
         self._words: dict[int, queue.SimpleQueue[FromRank]] = {}
-        """What ranks said beside that they live."""
+        """Queue of the messages of each rank, without heartbeats."""
         self._signs: dict[int, RankSigns] = {}
         self._is_serving = threading.Event()
         self._failures: list[tuple[int, RankFailed]] = []
@@ -144,10 +148,11 @@ class Leader:
             self.processes.close()
             raise
 
-    # Before the first step, in this order.
+    # Called before the first step, in this order.
 
     def load(self, config: EngineConfig, lora_layers: Iterable[str]) -> None:
-        """Rank 0 has loaded: the others find every file where it was put."""
+        """Order the other ranks to load their shares. Rank 0 has loaded already, so that they find every file
+        downloaded."""
         self._meet()
         told = msgspec.json.encode(replace(config, kv_events_config=None))
         message = encode(Load(config=told, lora_layers=tuple(lora_layers)))
@@ -155,7 +160,7 @@ class Leader:
             self._send(rank, channel, message)
 
     def agree(self, num_blocks: int, fused: Fused) -> int:
-        """Blocks that all ranks have room for, when rank 0 has room for `num_blocks`."""
+        """Return the number of blocks that fit on every rank, if `num_blocks` fit on rank 0."""
         ready = [self._expect(rank, Ready, LOAD_S) for rank in sorted(self._channels)]
         self._begin = Begin(
             num_blocks=min(num_blocks, *(one.num_blocks for one in ready)),
@@ -164,9 +169,10 @@ class Leader:
         return self._begin.num_blocks
 
     def join(self, module: nn.Module, *, captures: bool = False) -> None:
-        """All ranks make their blocks and connect; from then on every pass through `module` is one of all ranks.
+        """Have all ranks allocate their blocks and connect. From then on, every forward pass of `module` runs on all
+        ranks.
 
-        `captures`: the next thing that all do is to capture CUDA graphs.
+        `captures`: whether all ranks capture CUDA graphs next.
         """
         assert self._begin is not None, "ranks agree before they join"
         for rank, channel in self._channels.items():
@@ -181,12 +187,12 @@ class Leader:
         reduce_behind_layers(module, self.all_reduce)
 
     def recording(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, sums are left out that no CUDA graph records."""
+        """Return a context in which all-reduces are skipped unless a CUDA graph is being captured."""
         assert self._group is not None, "ranks capture once they have joined"
         return self._group.recording()
 
     def all_agree(self, is_well: bool) -> bool:
-        """Whether all ranks say so; waits for them. Raises as below."""
+        """Return whether `is_well` is true on all ranks; waits for them. Raises KvscopeError when a rank is lost."""
         assert self._group is not None, "ranks agree once they have joined"
         try:
             agreed = self._group.all_agree(is_well)
@@ -199,7 +205,7 @@ class Leader:
     # Steps.
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
-        """The sum over all ranks. Raises KvscopeError with the reason when a rank is lost."""
+        """Return the sum over all ranks. Raises KvscopeError with the reason when a rank is lost."""
         assert self._group is not None, "ranks add up once they have joined"
         try:
             return self._group.all_reduce(part)
@@ -207,7 +213,10 @@ class Leader:
             raise self._lost(error) from error
 
     def share(self, tokens: torch.Tensor) -> None:
-        """Give tokens that the step before sampled to the other ranks, who were told of how many. Raises as above."""
+        """Broadcast the tokens sampled by the previous step to the other ranks, which know their number from `tell`.
+
+        Raises KvscopeError when a rank is lost.
+        """
         assert self._group is not None, "ranks share tokens once they have joined"
         try:
             self._group.broadcast(tokens.contiguous())
@@ -215,8 +224,10 @@ class Leader:
             raise self._lost(error) from error
 
     def wait_for(self, event: torch.cuda.Event) -> None:
-        """Until a GPU has come to it, hearing signals meanwhile. Raises KvscopeError when a rank is lost: nothing of
-        the step is true then."""
+        """Wait until a GPU has reached `event`, polling so that signals are handled.
+
+        Raises KvscopeError when a rank is lost; the results of the step are invalid then.
+        """
         with self._naming_lost():
             while not self._failed.is_set() and not event.query():  # type: ignore[no-untyped-call]
                 time.sleep(POLL_S)
@@ -229,13 +240,14 @@ class Leader:
         sources: Sequence[int] = (),
         targets: Sequence[int] = (),
     ) -> None:
-        """The other ranks move their parts of blocks between tiers, after the steps told before."""
+        """Have the other ranks move their parts of blocks between tiers, after the steps sent before."""
         message = encode(move_of(how, sources, targets))
         for rank, channel in self._channels.items():
             self._send(rank, channel, message)
 
     def moved(self, whole: Sequence[bool]) -> list[bool]:
-        """What the last `offload`, `rise` or `drain` came to on all ranks, when on rank 0 it came to `whole`."""
+        """Return, per block, whether the last `offload`, `rise` or `drain` succeeded on all ranks; `whole` is rank 0's
+        own result."""
         found = np.array(whole, np.bool_)
         for rank in sorted(self._channels):
             found &= np.frombuffer(self._expect(rank, BlocksMoved, LOAD_S).whole, np.bool_)
@@ -243,7 +255,7 @@ class Leader:
         return there
 
     def fill(self, stack: str, slot: int, deltas: Callable[[Rank], Sequence[Delta | None]]) -> None:
-        """What is in an adapter's slot from the next step on; each rank is sent its share alone."""
+        """Set the contents of an adapter's slot from the next step on. Each rank receives only its share."""
         for index, channel in self._channels.items():
             self._send(index, channel, encode(fill_of(stack, slot, deltas(Rank(index, self.rank.count)))))
 
@@ -255,10 +267,20 @@ class Leader:
         num_sampled: int = 0,
         graph_size: int = 0,
     ) -> None:
-        """The next step; `num_sampled` tokens of the one before are to be shared first, where it awaits any. All
-        replay their graphs of `graph_size`, 0 for none.
+        """Send the next step to the other ranks.
 
-        Until `done` no other can be told: ranks would add up layers of different steps.
+        No other step may be sent until `done` is called, because ranks would otherwise all-reduce layers of different
+        steps.
+
+        Args:
+            inputs: Arrays of the step.
+            copies: Blocks to copy before the step, as (source, target) pairs.
+            lora_slots: Adapter slot of each row, as in `StepRows`.
+            num_sampled: Number of tokens of the previous step that `share` broadcasts first, if this step awaits any.
+            graph_size: Size of the CUDA graph that all ranks replay; 0 if none.
+
+        Raises:
+            KvscopeError: A rank is lost, or the previous step failed on rank 0.
         """
         if self._failed.is_set():
             raise self._lost(None)
@@ -273,13 +295,14 @@ class Leader:
             self._send(rank, channel, message)
 
     def done(self) -> None:
-        """Rank 0 has run the step's layers."""
+        """Report that rank 0 has run the step's layers."""
         self._is_in_step = False
         if self._group is not None:
             self._group.num_points += 1
 
     def memory(self, first: RankJoined, uuids: Sequence[str]) -> tuple[RankMemory, ...]:
-        """What each rank holds, in order, where rank 0 holds what `first` says; `uuids` of their GPUs, if any."""
+        """Return the memory held by each rank in rank order. `first` describes rank 0; `uuids` are those of the GPUs,
+        if any."""
         return tuple(
             RankMemory(
                 rank=rank,
@@ -291,11 +314,11 @@ class Leader:
             for rank, one in enumerate((first, *self.joined))
         )
 
-    # The end.
+    # Shutdown.
 
     @property
     def failure(self) -> str:
-        """Why the engine cannot go on, and which rank that is of; empty while it can."""
+        """Why the engine cannot continue, naming the failed rank; empty while it can."""
         causes = sorted(self._failures, key=lambda one: one[1].is_consequence)
         if not causes:
             return ""
@@ -303,30 +326,33 @@ class Leader:
         return f"rank {rank} of {self.rank.count} {failed.reason}: the engine cannot go on without it"
 
     def when_lost(self, act: Callable[[], None]) -> None:
-        """Call `act` once on another thread when a rank is lost, whether a step runs or not; here, if one is."""
+        """Call `act` once when a rank is lost, on the monitoring thread, whether or not a step runs.
+
+        If a rank is lost already, `act` is called immediately on the calling thread.
+        """
         self._when_lost = act
         if self._failed.is_set():
             act()
 
     def close(self) -> None:
-        """End all ranks; none is left behind. Idempotent."""
+        """End all ranks and wait for their processes. Idempotent."""
         self._closing.set()
         for channel in self._channels.values():
             with contextlib.suppress(ChannelClosed):
                 channel.send(encode(Shutdown()))
         if self._watch is not None:
-            self._watch.join(CAUSE_S)  # it may hang in a driver
+            self._watch.join(CAUSE_S)  # the thread may hang in a driver
         for channel in self._channels.values():
             channel.close()
         self._listener.close()
         self.processes.close(reached=self._channels)
         if self._group is not None:
-            self._group.close()  # behind the others' ends: a sum that waits for one would be waited for
+            self._group.close()  # after the other ranks ended: a pending all-reduce would block until then
 
-    # Below.
+    # Private, on the caller's thread.
 
     def _meet(self) -> None:
-        """Every rank connects."""
+        """Wait until every rank has connected, then start the monitoring thread."""
         deadline = time.monotonic() + START_S
         self._listener.settimeout(LOOK_S)
         while len(self._channels) < self.rank.count - 1:
@@ -349,7 +375,7 @@ class Leader:
             here = decode_from_rank(channel.receive())
         except ChannelClosed:
             channel.close()
-            return  # what became of its process is seen by the next look
+            return  # `_meet` checks next how its process ended
         assert isinstance(here, Here), "a rank says first who it is"
         self._channels[here.rank] = channel
         self._pids[here.rank] = here.pid
@@ -361,7 +387,7 @@ class Leader:
             raise self._lost(error) from error
 
     def _expect(self, rank: int, kind: type[M], wait_s: float) -> M:
-        """The rank's next word, which is of this kind unless it failed."""
+        """Return the rank's next message. Its type must be `kind`, unless a rank failed, which raises KvscopeError."""
         deadline = time.monotonic() + wait_s
         while not self._failed.is_set():
             with contextlib.suppress(queue.Empty):
@@ -373,7 +399,7 @@ class Leader:
         raise self._lost(None)
 
     def _lost(self, error: Exception | None) -> KvscopeError:
-        """With the first cause, once it is known."""
+        """Return the error to raise for a lost rank, after waiting up to `CAUSE_S` for the root cause."""
         deadline = time.monotonic() + CAUSE_S
         while self._watch is not None and not self._has_cause() and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -381,7 +407,7 @@ class Leader:
 
     @contextlib.contextmanager
     def _naming_lost(self) -> Iterator[None]:
-        """A device's error that is another rank's fault is told as that."""
+        """Replace a device error that another rank caused with an error that names that rank."""
         try:
             yield
         except RuntimeError as error:
@@ -392,10 +418,10 @@ class Leader:
     def _has_cause(self) -> bool:
         return any(not failed.is_consequence for _, failed in self._failures)
 
-    # On the thread that hears them.
+    # On the monitoring thread.
 
     def _watch_ranks(self) -> None:
-        """Hear every rank that is there, until the end."""
+        """Receive messages of all connected ranks until close. Runs on its own thread."""
         open_ranks = {channel: rank for rank, channel in self._channels.items()}
         looked_s = time.monotonic()
         while open_ranks and not self._closing.is_set():
@@ -414,11 +440,13 @@ class Leader:
                     self._words[rank].put(heard)
             now_s = time.monotonic()
             if self._is_serving.is_set():
-                self._look(open_ranks, min(now_s - looked_s, 2 * LOOK_S))  # this process may have been suspended
+                self._look(
+                    open_ranks, min(now_s - looked_s, 2 * LOOK_S)
+                )  # capped, since this process may have been suspended
             looked_s = now_s
 
     def _look(self, open_ranks: dict[Channel, int], passed_s: float) -> None:
-        """Give up ranks that have been silent, or behind, for too long."""
+        """Kill ranks that have been silent or behind for too long, and record them as failed."""
         assert self._group is not None, "ranks serve once they have joined"
         for channel, rank in list(open_ranks.items()):
             is_suspended = _is_suspended(self._pids[rank])
@@ -447,24 +475,24 @@ class Leader:
 
 
 class RankSigns:
-    """How long a rank has said nothing, and has not moved while rank 0 is further."""
+    """Tracks how long a rank has been silent, and how long it has made no progress while rank 0 is ahead."""
 
     def __init__(self) -> None:
         self.num_points = 0
-        """That it has come to, as it said last."""
+        """Number of synchronization points that the rank had reached at its last heartbeat."""
         self._silent_s = 0.0
         self._behind_s = 0.0
         self._suspended_s = 0.0
         self._points_before = 0
 
     def heard(self) -> None:
-        """It said something."""
+        """Reset the time of silence: a message arrived."""
         self._silent_s = 0.0
 
     def passed(self, seconds: float, num_points: int, *, is_suspended: bool = False) -> str:
-        """Count `seconds` in which the process ran or was suspended; rank 0 is at `num_points`.
+        """Count `seconds` in which the process ran or was suspended; rank 0 is at synchronization point `num_points`.
 
-        Returns why the rank is given up, or an empty string.
+        Returns why the rank is considered lost, or an empty string.
         """
         if is_suspended:
             self._suspended_s += seconds

@@ -1,6 +1,6 @@
-"""Messages between two processes over a Unix socket: a length, then the bytes. An end that is gone is noticed at once.
+"""Exchanges length-prefixed messages between two processes over a Unix socket. A closed end is detected immediately.
 
-Knows no message. The sockets are in a folder that only their user can enter.
+Knows no message types. The socket is in a folder that only its user can enter.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from kvscope_telemetry.errors import KvscopeError
 
 SOCKET_FILE: Final = "channel"
 SEND_S: Final = 60.0
-"""For the other side to take a message."""
+"""Timeout in seconds of one socket operation: sending a message, or receiving the next part of one."""
 MAX_BYTES: Final = 1 << 30
 _LENGTH: Final = struct.Struct("<I")
 
 
-class ChannelClosed(KvscopeError):
-    """The other end is gone."""
+class ChannelClosed(KvscopeError): ...
 
 
 class Channel:
-    """One end. Any thread may send; one receives."""
+    """One end of a connection. Any thread may send; one thread receives."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -33,11 +32,11 @@ class Channel:
         self._socket.settimeout(SEND_S)
 
     def fileno(self) -> int:
-        """For `select`: readable when there is a message, or an end."""
+        """File descriptor for `select`. It is readable when a message has arrived or the other end has closed."""
         return self._socket.fileno()
 
     def send(self, message: bytes) -> None:
-        """Raises ChannelClosed."""
+        """Send one message. Raises ChannelClosed."""
         try:
             with self._sending:
                 self._socket.sendall(_LENGTH.pack(len(message)) + message)
@@ -45,7 +44,7 @@ class Channel:
             raise ChannelClosed(f"it takes no messages ({error})") from error
 
     def receive(self) -> bytes:
-        """The next message; once it has begun, all of it comes within `SEND_S`. Raises ChannelClosed."""
+        """Return the next message. Raises ChannelClosed, also if a message is not complete within `SEND_S` per read."""
         try:
             (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
             if length > MAX_BYTES:
@@ -55,7 +54,6 @@ class Channel:
             raise ChannelClosed(f"it sends no messages ({error})") from error
 
     def close(self) -> None:
-        """Idempotent."""
         self._socket.close()
 
     def _read(self, count: int) -> bytes:
@@ -69,7 +67,7 @@ class Channel:
 
 
 def listen(folder: Path, backlog: int) -> socket.socket:
-    """Where the others `connect`; `folder` is the user's alone."""
+    """Return a socket that accepts connections of `connect`. `folder` must be accessible to the user only."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(str(folder / SOCKET_FILE))
@@ -81,7 +79,7 @@ def listen(folder: Path, backlog: int) -> socket.socket:
 
 
 def connect(folder: Path) -> Channel:
-    """To who listens there. Raises KvscopeError."""
+    """Connect to the process that listens in `folder`. Raises KvscopeError."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(str(folder / SOCKET_FILE))

@@ -1,7 +1,7 @@
-"""The messages between rank 0 and the other ranks.
+"""Defines the messages between rank 0 and the other ranks, and their conversion to and from arrays.
 
-A step is told as the arrays that the model is run on: block ids are the same on all ranks, so there is one scheduler
-and one ledger, and only the bytes behind an id differ. Nothing is ever unpickled.
+A step is sent as the model's input arrays: block ids are the same on all ranks, so there is one scheduler and one
+ledger, and only the bytes behind an id differ. Messages are msgpack; nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from kvscope_engine.model.input_batch.step_inputs import StepInputs
 from kvscope_engine.model.kv_cache.kv_offload.block_mover import MoveKind
 from kvscope_engine.model.layers.lora.peft_folder import Delta
 
-"""Methods of a `BlockMover`."""
-
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     pass
 
 
 class Load(_Message, frozen=True, kw_only=True):
-    """Rank 0 has loaded its share: every file is there. `config` is an EngineConfig as JSON."""
+    """Order to load the rank's share. Rank 0 has loaded already, so every file is on disk. `config`: an EngineConfig as
+    JSON."""
 
     config: bytes
     lora_layers: tuple[str, ...] = ()
-    """Layers that the LoRA adapters of `config` are for."""
+    """Names of the layers that the LoRA adapters of `config` change."""
 
 
 class Begin(_Message, frozen=True, kw_only=True):
-    """What all ranks can do."""
+    """Settings that all ranks support: the minimum over ranks."""
 
     num_blocks: int
     float32_residual: bool
     captures: bool = False
-    """Whether all capture CUDA graphs once they have joined."""
+    """Whether all ranks capture CUDA graphs once they have joined."""
 
 
 class Step(_Message, frozen=True, kw_only=True):
-    """`StepInputs` without what only sampling reads, and the blocks to copy before it, (from, to) each."""
+    """`StepInputs` without the fields that only sampling reads, and the (source, target) blocks to copy before the
+    step."""
 
     input_ids: bytes
     positions: bytes
@@ -55,27 +55,28 @@ class Step(_Message, frozen=True, kw_only=True):
     num_groups: int = 1
     copies: bytes = b""
     awaited: bytes = b""
-    """Rows whose token the step before sampled on rank 0, and its rows of those; tokens are broadcast."""
+    """Rows whose input token the previous step sampled on rank 0, and the rows of these tokens there. Tokens are
+    broadcast."""
     num_sampled: int = 0
-    """Of the step before, where there are such rows."""
+    """Number of tokens that the previous step sampled, if `awaited` is not empty."""
     graph_size: int = 0
-    """Of the CUDA graph that all ranks replay; 0: none."""
+    """Size of the CUDA graph that all ranks replay; 0 if none."""
     lora_slots: bytes = b""
-    """The slot of each row's adapter, -1 for none; empty: no row has one."""
+    """Adapter slot of each row, -1 for none; empty if no row has an adapter."""
 
 
 class DeltaBytes(msgspec.Struct, frozen=True, array_like=True):
-    """A rank's share of what an adapter adds to a linear layer, in the model's type."""
+    """A rank's share of an adapter's update of a linear layer, in the model's dtype."""
 
     rank: int
     a: bytes
-    """(rank, inputs)."""
+    """Matrix A, (rank, inputs)."""
     b: bytes
-    """(outputs, rank)."""
+    """Matrix B, (outputs, rank)."""
 
 
 class Fill(_Message, frozen=True, kw_only=True):
-    """What is in a slot of an adapter from the next step on, of one stack: a delta or nothing for each of its parts."""
+    """Contents of an adapter slot of one stack from the next step on: a delta or None for each of the stack's parts."""
 
     stack: str
     slot: int
@@ -83,7 +84,7 @@ class Fill(_Message, frozen=True, kw_only=True):
 
 
 class Move(_Message, frozen=True, kw_only=True):
-    """Blocks go from one tier to another, as a `BlockMover` of rank 0 was told."""
+    """Blocks to move from one tier to another, as passed to rank 0's `BlockMover`. `how` names its method."""
 
     how: MoveKind
     sources: bytes = b""
@@ -91,25 +92,25 @@ class Move(_Message, frozen=True, kw_only=True):
 
 
 class Shutdown(_Message, frozen=True, kw_only=True):
-    """The end, in good order."""
+    """Orderly end."""
 
 
 class Here(_Message, frozen=True, kw_only=True):
-    """First word of a rank."""
+    """First message of a rank: its index and process id."""
 
     rank: int
     pid: int
 
 
 class Ready(_Message, frozen=True, kw_only=True):
-    """Its share is loaded, joined and profiled: what it could do."""
+    """The rank has loaded, fused and profiled its share; the fields are what it supports."""
 
     num_blocks: int
     float32_residual: bool
 
 
 class RankJoined(_Message, frozen=True, kw_only=True):
-    """It has its blocks, and can add up with the others."""
+    """The rank has allocated its blocks and joined the group of ranks."""
 
     weights_bytes: int
     kv_bytes: int
@@ -117,20 +118,20 @@ class RankJoined(_Message, frozen=True, kw_only=True):
 
 
 class Beat(_Message, frozen=True, kw_only=True):
-    """It lives; said by a thread of its own, whatever the rank computes."""
+    """Heartbeat, sent by its own thread whatever the rank computes."""
 
     num_points: int
-    """Points that it has come to where ranks wait for each other; see `RankGroup`."""
+    """Number of synchronization points that the rank has reached; see `RankGroup`."""
 
 
 class BlocksMoved(_Message, frozen=True, kw_only=True):
-    """What became of an `offload`, a `rise` or a `drain`: one byte a block, or for all, 1 where it is there."""
+    """Result of an `offload`, `rise` or `drain`: one byte per block, or one for all, 1 if it succeeded."""
 
     whole: bytes
 
 
 class RankFailed(_Message, frozen=True, kw_only=True):
-    """Its last word. A consequence is another rank's fault."""
+    """Last message of a rank. `is_consequence`: whether another rank caused the failure."""
 
     reason: str
     is_consequence: bool = False
@@ -151,7 +152,6 @@ def step_of(
     num_sampled: int = 0,
     graph_size: int = 0,
 ) -> Step:
-    """A step as a message."""
     return Step(
         input_ids=inputs.input_ids.tobytes(),
         positions=inputs.positions.tobytes(),
@@ -170,7 +170,7 @@ def step_of(
 
 
 def inputs_of(step: Step) -> tuple[StepInputs, list[tuple[int, int]], NDArray[np.int64] | None]:
-    """And back: arrays that may be written to, the copies, and the slots. No row is sampled."""
+    """Convert a message to writable arrays, block copies, and adapter slots. No row is sampled."""
     seq_lens = _array(step.seq_lens, np.int32)
     inputs = StepInputs(
         input_ids=_array(step.input_ids, np.int64),
@@ -188,17 +188,15 @@ def inputs_of(step: Step) -> tuple[StepInputs, list[tuple[int, int]], NDArray[np
 
 
 def move_of(how: MoveKind, sources: Sequence[int] = (), targets: Sequence[int] = ()) -> Move:
-    """Blocks to be moved, as a message."""
     return Move(how=how, sources=np.array(sources, np.int64).tobytes(), targets=np.array(targets, np.int64).tobytes())
 
 
 def places_of(move: Move) -> tuple[list[int], list[int]]:
-    """And back: from where and to where."""
+    """Return the source and target indices of a move."""
     return _array(move.sources, np.int64).tolist(), _array(move.targets, np.int64).tolist()
 
 
 def fill_of(stack: str, slot: int, deltas: Sequence[Delta | None]) -> Fill:
-    """What comes into a slot, as a message."""
     told = tuple(
         None if delta is None else DeltaBytes(len(delta.a), _bytes(delta.a), _bytes(delta.b)) for delta in deltas
     )
@@ -206,7 +204,6 @@ def fill_of(stack: str, slot: int, deltas: Sequence[Delta | None]) -> Fill:
 
 
 def deltas_of(fill: Fill, dtype: torch.dtype) -> list[Delta | None]:
-    """And back."""
     return [
         None if told is None else Delta(_matrix(told.a, dtype, told.rank), _matrix(told.b, dtype, -1, told.rank))
         for told in fill.deltas

@@ -1,6 +1,6 @@
-"""The processes of the other ranks: started here, or by torchrun.
+"""Starts and ends the processes of the other ranks, or finds those that torchrun started.
 
-Owns the folder where ranks meet, which is the user's alone, and the children. What they say is the `leader`'s.
+Owns the child processes and the folder where ranks connect, which only the user can enter. Messages belong to `leader`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from kvscope_telemetry.errors import BadInput, KvscopeError
 MODULE: Final = "kvscope_engine.model.executor.follower"
 FOLDER_KEY: Final = "kvscope-ranks"
 MEET_S: Final = 120.0
-"""For torchrun's ranks to say where they meet."""
+"""Seconds for torchrun's ranks to rendezvous."""
 PREFIX: Final = "kvscope-ranks-"
 END_S: Final = 3.0
-"""For all ranks together to end by themselves, and for as long again after a signal: a stop has ten seconds."""
+"""Seconds for all ranks together to end by themselves, and again after SIGTERM. Stopping the engine may take ten
+seconds."""
 
 
 def torchrun_rank(environment: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
-    """Rank and number of ranks, where torchrun started this process as one of several.
+    """Return the rank and the number of ranks if torchrun started this process as one of several, else None.
 
     Raises BadInput for ranks on several machines.
     """
@@ -44,16 +45,14 @@ def torchrun_rank(environment: Mapping[str, str] = os.environ) -> tuple[int, int
 
 
 class RankProcesses:
-    """Those of ranks 1 and up."""
-
     def __init__(self, count: int) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))  # mode 0700
         self.children: dict[int, subprocess.Popen[bytes]] = {}
-        """By rank; none under torchrun."""
+        """Child processes by rank; empty under torchrun."""
         self._count = count
 
     def start(self) -> None:
-        """Start them, or say to those that torchrun started where to come."""
+        """Start the child processes, or publish the folder to ranks that torchrun started."""
         under_torchrun = torchrun_rank()
         if under_torchrun is None:
             for rank in range(1, self._count):
@@ -68,7 +67,7 @@ class RankProcesses:
             torchrun_store().set(FOLDER_KEY, str(self.folder))
 
     def ended(self, rank: int, wait_s: float = 0.0) -> str:
-        """How a child ended, in words; empty while it has not, and for ranks that are none."""
+        """Describe how a child ended, waiting up to `wait_s` seconds; empty if it runs or the rank is not a child."""
         child = self.children.get(rank)
         if child is None:
             return ""
@@ -78,7 +77,8 @@ class RankProcesses:
         return ""
 
     def close(self, reached: Container[int] = ()) -> None:
-        """End all that are left: those that were told to may do it by themselves, the rest by signals. Idempotent."""
+        """End all remaining children: those in `reached` may end by themselves first, the others are terminated.
+        Idempotent."""
         deadline_s = time.monotonic() + END_S
         for rank, child in self.children.items():
             if rank not in reached or not self.ended(rank, max(0.0, deadline_s - time.monotonic())):
@@ -93,13 +93,13 @@ class RankProcesses:
 
 
 def forget(folder: Path) -> None:
-    """Take away where ranks met; nothing else is ever taken away."""
+    """Remove the folder where ranks connected. Folders with another prefix are left alone."""
     if folder.name.startswith(PREFIX):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def torchrun_store() -> Any:
-    """That of torchrun's ranks. Raises KvscopeError when they cannot meet."""
+    """Return the key-value store of torchrun's ranks. Raises KvscopeError if they cannot rendezvous."""
     from datetime import timedelta
 
     from torch.distributed.rendezvous import rendezvous

@@ -1,7 +1,7 @@
-"""From a step's plan to the arrays the model is run on, in numpy, with little Python a request.
+"""Converts a step's plan to the model's input arrays in numpy, with little Python code per request.
 
-Owns one row of block ids a request that lives across steps, so that a step appends what is new instead of building
-tables again. Knows no tensors and no policy: a row is right whatever happened to the request's table in between.
+Owns one row of block ids per request that persists across steps, so that a step appends new ids instead of rebuilding
+tables. Knows no tensors and no policy: a row is correct whatever happened to the request's table in between.
 """
 
 from __future__ import annotations
@@ -21,42 +21,44 @@ Int32 = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """A step's flattened batch: T tokens of S sequences, decodes first."""
+    """Flattened batch of a step: T tokens of S sequences in G KV groups, decodes first."""
 
     input_ids: Int64
     """(T,)."""
     positions: Int64
     """(T,)."""
     slot_mapping: Int64
-    """(G, T), one row a KV group; -1 for padding."""
+    """(G, T), one row per KV group; -1 for padding."""
     block_tables: Int32
-    """(G, S, max_blocks); what is behind a sequence's last block, or before its window, is never read."""
+    """(G, S, max_blocks). Entries after a sequence's last block, or before its window, are never read."""
     seq_lens: Int32
-    """(S,), the step's tokens included."""
+    """(S,), including the step's tokens."""
     query_start: Int32
-    """(S + 1,): where each sequence's tokens start in the batch."""
+    """(S + 1,): first row of each sequence in the batch."""
     num_single_token: int
     sample_rows: Int64
-    """Rows of the batch whose logits are sampled from."""
+    """Rows of the batch whose logits are sampled."""
     awaited: Int64 | None = None
-    """(2, n): rows of the batch whose token the step in flight samples, and its rows of those. None: there are none.
-    `input_ids` are 0 there."""
+    """(2, n): rows of the batch whose token the step in flight samples, and the rows of these tokens among its samples.
+
+    None if there are none. `input_ids` are 0 in these rows.
+    """
     state_slots: Int64 | None = None
-    """(S,): where the state of each sequence is; None for models that keep none."""
+    """(S,): state slot of each sequence; None for models without recurrent layers."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens computed."""
         return len(self.input_ids)
 
     @property
     def is_drafted(self) -> bool:
-        """Whether these are decodes with drafts among them and nothing else: a token is sampled after each."""
+        """Whether the step consists of decodes only, at least one of them with drafts. A token is sampled in every
+        row."""
         return self.num_single_token < self.num_tokens == len(self.sample_rows)
 
 
 class TableRows:
-    """Block ids of the requests that ran lately, one row a request in each KV group."""
+    """Block ids of recently scheduled requests: one row per request in each KV group."""
 
     def __init__(self, num_rows: int, max_blocks: int, num_groups: int = 1) -> None:
         self.table: Int32 = np.zeros((num_groups, num_rows, max_blocks), np.int32)
@@ -65,7 +67,7 @@ class TableRows:
         self._free = list(range(num_rows - 1, -1, -1))
 
     def rows_of(self, requests: list[Request]) -> Int64:
-        """The row of each request, brought up to date."""
+        """Return the row of each request, after updating it."""
         self._make_room(requests)
         return np.fromiter((self._update(request) for request in requests), np.int64, len(requests))
 
@@ -75,13 +77,13 @@ class TableRows:
             row = self._rows[request.number] = self._free.pop()
         for group, (known, table) in enumerate(zip(self._known[row], request.block_tables, strict=True)):
             let_go = request.num_let_go[group]
-            # compares identical objects, so 1,000 ids take microseconds; what was let go of is not read
+            # elements are the same objects, so comparing 1,000 ids takes microseconds; freed blocks are not read
             if known != table if not let_go else known[let_go:] != table[let_go:]:
                 self._write(group, row, known, table, let_go)
         return row
 
     def _write(self, group: int, row: int, known: list[int], table: list[int], let_go: int) -> None:
-        """Append what is new; start over when the known ids are not its beginning."""
+        """Append new ids; rewrite the row if the ids written before are not a prefix of the table."""
         kept = len(known)
         if known[let_go:] != table[let_go:kept]:
             kept = min(let_go, kept)
@@ -92,7 +94,7 @@ class TableRows:
         known += table[kept:]
 
     def _make_room(self, requests: list[Request]) -> None:
-        """Forget those that do not run in this step, once rows run short."""
+        """Release the rows of requests that do not run in this step if too few rows are free."""
         missing = sum(request.number not in self._rows for request in requests)
         if missing <= len(self._free):
             return
@@ -125,7 +127,10 @@ def _nothing(num_groups: int) -> list[list[int]]:
 def build_inputs(
     plan: StepPlan, rows: TableRows, block_size: int, in_flight: Mapping[int, int] | None = None
 ) -> StepInputs:
-    """The arrays of one step. `in_flight`: the rows of tokens that are being sampled, by the number of the request."""
+    """Return the arrays of one step.
+
+    `in_flight`: row of each token that the previous step is sampling, by request number.
+    """
     scheduled = plan.scheduled
     counts = np.fromiter((item.num_tokens for item in scheduled), np.int64, len(scheduled))
     starts = np.fromiter((item.start for item in scheduled), np.int64, len(scheduled))
@@ -164,7 +169,8 @@ def _token_ids(
     in_flight: Mapping[int, int],
     awaited: list[tuple[int, int]],
 ) -> Int64:
-    """Known tokens; `awaited` is told of rows, and where their tokens will be, that are not known yet."""
+    """Return the token ids of all rows. Adds rows whose token is in flight to `awaited`, with the row of that
+    sample."""
     ids: list[int] = []
     for row, item in enumerate(scheduled[:num_single_token]):
         request = item.request
@@ -184,7 +190,7 @@ def _token_ids(
 
 
 def sampled_places(scheduled: Sequence[Scheduled]) -> tuple[list[Request], list[int]]:
-    """For each row of logits that is sampled from: whose it is, and how many tokens that one will have said before."""
+    """Return, per sampled row of logits, its request and the number of output tokens that precede the sampled one."""
     requests: list[Request] = []
     num_output_tokens: list[int] = []
     for item in scheduled:
@@ -196,7 +202,7 @@ def sampled_places(scheduled: Sequence[Scheduled]) -> tuple[list[Request], list[
 
 
 def _sample_rows(scheduled: Sequence[Scheduled], ends: Int64, samples: NDArray[np.bool_]) -> Int64:
-    """Rows of the last known token, and of the drafts behind it, of all that sample."""
+    """Return the rows of the last known token and of the drafts after it, for all requests that sample."""
     last = ends[samples] - 1
     counts = np.fromiter((1 + len(item.drafts) for item in scheduled if item.samples), np.int64, len(last))
     if not len(last) or counts.max() == 1:
@@ -208,5 +214,5 @@ def _sample_rows(scheduled: Sequence[Scheduled], ends: Int64, samples: NDArray[n
 
 def _slots(table: Int32, row_of_token: Int64, positions: Int64, block_size: int) -> Int64:
     blocks, offsets = np.divmod(positions, block_size)
-    places = np.stack([of_group[row_of_token, blocks] for of_group in table])  # a row a group, each in one run
+    places = np.stack([of_group[row_of_token, blocks] for of_group in table])  # one contiguous row per group
     return places.astype(np.int64) * block_size + offsets

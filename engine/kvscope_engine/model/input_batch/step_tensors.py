@@ -1,7 +1,7 @@
-"""A step's arrays as the tensors that the model is run on, by way of the step's buffer.
+"""Converts a step's arrays to the tensors that the model reads, through the step's input buffer.
 
-Owns their order in the buffer and the rule that keeps kernels from being compiled twice: tables are a multiple of 16
-wide, and decodes and prefills have arrays of their own, so that each starts at the same alignment in every step.
+Owns their order in the buffer, and the rule that avoids recompiling kernels: tables are a multiple of 16 columns wide,
+and decodes and prefills have separate arrays, so that each array has the same alignment in every step.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from kvscope_engine.model.layers.attention.paged_attention import DecodeBatch, P
 from kvscope_kernels.host_lengths import HostLengths
 
 WIDTH_STEP: Final = 16
-"""Columns: Triton compiles a kernel again for a row length that 16 does not divide."""
+"""Columns of a table are a multiple of this, because Triton recompiles a kernel for row lengths not divisible by 16."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTensors:
-    """What the model and its attention read."""
+    """Tensors that the model and its attention read in a step."""
 
     input_ids: torch.Tensor
     positions: torch.Tensor
@@ -34,13 +34,14 @@ class StepTensors:
     decode: DecodeBatch | None
     prefill: PrefillBatch | None
     sample_rows: torch.Tensor | None
-    """None when none is sampled, or every row is and none was added."""
+    """Sampled rows; None if none is sampled, or if all are and there is no padding."""
     state_slots: torch.Tensor | None = None
-    """(rows,) int64, of decodes in a graph: where the state of each is; None for models that keep none."""
+    """State slot of each decode in a graph, (rows,) int64; None for models without recurrent layers."""
 
 
 def put_inputs(inputs: StepInputs, buffer: StepBuffer, size: int | None = None) -> StepTensors:
-    """A step as it is, for running eagerly; or with its tokens padded to `size`, what graphs between attention read."""
+    """Put a step into the buffer without padding, to run eagerly; or with tokens padded to `size`, for piecewise
+    graphs."""
     count = inputs.num_single_token
     decode = prefill = None
     if size is None:
@@ -74,12 +75,15 @@ def put_decodes(
     buffer: StepBuffer,
     pad_state: int | None = None,
 ) -> tuple[StepTensors, list[torch.Tensor]]:
-    """A step of decodes alone, padded to `size` sequences of up to `length` tokens: what one graph reads.
+    """Put a step of decodes into the buffer, padded to `size` sequences of up to `length` tokens, for a CUDA graph.
 
-    Sequences that are added write nowhere (slot -1) and attend to nothing; without `inputs` all are of that kind. Where
-    the model keeps states theirs is `pad_state`, which is nobody's. Tables are read from the first rows of
-    `block_tables`, one a KV group. What belongs there comes second, as wide as it is, to be copied once it is sent:
-    nothing behind a sequence's last block is ever read, so it need not be written.
+    Padding sequences write to slot -1 and attend to nothing; without `inputs`, all are padding. If the model has
+    recurrent layers, their state slot is `pad_state`, which belongs to no request. The graph reads the first rows of
+    `block_tables`, one tensor per KV group.
+
+    Returns the tensors that the graph reads, and the step's block tables as uploaded, only as wide as needed. The
+    caller copies these into `block_tables` after the upload; entries after a sequence's last block are never read, so
+    they need not be written.
     """
     count = 0 if inputs is None else len(inputs.seq_lens)
     assert inputs is None or inputs.num_single_token == count == inputs.num_tokens <= size, "only decodes are padded"
@@ -87,7 +91,7 @@ def put_decodes(
     lengths, seq_lens = buffer.reserve((size,), np.int32)
     lengths[count:] = 0
     state_slots = None
-    if pad_state is not None:  # before the tables, which are of another width in each step: a graph reads fixed places
+    if pad_state is not None:  # before the tables, whose width varies: a graph reads fixed addresses
         states, state_slots = buffer.reserve((size,), np.int64)
         states[count:] = pad_state
         if inputs is not None:
@@ -109,11 +113,13 @@ def put_drafted(
     block_tables: Sequence[torch.Tensor],
     buffer: StepBuffer,
 ) -> tuple[StepTensors, list[torch.Tensor]]:
-    """A step of decodes and drafts, padded to `size` tokens of `num_requests` sequences, each with up to
-    `max_query_len` of them and `length` in all: what one graph reads. The second is as in `put_decodes`.
+    """Put a step of decodes with drafts into the buffer, padded to `size` tokens of `num_requests` sequences, for a
+    CUDA graph.
 
-    All are runs of queries, whose lengths are read on the device. Sequences that are added have no tokens, and tokens
-    that are added no sequence: they write nowhere, and what attention leaves in their rows nobody reads.
+    Each sequence has up to `max_query_len` tokens in the step and `length` in all. Returns the same as `put_decodes`.
+
+    All sequences are query runs whose lengths are read on the device. Padding sequences have no tokens, and padding
+    tokens no sequence: they write to no slot, and their rows of attention's output are never read.
     """
     count = 0 if inputs is None else len(inputs.seq_lens)
     assert count <= num_requests, "there are tables for so many"
@@ -134,9 +140,9 @@ def put_drafted(
 def put_padded(
     inputs: StepInputs | None, size: int, buffer: StepBuffer, num_groups: int
 ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:
-    """Ids, positions and, in each KV group, slots of a step, (size,) each.
+    """Put ids, positions and, per KV group, slots of a step into the buffer, (size,) each.
 
-    Tokens that are added write nowhere (slot -1); without `inputs` all are of that kind.
+    Padding tokens write to slot -1; without `inputs`, all are padding.
     """
     count = 0 if inputs is None else inputs.num_tokens
     ids, input_ids = buffer.reserve((size,), np.int64)
@@ -155,16 +161,16 @@ def put_padded(
 
 
 def table_width(length: int, block_size: int) -> int:
-    """Columns of a table for `length` tokens."""
+    """Return the number of columns of a block table for `length` tokens."""
     return -(-length // (block_size * WIDTH_STEP)) * WIDTH_STEP
 
 
 def inputs_bytes(num_tokens: int, num_seqs: int, length: int, block_size: int, num_groups: int = 1) -> int:
-    """Bytes of the largest step's tensors in a buffer."""
+    """Return the bytes that the largest step's tensors take in a buffer."""
     tables = [4 * num_seqs * table_width(length, block_size)] * num_groups
     flat = [8 * num_tokens] * (3 + num_groups)
     each = aligned_bytes(*flat, *tables, *[4 * (num_seqs + 1)] * 4, 8 * num_seqs)
-    return each + aligned_bytes(1)  # decodes and prefills begin arrays of their own
+    return each + aligned_bytes(1)  # one more alignment gap: decodes and prefills have separate arrays
 
 
 def _tables(tables: NDArray[Any], buffer: StepBuffer) -> tuple[torch.Tensor, ...]:

@@ -1,11 +1,12 @@
-"""The bytes of the block pool on the device: one packed tensor a layer, and one of scales when it is quantized.
-Layers that choose among their blocks have bounds of their keys beside them, one row a block like all else. Layers of
-several KV groups share tensors, one of each group: a block is of one group at a time.
+"""Stores the block pool on the device: one packed tensor per layer, and a tensor of scales if the cache is quantized.
 
-Owns the layout, NHD `[blocks, 2, block_size, heads, dim]` on a CPU and HND `[blocks, 2, heads, block_size, dim]`
-on a GPU, with 1 in place of 2 for latents; who uses a block, and why, it must not know. Everybody else sees the logical
-views `(num_blocks, block_size, heads, dim)` and, of scales, `(num_blocks, block_size, heads)`; who moves whole blocks
-takes `block_tensors`, so that data, scales and bounds travel together.
+Layers that choose among their blocks (sparse attention) also have bounds of their keys, one row per block. Layers of
+different KV groups share tensors: a tensor has one layer of each group, since a block belongs to one group at a time.
+
+Owns the layout: NHD `[blocks, 2, block_size, heads, dim]` on a CPU and HND `[blocks, 2, heads, block_size, dim]` on a
+GPU, with 1 instead of 2 for latents. Must not know which request uses a block, or why. Other modules see the logical
+views `(num_blocks, block_size, heads, dim)` and, of scales, `(num_blocks, block_size, heads)`. Code that copies whole
+blocks uses `block_tensors`, so that data, scales and bounds are copied together.
 """
 
 from __future__ import annotations
@@ -27,22 +28,26 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 QUANTIZED_DTYPES: Final = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn}
 SCALE_DTYPE: Final = torch.float32
-"""4 bytes beside each vector of 64 or 128. float16 would save 2 of them, and lose vectors whose largest number is
-below 4e-6 or blur those below 8e-3, which are its subnormals; every scale of a bfloat16 activation is a float32."""
+"""Data type of scales, 4 bytes per vector of 64 or 128 elements.
+
+float16 would save 2 bytes, but would lose vectors whose largest element is below 4e-6 and be imprecise below 8e-3 (its
+subnormals). Every scale of a bfloat16 activation is representable in float32.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPart:
-    """One tensor that a layer keeps of each token, where a model is run by its own code (`own_forward`)."""
+    """One tensor that a layer stores per token, for models that run their own forward code (`own_forward`)."""
 
     name: str
-    """`key`, `value`, or `index`: an indexer's key."""
+    """`key`, `value`, or `index` (the key of an indexer)."""
     shape: tuple[int, ...]
-    """Of one token: heads and numbers of each, or numbers alone."""
+    """Shape for one token: (heads, elements) or (elements,)."""
     dtype: torch.dtype
 
     def numbers(self, stored: torch.dtype) -> int:
-        """That its bytes take in a storage of `stored`."""
+        """Return the number of elements of dtype `stored` that the part's bytes take. Raises BadInput if they are not
+        whole elements."""
         num_bytes = math.prod(self.shape) * self.dtype.itemsize
         if num_bytes % stored.itemsize:
             raise BadInput(f"its {self.name}s of {num_bytes} bytes a token are not kept in {stored}")
@@ -51,65 +56,70 @@ class TokenPart:
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """KV heads and head dimension of one layer. Keys and values are stored at the larger of their two sizes."""
+    """KV heads and head dimension of one layer. Keys and values are stored with the larger of their two dimensions."""
 
     num_kv_heads: int
     head_dim: int
     bounds_dtype: torch.dtype | None = None
-    """Of the smallest and the largest key of each block, where these are kept with it: that of the activations."""
+    """Data type of the smallest and largest key per block, if these are stored: that of the activations."""
     latent_dim: int = 0
-    """Of a layer of latents (MLA): how many of a token's `head_dim` numbers are its latent; a rotary key is the rest,
-    and there are no values beside them."""
+    """Number of a token's `head_dim` elements that are its latent, for a layer of latents (MLA); 0 for others.
+
+    The other elements are a rotary key; there are no separate values.
+    """
     shares_with: int | None = None
-    """The layer whose keys and values it reads, which are held once; None: it has its own."""
+    """Layer whose keys and values this layer reads; None if it stores its own."""
     parts: tuple[TokenPart, ...] = ()
-    """What a token's `head_dim` numbers are, side by side, where the model is run by its own code; none otherwise."""
+    """Contents of a token's `head_dim` elements, side by side, if the model runs its own forward code; otherwise
+    empty."""
 
     @property
     def vectors(self) -> int:
-        """Of a token and head: a key and a value, or one that is all."""
+        """Vectors per token and head: 2 for key and value, 1 for latents or parts."""
         return 1 if self.latent_dim or self.parts else 2
 
     @property
     def numbers(self) -> int:
-        """A token."""
+        """Elements per token."""
         return self.vectors * self.num_kv_heads * self.head_dim
 
     @property
     def multiplied(self) -> int:
-        """Numbers that attention multiplies for one query head and one token: of the key, and of the value."""
+        """Elements that attention multiplies per query head and token, of key and value together."""
         widths = [part.shape[-1] for part in self.parts if part.name != "index"] or [self.head_dim]
         return sum(widths) + (self.latent_dim or (0 if self.parts else self.head_dim))
 
     def index_bytes(self, stored: torch.dtype) -> int:
-        """Of a token, that an indexer keeps, in a storage of `stored`."""
+        """Return the bytes per token that an indexer stores, in a storage of dtype `stored`."""
         return sum(part.numbers(stored) * stored.itemsize for part in self.parts if part.name == "index")
 
 
 class LayerKV(NamedTuple):
     """Keys and values of a layer, each (num_blocks, block_size, heads, dim), and their scales without dim, or None.
 
-    Of a layer of latents keys are all that is stored, and values their first numbers, the latents; `v_scale` is that
-    of these, and `k_scale` that of the rotary keys behind them."""
+    For a layer of latents, `k` is everything that is stored and `v` a view of the latents at its start; `v_scale`
+    belongs to the latents, `k_scale` to the rotary keys after them.
+    """
 
     k: torch.Tensor
     v: torch.Tensor
     k_scale: torch.Tensor | None
     v_scale: torch.Tensor | None
     bounds: torch.Tensor | None = None
-    """(num_blocks, 2, heads, dim): the smallest and the largest key of each block; None where none are kept."""
+    """Smallest and largest key of each block, (num_blocks, 2, heads, dim); None if they are not stored."""
     group: int = 0
-    """KV group, by whose block tables it is read."""
+    """KV group whose block tables address this layer."""
     is_shared: bool = False
-    """Whether another layer writes them, before this one in each step."""
+    """Whether another layer writes these keys and values, earlier in each step."""
 
 
 class KVStorage:
-    """Keys and values of every block and layer, in `memory` where that is given: there not every block has some.
+    """Keys and values of every block and layer. With `memory` (virtual memory), only some blocks are backed by memory.
 
-    `groups` are the layers of each KV group that keep KV of their own (None: all are in one). Layers at one place in
-    their groups share a tensor, whose rows are as long as the longest of them needs.
-    Raises KvscopeError with the sizes when the device has no room for it.
+    `groups` lists, per KV group, the layers that store KV of their own (None: one group of all). Layers at the same
+    index in their groups share a tensor, whose rows are as long as the largest of them needs.
+
+    Raises KvscopeError with the sizes if the device lacks memory.
     """
 
     def __init__(
@@ -140,31 +150,31 @@ class KVStorage:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that all blocks may take together."""
+        """Bytes that all blocks together may take."""
         return self.num_blocks * self.block_bytes if self._memory is None else self._memory.num_bytes
 
     def resident_bytes(self) -> int:
-        """Bytes of `memory` behind blocks now, measured; -1 without it, where nobody can tell."""
+        """Return the measured bytes of `memory` that back blocks now; -1 without `memory`, where this is unknown."""
         return -1 if self._memory is None else self._memory.resident_bytes()
 
     @property
     def block_tensors(self) -> tuple[torch.Tensor, ...]:
-        """All that a block is made of: tensors whose row b holds bytes of block b, each row one run of memory.
+        """Everything that a block consists of: tensors whose row b holds bytes of block b contiguously.
 
-        Copying row b of every one of them copies block b, its scales and bounds included. Types are such that a CPU
-        can index.
+        Copying row b of all of them copies block b including scales and bounds. Data types are ones that CPU indexing
+        supports.
         """
         return (*map(as_bytes, self._packed), *self._scales, *self._bounds.values())
 
     @property
     def rows(self) -> RowTensors:
-        """The same, as copies inside the pool find them."""
+        """`block_tensors` in the form used by copies inside the pool."""
         assert self._rows is not None, "the storage is closed, or holds no layers"
         return self._rows
 
     @property
     def bounds_tokens(self) -> float:
-        """Tokens whose keys and values are as many bytes as the bounds of a block; 0 where none are kept."""
+        """Number of tokens whose keys and values have as many bytes as the bounds of a block; 0 if none are stored."""
         for layer in self.layers:
             if layer.bounds_dtype is not None:
                 *token, bounds = tensor_block_bytes([layer], 1, self.dtype)
@@ -172,28 +182,27 @@ class KVStorage:
         return 0.0
 
     def layer(self, layer: int) -> LayerKV:
-        """Keys, values and their scales of a layer."""
         return self._views[layer]
 
     def kv(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a layer, each (num_blocks, block_size, heads, dim)."""
+        """Return keys and values of a layer, each (num_blocks, block_size, heads, dim)."""
         return self._views[layer][:2]
 
     def k(self, layer: int) -> torch.Tensor:
-        """Keys of a layer, (num_blocks, block_size, heads, dim)."""
+        """Return the keys of a layer, (num_blocks, block_size, heads, dim)."""
         return self._views[layer].k
 
     def v(self, layer: int) -> torch.Tensor:
-        """Values of a layer, (num_blocks, block_size, heads, dim)."""
+        """Return the values of a layer, (num_blocks, block_size, heads, dim)."""
         return self._views[layer].v
 
     def rows_of_tokens(self, layer: int) -> torch.Tensor:
-        """(num_blocks, block_size, numbers) of a layer of `parts`."""
+        """Return the stored rows of a layer with `parts`, (num_blocks, block_size, elements)."""
         assert self.layers[layer].parts, "other layers have a row for each head"
         return self._views[layer].k.squeeze(2)
 
     def close(self) -> None:
-        """Give the memory back; the storage holds nothing afterwards."""
+        """Free the memory. The storage must not be used afterwards."""
         self._views.clear()
         self._rows = None
         self._packed.clear()
@@ -220,9 +229,10 @@ class KVStorage:
         return LayerKV(k, v, k_scale, v_scale, self._bounds.get(layer), group)
 
     def _allocate(self) -> tuple[list[torch.Tensor], list[torch.Tensor], dict[int, torch.Tensor]]:
-        """Data and, if quantized, scales of layers that share a tensor, and by layer the bounds of those that have any.
+        """Return data and, if quantized, scales per shared tensor, and bounds by layer for those that have them.
 
-        Not written to, so that a CPU hands out pages only as blocks are used; operations never read free slots.
+        The memory is not initialized, so that a CPU allocates pages only as blocks are used; operations never read free
+        slots.
         """
         hnd = is_hnd(self.device)
         packed = [_packed_shape(self.num_blocks, self.block_size, layer, hnd) for layer in self.layers]
@@ -246,7 +256,7 @@ class KVStorage:
             return self._memory.tensor(index, shape, dtype)
         try:
             return torch.empty(shape, dtype=dtype, device=self.device)
-        except (RuntimeError, MemoryError) as error:  # torch tells of memory by RuntimeError
+        except (RuntimeError, MemoryError) as error:  # torch reports a lack of memory as RuntimeError
             raise KvscopeError(
                 f"no memory for the KV cache: {self.num_blocks} blocks of {self.block_bytes / MIB:.2f} MiB are"
                 f" {self.num_bytes / MIB:.0f} MiB on {self.device} ({str(error).splitlines()[0]:.120});"
@@ -255,28 +265,28 @@ class KVStorage:
 
 
 def storage_dtype(kv_cache_dtype: str, activations: torch.dtype) -> torch.dtype:
-    """What blocks are stored in, by the configuration's name for it; `auto` is the type of the activations."""
+    """Return the dtype in which blocks are stored; `auto` means that of the activations."""
     return QUANTIZED_DTYPES.get(kv_cache_dtype, activations)
 
 
 def block_bytes(
     layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype, groups: Sequence[Sequence[int]] | None = None
 ) -> int:
-    """Bytes of one block over all tensors: keys and values, their scales where `dtype` is quantized, and bounds."""
+    """Return the bytes of one block over all tensors: keys and values, scales if `dtype` is quantized, and bounds."""
     each = [sum(tensor_block_bytes([layer], block_size, dtype)) for layer in layers]
     return sum(max(each[layer] for layer in sharing) for sharing in layers_by_tensor(layers, groups))
 
 
 def layers_by_tensor(layers: Sequence[LayerShape], groups: Sequence[Sequence[int]] | None) -> list[list[int]]:
-    """The layers that lie in each tensor of a storage: one of each KV group that has so many."""
+    """Return the layers stored in each tensor: one of each KV group that has enough layers."""
     if groups is None:
         return [[number] for number, layer in enumerate(layers) if layer.shares_with is None]
     return [[own[place] for own in groups if place < len(own)] for place in range(max(map(len, groups)))]
 
 
 def tensor_block_bytes(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> tuple[int, ...]:
-    """Bytes of one block in each tensor of a storage: the data of each layer that has its own, then, if quantized, its
-    scales, then the bounds of layers that have them."""
+    """Return the bytes of one block in each tensor: data of each layer that has its own, then scales if quantized, then
+    bounds."""
     layers = [layer for layer in layers if layer.shares_with is None]
     heads = [layer.vectors * block_size * layer.num_kv_heads for layer in layers]
     data = [count * layer.head_dim * dtype.itemsize for count, layer in zip(heads, layers, strict=True)]
@@ -301,19 +311,19 @@ def _packed_shape(num_blocks: int, block_size: int, layer: LayerShape, hnd: bool
 
 
 def _scale_shape(packed: tuple[int, ...]) -> tuple[int, ...]:
-    """Two for each token and head, also where one vector is key and value."""
+    """Return the shape of scales: two per token and head, even if one vector is key and value."""
     return (packed[0], 2, *packed[2:-1])
 
 
 def _shape_for(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """Of a tensor whose rows have room for each of `shapes`."""
+    """Return the shape of a tensor whose rows are large enough for each of `shapes`."""
     if len(set(shapes)) == 1:
         return shapes[0]
     return shapes[0][0], max(math.prod(shape[1:]) for shape in shapes)
 
 
 def _first_of_rows(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """A layer's part of each row."""
+    """Return a layer's part of each row of a shared tensor."""
     return tensor if tensor.shape == shape else tensor[:, : math.prod(shape[1:])].view(shape)
 
 

@@ -1,12 +1,12 @@
-"""Which layers of a model share block tables: KV groups, by what each layer was seen to ask of its attention.
+"""Divides a model's layers into KV groups, whose layers share block tables, by the attention that each layer uses.
 
-Layers that read the same earlier tokens are of one kind. A kind is cut into groups of one size, so that a block of any
-group has as many bytes as of any other: layer i of each group lies in the storage's tensor i, and a block id is of one
-group at a time. The size is one of the kinds' own numbers of layers: that with which a request of `REFERENCE_TOKENS`
-holds least. What is left over in a kind's last group is lost: 2.4 % of Gemma 3 27B's KV at 32k tokens (10 full layers,
-52 with a window: groups of 10), 0.5 % of MiMo V2 Flash's (9 and 39), at most 0.4 % of Gemma 2's, OLMo 3's, EXAONE 4's,
-gpt-oss's, Command R7B's, Mistral's and Llama 4's, whose kinds divide each other. A pool for each kind would lose that
-little as well, and what another kind leaves unused.
+Layers that read the same earlier tokens are of one kind. A kind is divided into groups of equal size, so that a block
+has the same number of bytes in any group: layer i of each group is stored in tensor i, and a block id belongs to one
+group at a time. The group size is the number of layers of one of the kinds, chosen so that a request of
+`REFERENCE_TOKENS` holds the fewest bytes. A kind's last group may waste memory: 2.4 % of Gemma 3 27B's KV at 32k tokens
+(10 full layers, 52 with a window: groups of 10), 0.5 % of MiMo V2 Flash's (9 and 39), and at most 0.4 % of Gemma 2's,
+OLMo 3's, EXAONE 4's, gpt-oss's, Command R7B's, Mistral's and Llama 4's, where one kind's size divides the other's. A
+separate pool per kind would avoid this waste, but lose the memory that another kind leaves unused.
 
 See docs/internals/decisions/0020-kv-groups-share-one-pool.md.
 """
@@ -26,22 +26,22 @@ _BLOCK: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers with block tables of their own."""
+    """Layers with their own block tables."""
 
     rule: GroupRule
     layers: tuple[int, ...]
-    """Their numbers among the layers that keep KV, ascending."""
+    """Indices of the layers among all attention layers, ascending."""
 
 
 def group_layers(rules: Sequence[GroupRule], shapes: Sequence[LayerShape], max_tokens: int) -> tuple[LayerGroup, ...]:
-    """The KV groups of layers that read by `rules` and keep KV of their own; those that read everything come first.
+    """Return the KV groups of the layers that store KV, those with full attention first.
 
-    A window as long as a request of `max_tokens` may be is none.
+    A window of at least `max_tokens`, the longest possible request, counts as full attention.
     """
     kinds: dict[GroupRule, list[int]] = {}
     for layer in own_layers(shapes):
         readers = {rules[other] for other, shape in enumerate(shapes) if layer in (other, shape.shares_with)}
-        rule = readers.pop() if len(readers) == 1 else GroupRule()  # what any of them reads is kept
+        rule = readers.pop() if len(readers) == 1 else GroupRule()  # readers differ: keep all tokens
         kinds.setdefault(rule if 0 < rule.window < max_tokens else GroupRule(), []).append(layer)
     if not kinds:
         return one_group(shapes)
@@ -51,12 +51,11 @@ def group_layers(rules: Sequence[GroupRule], shapes: Sequence[LayerShape], max_t
 
 
 def one_group(shapes: Sequence[LayerShape]) -> tuple[LayerGroup, ...]:
-    """All layers that keep KV of their own in one, which lets go of nothing."""
+    """Return a single group of all layers that store KV, which never frees blocks outside a window."""
     return (LayerGroup(GroupRule(), tuple(own_layers(shapes))),)
 
 
 def own_layers(shapes: Sequence[LayerShape]) -> list[int]:
-    """Layers that keep KV of their own."""
     return [layer for layer, shape in enumerate(shapes) if shape.shares_with is None]
 
 
@@ -69,7 +68,7 @@ def _cut(kinds: Sequence[tuple[GroupRule, list[int]]], size: int) -> tuple[Layer
 
 
 def _held(groups: Sequence[LayerGroup], shapes: Sequence[LayerShape], num_tokens: int) -> int:
-    """Numbers that a request holds at most."""
+    """Return the number of elements that a request of `num_tokens` holds at most."""
     places = range(max(len(group.layers) for group in groups))
     in_block = sum(
         max(shapes[group.layers[place]].numbers for group in groups if place < len(group.layers)) for place in places

@@ -1,8 +1,9 @@
-"""The states of recurrent layers: one tensor on the device for each layer and part, one row a slot; and slots of whole
-states in host memory.
+"""Stores the states of recurrent layers: per layer and part one tensor on the device with one row per slot, and slots
+of whole states in host memory.
 
-A request's state is what Mamba, linear attention and short convolutions keep in place of keys and values: as large
-for one token as for a million, and overwritten by each. Owns the bytes; who has which slot, and why, it must not know.
+A request's state is what Mamba, linear attention and short convolutions keep instead of keys and values: its size does
+not depend on the number of tokens, and each token overwrites it. Owns the bytes; must not know which request has which
+slot, or why.
 """
 
 from __future__ import annotations
@@ -22,34 +23,32 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class StatePart:
-    """One tensor of a layer's state, as it is of a single request."""
+    """One tensor of a layer's state, for a single request."""
 
     kind: str
-    """`conv`, the last inputs of a convolution, or `recurrent`; other words where transformers has others."""
+    """`conv` (last inputs of a convolution) or `recurrent`; other names if transformers has other kinds."""
     index: int
-    """Of several of a kind in one layer."""
+    """Index among the parts of the same kind in one layer."""
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     @property
     def num_bytes(self) -> int:
-        """Of one request."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
 LayerState = tuple[StatePart, ...]
-"""The state of one recurrent layer."""
 
 
 def state_bytes(layers: Sequence[LayerState]) -> int:
-    """Bytes of one slot: the state of one request over all recurrent layers."""
+    """Return the bytes of one slot: the state of one request over all recurrent layers."""
     return sum(part.num_bytes for layer in layers for part in layer)
 
 
 class StateSlots:
-    """Rows of a layer's tensors, in ascending order: those side by side are changed where they are, others are copied.
+    """Rows of a layer's state tensors, in ascending order. Contiguous slots are modified in place, others are copied.
 
-    On a CPU one by one: copies of whole states take half the time of torch's indexing.
+    On a CPU, slots are copied one by one, which takes half the time of torch's indexing for whole states.
     """
 
     def __init__(self, slots: Sequence[int], device: torch.device) -> None:
@@ -58,7 +57,7 @@ class StateSlots:
         self._indices = None if device.type == "cpu" else torch.tensor(slots, device=device)
 
     def read(self, tensor: torch.Tensor) -> torch.Tensor:
-        """(num_slots, ...) -> (slots, ...), which may be changed until it is written."""
+        """Return the states, (num_slots, ...) -> (slots, ...). They may be modified until `write`."""
         if self._is_run:
             return tensor[self._slots[0] : self._slots[-1] + 1]
         if self._indices is not None:
@@ -66,7 +65,7 @@ class StateSlots:
         return torch.stack([tensor[slot] for slot in self._slots])
 
     def write(self, tensor: torch.Tensor, states: torch.Tensor) -> None:
-        """What `read` gave."""
+        """Store the states that `read` returned."""
         if self._is_run:
             return
         if self._indices is not None:
@@ -77,9 +76,12 @@ class StateSlots:
 
 
 class StateStorage:
-    """States of `num_slots` requests, and `num_host_slots` in host memory, pinned where the device is a GPU: slots from
-    `num_slots` on. With `has_pad` the device has one more, which is nobody's. Raises KvscopeError with the sizes when
-    there is no room for them."""
+    """States of `num_slots` requests on the device, and of `num_host_slots` in host memory, pinned if the device is a
+    GPU.
+
+    Host slots are numbered from `num_slots` on. With `has_pad`, the device has one additional slot that belongs to no
+    request. Raises KvscopeError with the sizes if memory is missing.
+    """
 
     def __init__(
         self,
@@ -101,7 +103,7 @@ class StateStorage:
                 [torch.zeros((num_slots + has_pad, *part.shape), dtype=part.dtype, device=device) for part in layer]
                 for layer in self.layers
             ]
-        except (RuntimeError, MemoryError) as error:  # torch tells of memory by RuntimeError
+        except (RuntimeError, MemoryError) as error:  # torch reports a lack of memory as RuntimeError
             raise KvscopeError(
                 f"no memory for the states of recurrent layers: {num_slots} of {self.slot_bytes / MIB:.2f} MiB are"
                 f" {self.num_bytes / MIB:.0f} MiB on {device} ({str(error).splitlines()[0]:.120});"
@@ -110,47 +112,49 @@ class StateStorage:
         self._rows: RowTensors | None = row_tensors(self.slot_tensors) if num_slots else None
         self._host: HostSlab | None = None
         self.copy_seconds = 0.0
-        """What a copy of a state to host memory or back takes, as measured at the start."""
+        """Seconds that a copy of a state to or from host memory takes, as measured at the start."""
         if num_host_slots:
             self._host = HostSlab(num_host_slots, self.slot_bytes, CudaPinner() if device.type == "cuda" else None)
             self.copy_seconds = self._practise()
 
     @property
     def pad_slot(self) -> int:
-        """Of sequences that fill up a CUDA graph: behind those of requests on the device."""
+        """Slot of the sequences that pad a CUDA graph, after those of requests on the device."""
         assert self._has_pad, "no graphs are captured"
         return self.num_slots
 
     @property
     def num_bytes(self) -> int:
-        """Of all slots on the device."""
+        """Bytes of all slots on the device."""
         return (self.num_slots + self._has_pad) * self.slot_bytes
 
     @property
     def host_bytes(self) -> int:
-        """Of all slots in host memory."""
+        """Bytes of all slots in host memory."""
         return self.num_host_slots * self.slot_bytes
 
     @property
     def note(self) -> str:
-        """What is not as it was asked for; empty when all is."""
+        """Why host memory could not be pinned; empty otherwise."""
         return self._host.note if self._host is not None else ""
 
     @property
     def slot_tensors(self) -> tuple[torch.Tensor, ...]:
-        """All that a slot is made of: tensors whose row s holds bytes of slot s."""
+        """Everything that a slot consists of: tensors whose row s holds bytes of slot s."""
         return tuple(tensor.flatten(1) for layer in self._tensors for tensor in layer)
 
     @property
     def rows(self) -> RowTensors:
-        """The same, as copies between slots find them."""
+        """`slot_tensors` in the form used by copies between slots."""
         assert self._rows is not None, "the storage is closed, or has no slots"
         return self._rows
 
     def copy(self, pairs: Sequence[tuple[int, int]], copy_rows: Callable[[RowTensors, torch.Tensor], None]) -> None:
-        """Slots (from, to), one after the other, on the stream of the step; `copy_rows` is the device's.
+        """Copy slots, given as (source, target), in order on the stream of the step. `copy_rows` is the device's
+        operation.
 
-        Made without memory where there is none: later the slots may have other states.
+        If memory for the batched copy is missing, rows are copied one by one, since a later retry might find other
+        states.
         """
         together: list[tuple[int, int]] = []
         for source, target in (*pairs, (-1, -1)):
@@ -168,11 +172,11 @@ class StateStorage:
                 self._copy_with_host(source, target)
 
     def layer(self, layer: int) -> Sequence[torch.Tensor]:
-        """The parts of a recurrent layer's state, each (num_slots, ...)."""
+        """Return the parts of a recurrent layer's state, each (num_slots, ...)."""
         return self._tensors[layer]
 
     def close(self) -> None:
-        """Give the memory back; the storage holds nothing afterwards."""
+        """Free the memory. The storage must not be used afterwards."""
         self._rows = None
         self._tensors.clear()
         if self._host is not None:
@@ -186,7 +190,7 @@ class StateStorage:
                 tensor[target].copy_(tensor[source])
 
     def _copy_with_host(self, source: int, target: int) -> None:
-        """One of the two slots is in host memory."""
+        """Copy a slot when either source or target is in host memory."""
         assert self._host is not None, "there are no states in host memory"
         here, there = min(source, target), max(source, target) - self.num_slots
         start, row = 0, self._host.rows[there]
@@ -200,7 +204,8 @@ class StateStorage:
             start += len(part)
 
     def _practise(self) -> float:
-        """Copy a state there and back some times: what the first costs more, it costs once."""
+        """Measure a copy to host memory or back: the fastest of three round trips, since the first includes one-time
+        costs."""
         seconds = []
         for _ in range(3):
             started = time.perf_counter()

@@ -1,1 +1,1 @@
-"""Weights that come quantized, as their files hold them: GGUF's blocks, GPTQ's and AWQ's words."""
+"""Checkpoints with quantized weights in their files' own formats, such as GGUF blocks or packed GPTQ and AWQ words."""

@@ -1,7 +1,8 @@
-"""A layer's weight as its file holds it, kept at hand beside the plain one until it is known how the layer will run.
+"""Keeps access to a layer's weight as stored in its file, next to the dequantized one, until the layer's kernel is
+chosen.
 
-Owns where that is kept on a module, and its way from projections to the one they are joined to. It is read only when
-it is asked for: until then it costs no memory beyond what is mapped.
+Owns where this is stored on a module, and how it passes from projections to the layer they are fused into. The weight
+is read on request; until then it costs no memory beyond the mapping.
 """
 
 from __future__ import annotations
@@ -15,25 +16,27 @@ from kvscope_kernels.quantized_linear.fp8 import Fp8Weight, joined_fp8
 from kvscope_kernels.quantized_linear.grouped_weight import GroupedWeight, joined
 
 FiledWeight = Callable[[], GroupedWeight | Fp8Weight]
-"""Reads a part of the outputs."""
+"""Reads the stored weight of a part of a layer's outputs."""
 _PLACE: Final = "kvscope_filed"
 _FORMAT: Final = "kvscope_filed_format"
 
 
 def keep_filed(module: nn.Module, parts: Sequence[FiledWeight]) -> None:
-    """`parts` are the outputs of `module`, one after the other; none: its file holds plain numbers."""
+    """Set the stored weights of `module`: `parts` are its consecutive outputs; empty if its file holds unquantized
+    weights."""
     place: Any = module
     setattr(place, _PLACE, tuple(parts))
 
 
 def pass_filed(modules: Sequence[nn.Module], to: nn.Module) -> None:
-    """`to` has the outputs of all `modules`; where one of them has plain numbers, it has too."""
+    """Give `to`, which concatenates the outputs of `modules`, their stored weights; none if any module is
+    unquantized."""
     parts = [_parts(module) for module in modules]
     keep_filed(to, [each for some in parts for each in some] if all(parts) else ())
 
 
 def filed_weight(module: nn.Module) -> GroupedWeight | Fp8Weight | None:
-    """Read now; None if the file holds plain numbers, or parts that differ in kind."""
+    """Read the stored weight; None if the file holds unquantized weights or parts of different formats."""
     parts = _parts(module)
     weights = [part() for part in parts]
     in_fp8 = [weight for weight in weights if isinstance(weight, Fp8Weight)]
@@ -44,13 +47,13 @@ def filed_weight(module: nn.Module) -> GroupedWeight | Fp8Weight | None:
 
 
 def name_format(model: nn.Module, name: str) -> None:
-    """What the weights of `model` are called in its file, for people."""
+    """Set the name of the file's weight format of `model`, for display."""
     place: Any = model
     setattr(place, _FORMAT, name)
 
 
 def filed_format(model: nn.Module) -> str:
-    """Empty if nobody named it."""
+    """Return the name of the file's weight format; empty if none was set."""
     return str(getattr(model, _FORMAT, ""))
 
 

@@ -1,4 +1,5 @@
-"""Words of 32 bits in which GPTQ and AWQ hold 4 or 8 bits a weight, as grouped weights. Owns their order."""
+"""Unpacks the 32-bit words in which GPTQ and AWQ store weights of 4 or 8 bits, to grouped weights. Owns their bit
+order."""
 
 from __future__ import annotations
 
@@ -13,16 +14,16 @@ from kvscope_kernels.quantized_linear.grouped_weight import CHUNK, GroupedWeight
 from kvscope_telemetry.errors import BadInput
 
 _AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of 8 outputs each 4 bits of a word hold, from the lowest."""
+"""Index among 8 outputs of each 4-bit field of a word, from the lowest bits."""
 PARTS: Final = ("qweight", "qzeros", "scales", "g_idx")
 
 
 @dataclass(frozen=True)
 class Words:
-    """A layer's weight as a checkpoint holds it.
+    """A layer's weight as a checkpoint stores it.
 
-    GPTQ packs inputs one after the other (https://github.com/AutoGPTQ/AutoGPTQ), AWQ outputs in an order of its own
-    (https://github.com/casper-hansen/AutoAWQ, version `gemm`). A weight is scale * (code - zero) in both.
+    GPTQ packs consecutive inputs into a word (https://github.com/AutoGPTQ/AutoGPTQ), AWQ packs outputs in its own order
+    (https://github.com/casper-hansen/AutoAWQ, version `gemm`). In both, a weight is scale * (code - zero).
     """
 
     recipe: Recipe
@@ -33,18 +34,18 @@ class Words:
 
     @property
     def is_in_order(self) -> bool:
-        """Whether inputs of a group are one after the other, as products here need it."""
+        """Whether the inputs of each group are consecutive, as the kernels require."""
         if self.g_idx is None:
             return True
         return torch.equal(self.g_idx.long(), torch.arange(len(self.g_idx)) // self._group)
 
     def grouped(self) -> GroupedWeight:
-        """Of inputs that are in order."""
+        """Return the weight as a `GroupedWeight`. Inputs must be in order."""
         codes, scale, low = self._facts()
         return grouped(codes, scale, low, self.recipe.bits, self._group)
 
     def widened(self) -> torch.Tensor:
-        """(outputs, inputs) float32, in whatever order the inputs are."""
+        """Return the dequantized weight, (outputs, inputs) float32, for inputs in any order."""
         if self.g_idx is None or self.is_in_order:
             return self.grouped().widened()
         codes, scale, low = self._facts()
@@ -60,10 +61,11 @@ class Words:
         return self.recipe.group or -(-self._inputs // CHUNK) * CHUNK
 
     def _facts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Codes (outputs, inputs), scales and lows (outputs, groups)."""
+        """Return codes (outputs, inputs), and scales and offsets (outputs, groups). A weight is scale * code +
+        offset."""
         bits, scale = self.recipe.bits, self.scales.float()
         if self.recipe.method == "gptq":
-            codes = parts_of_words(self.qweight.T, bits)  # inputs are packed
+            codes = parts_of_words(self.qweight.T, bits)  # inputs are packed into words
             zeros = parts_of_words(self.qzeros, bits)
         else:
             codes, zeros = _awq_parts(self.qweight).T, _awq_parts(self.qzeros)
@@ -72,7 +74,8 @@ class Words:
 
 
 def words_of(tensors: Mapping[str, torch.Tensor], prefix: str, recipe: Recipe) -> Words:
-    """Those of the layer `prefix`. Raises BadInput, naming it, when parts are missing or do not fit each other."""
+    """Return the words of the layer `prefix`. Raises BadInput, naming it, if parts are missing or have inconsistent
+    shapes."""
     found = {part: tensors.get(f"{prefix}.{part}") for part in PARTS}
     qweight, qzeros, scales = (found[part] for part in PARTS[:3])
     if qweight is None or qzeros is None or scales is None:
@@ -99,7 +102,7 @@ def _check(words: Words, prefix: str) -> None:
 
 
 def parts_of_words(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """(rows, n) int32 to (rows, n * 32 / bits) uint8, the lowest bits first."""
+    """Unpack (rows, n) int32 to (rows, n * 32 / bits) uint8, the lowest bits first."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
     found: torch.Tensor = (words[..., None] >> shifts) & (2**bits - 1)
     return found.to(torch.uint8).flatten(1)

@@ -1,4 +1,4 @@
-"""How a checkpoint says that its weights are quantized, and which forms of that are read here. Reads no weights."""
+"""Interprets a checkpoint's quantization configuration, and decides which variants are supported. Reads no weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMES: Final = {
     "modelopt": "ModelOpt",
     "mxfp4": "MXFP4",
 }
-"""Methods whose tensors say themselves what they are (`scaled`), as people call them."""
+"""Display names of methods whose tensors describe themselves (`scaled_weights`)."""
 _COMPRESSED: Final = (
     "float-quantized",
     "int-quantized",
@@ -35,39 +35,36 @@ _AUTO_ROUND: Final = {
     "auto_round:auto_gptq": {"quant_method": "gptq", "checkpoint_format": "gptq"},
     "auto_round:auto_awq": {"quant_method": "awq", "version": "gemm"},
 }
-"""AutoRound's packings that are those of others."""
+"""Packings of AutoRound that are identical to those of other methods."""
 METHODS: Final = "GPTQ, AWQ, FP8, MXFP4, compressed-tensors, ModelOpt, bitsandbytes"
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What the small weights of a checkpoint mean."""
-
     method: str
     bits: int
-    """4 or 8, of whole numbers that products here read; 0: of others, which are widened."""
+    """Bits of integer weights that the kernels read, 4 or 8; 0 for other weights, which are dequantized."""
     group: int = 0
-    """Inputs that share a scale; 0: all of a row."""
+    """Number of inputs that share a scale; 0 for a whole row."""
     zero_offset: int = 0
-    """What is added to a zero point as it is stored."""
+    """Number added to a stored zero point."""
     tile: tuple[int, int] | None = None
-    """Outputs and inputs that share a scale, where they are told."""
+    """(outputs, inputs) that share a scale, if the configuration specifies them."""
     form: str = ""
-    """For people."""
+    """Variant of the method, for display."""
 
     @property
     def is_in_words(self) -> bool:
-        """Whether layers are in words of 32 bits, as GPTQ and AWQ pack them."""
+        """Whether layers are stored in 32-bit words, as GPTQ and AWQ pack them."""
         return self.method in IN_WORDS
 
     @property
     def is_fp8(self) -> bool:
-        """Whether its layers are said to be FP8."""
+        """Whether the configuration declares FP8 layers."""
         return self.method in ("fp8", "fbgemm_fp8") or self.form in ("float-quantized", "FP8")
 
     @property
     def format(self) -> str:
-        """What it is called."""
         if self.is_in_words:
             return f"{self.method.upper()}, groups of {self.group or 'a row'}"
         name = _NAMES.get(self.method, self.method)
@@ -80,13 +77,13 @@ class Recipe:
 
 
 UNNAMED: Final = Recipe("FP8", 0)
-"""Of files with small weights and a configuration that does not say so."""
+"""Recipe for files with quantized weights whose configuration does not mention quantization."""
 
 
 def take_recipe(hf_config: Any, name: str) -> Recipe | None:
-    """That of a model's configuration, which is then one of plain weights; None where it names no method read here.
+    """Return the recipe in a model's configuration and remove it there; None if it names no supported method.
 
-    Raises BadInput, naming the model, for a form of it that is not read.
+    Raises BadInput, naming the model, for an unsupported variant of the method.
     """
     raw = _settings(hf_config)
     method = raw.get("quant_method") if raw is not None else None
@@ -104,7 +101,7 @@ _KEYS: Final = ("quantization_config", "compression_config")
 
 
 def _settings(hf_config: Any) -> dict[str, Any] | None:
-    """Those of the whole, or of its text part."""
+    """Return the quantization settings of the whole configuration, or of its text part."""
     found = [getattr(part, key, None) for part in _parts(hf_config) for key in _KEYS]
     raw = next((settings for settings in found if isinstance(settings, dict)), None)
     if raw is None:

@@ -1,6 +1,6 @@
-"""A model whose checkpoint holds quantized layers, loaded with plain weights and, at hand, those of the file.
+"""Loads a checkpoint with quantized layers as a module with dequantized weights, keeping access to the stored ones.
 
-Owns the way from a folder's tensors to a module. Which layers run on the file's own weights is decided later.
+Owns the conversion of a folder's tensors to a module. Which layers use the stored weights is decided later.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _LAYERS: Final = "layers."
 def load_quantized(
     folder: Path, stored: dict[str, StoredTensor], recipe: Recipe, dtype: torch.dtype, build: Build, *, keeps: bool
 ) -> tuple[nn.Module, str]:
-    """The module of what `folder` holds, and a line about what could not be kept, or nothing.
+    """Load the module of `folder`. Returns it and one line about weights that could not be kept, or an empty text.
 
-    It is what `build` makes of plain weights in `dtype`. That is given tensors, or what gives one for `[...]`: then no
-    more of them are wide than it asks for at a time. With `keeps` each layer's weight of the file is at hand
-    (`filed_weight`). Raises BadInput for tensors that do not fit each other.
+    `build` makes the module from dequantized weights in `dtype`. It receives tensors or stand-ins that are read with
+    `[...]`, so that only the weights being read are dequantized at a time. With `keeps`, each layer's stored weight
+    remains available (`filed_weight`). Raises BadInput for tensors with inconsistent shapes.
     """
     try:
         weights = _in_words(stored, recipe) if recipe.is_in_words else scaled_weights(stored, recipe)
@@ -68,7 +68,7 @@ def _keep(module: Any, weights: list[ScaledWeight], tensors: dict[str, Any]) -> 
         made: MadeTensor = tensors[weight.target]
         layer = layers.get(_below_layers(weight.target.removesuffix(".weight"))) if made.was_read else None
         if layer is None or weight.grouped is None:
-            continue  # of a part that is not served, or one that transformers holds together with others
+            continue  # part of the model that is not used, or that transformers fuses with others
         kept += 1
         if weight.is_in_order:
             keep_filed(layer, [weight.grouped])
@@ -83,7 +83,8 @@ def _keep(module: Any, weights: list[ScaledWeight], tensors: dict[str, Any]) -> 
 
 
 def _linear_layers(module: nn.Module) -> dict[str, nn.Module]:
-    """By what their names are in files of models with other parts and without."""
+    """Return the linear layers by their names below `layers.`, which are the same in files of models with and without
+    other parts."""
     return {_below_layers(name): part for name, part in module.named_modules() if type(part) is nn.Linear}
 
 

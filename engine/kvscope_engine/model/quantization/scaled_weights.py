@@ -1,16 +1,16 @@
-"""Weights that a file holds in few bits with scales beside them, widened one by one as they are asked for.
+"""Dequantizes weights that a file stores in few bits with separate scales, one by one on request.
 
-Owns the forms of them that are read here, each known by the types and names of its tensors, whatever the configuration
-calls it:
+Owns the supported formats. Each is recognized by the dtypes and names of its tensors, whatever the configuration calls
+it:
 
-- FP8: e4m3 or e5m2, a scale for all, a row, a group of inputs or a tile (DeepSeek's `weight_scale_inv`, FBGEMM,
+- FP8: e4m3 or e5m2, with a scale per tensor, row, group of inputs or tile (DeepSeek's `weight_scale_inv`, FBGEMM,
   ModelOpt, compressed-tensors, MXFP8);
-- FP4: two e2m1 a byte, the lower one first; MXFP4 (a power of two for 32: https://www.opencompute.org, gpt-oss) and
-  NVFP4 (e4m3 for 16, and one number for all: ModelOpt, compressed-tensors);
-- whole numbers: int8 with a scale a row or group, 4 or 8 bits in words (compressed-tensors' `pack-quantized`);
-- bitsandbytes: 4 bits that name one of 16 numbers (NF4, FP4), int8 by rows.
+- FP4: two e2m1 per byte, the lower one first; MXFP4 (a power of two per 32: https://www.opencompute.org, gpt-oss) and
+  NVFP4 (an e4m3 scale per 16, and one number per tensor: ModelOpt, compressed-tensors);
+- integers: int8 with a scale per row or group, 4 or 8 bits in words (compressed-tensors' `pack-quantized`);
+- bitsandbytes: 4-bit indices into a table of 16 numbers (NF4, FP4), int8 by rows.
 
-What is beside such a weight and is not known here refuses the file.
+An unknown tensor next to such a weight that could change it makes the file unsupported (BadInput).
 """
 
 from __future__ import annotations
@@ -50,32 +50,32 @@ _OF_ACTIVATIONS: Final = frozenset(
         "weight_shape",
     }
 )
-"""What is said of a layer's inputs and results, which are not rounded here, or is known without."""
+"""Tensors that describe a layer's inputs and outputs, which are not quantized here, or that are redundant."""
 _BITSANDBYTES: Final = ".quant_state.bitsandbytes__"
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledWeight:
-    """One that can be widened."""
+    """A quantized weight that can be dequantized."""
 
     target: str
-    """Its name, were it plain."""
+    """Name of the dequantized weight."""
     parts: frozenset[str]
-    """Names of the tensors that it is made of."""
+    """Names of the tensors that it consists of."""
     widened: Callable[[torch.dtype], torch.Tensor]
     grouped: Callable[[], GroupedWeight | Fp8Weight] | None = None
-    """As products here read it, where they do."""
+    """Reads the weight in the format of the kernels; None if they do not support it."""
     is_in_order: bool = True
-    """Whether the inputs of a group are one after the other."""
+    """Whether the inputs of each group are consecutive."""
 
 
 def is_scaled(stored: Stored) -> bool:
-    """Whether any weight is of few bits, by its type alone."""
+    """Whether any tensor has an FP8 dtype."""
     return any(tensor.dtype in _FLOAT8 for tensor in stored.values())
 
 
 def scaled_weights(stored: Stored, recipe: Recipe) -> list[ScaledWeight]:
-    """All that the files hold. Raises BadInput, naming it, for what has no form known here."""
+    """Return all quantized weights of the files. Raises BadInput, naming the tensor, for an unknown format."""
     found = [weight for name in stored if (weight := _weight(stored, name, recipe)) is not None]
     if not found:
         raise BadInput(f"it holds no layer in fewer bits, as {recipe.method} has them")
@@ -84,7 +84,8 @@ def scaled_weights(stored: Stored, recipe: Recipe) -> list[ScaledWeight]:
 
 
 def plain_tensors(stored: Stored, weights: list[ScaledWeight], dtype: torch.dtype) -> dict[str, Any]:
-    """What a loader of plain weights reads: those of the files, and in place of small ones those they widen to."""
+    """Return what a loader of unquantized weights reads: tensors of the files, with quantized ones replaced by
+    stand-ins."""
     parts = frozenset[str]().union(*(weight.parts for weight in weights))
     plain: dict[str, Any] = {name: tensor for name, tensor in stored.items() if name not in parts}
     return plain | {weight.target: MadeTensor(partial(weight.widened, dtype)) for weight in weights}
@@ -110,7 +111,7 @@ def _weight(stored: Stored, name: str, recipe: Recipe) -> ScaledWeight | None:
 
 
 def _is_beside(name: str) -> bool:
-    """Whether it is a scale or the like, of another tensor."""
+    """Whether the tensor is a scale or other metadata of another tensor."""
     part = name.rpartition(".")[2]
     is_table = part in ("absmax", "nested_absmax", "quant_map", "nested_quant_map", "weight_format")
     return is_table or any(word in part for word in ("_scale", "_zero_point", "_shape", "_g_idx"))
@@ -139,7 +140,7 @@ def _int8(stored: Stored, name: str) -> ScaledWeight:
     weight, rows = stored[name], stored.get(f"{name.removesuffix('weight')}SCB")
     scale, zero = rows or _first(stored, f"{name}_scale"), stored.get(f"{name}_zero_point")
     tiles = _tiles(weight, scale, None)
-    over = 1.0 if rows is None else 127.0  # bitsandbytes' is what a row's largest number stands for
+    over = 1.0 if rows is None else 127.0  # bitsandbytes stores a row's maximum, which is code 127
 
     def facts() -> tuple[torch.Tensor, torch.Tensor]:
         scales = scale.read().float() / over
@@ -152,7 +153,7 @@ def _int8(stored: Stored, name: str) -> ScaledWeight:
 
     def in_groups() -> GroupedWeight:
         scales, low = (each.reshape(weight.shape[0], -1) for each in facts())
-        codes = weight.read().view(torch.uint8) ^ 0x80  # counted from -128
+        codes = weight.read().view(torch.uint8) ^ 0x80  # signed to unsigned: code 0 is -128
         return grouped(codes, scales, -128.0 * scales - low, 8, -(-tiles[1] // CHUNK) * CHUNK)
 
     is_read = tiles[0] == 1 and (tiles[1] % CHUNK == 0 or tiles[1] == weight.shape[1])
@@ -161,7 +162,8 @@ def _int8(stored: Stored, name: str) -> ScaledWeight:
 
 
 def _gpt_oss(stored: Stored, name: str) -> ScaledWeight:
-    """Experts (experts, outputs, blocks, 16) as transformers has them: inputs before outputs."""
+    """Return the weight of experts, stored as (experts, outputs, blocks, 16); dequantized as in transformers, inputs
+    first."""
     scales = _first(stored, f"{name.removesuffix('_blocks')}_scales")
 
     def widened(dtype: torch.dtype) -> torch.Tensor:
@@ -176,7 +178,8 @@ def _gpt_oss(stored: Stored, name: str) -> ScaledWeight:
 
 
 def _packed_fp4(stored: Stored, name: str, whole_scale: str) -> ScaledWeight:
-    """Groups of 16 or 32 inputs. compressed-tensors divides by its number for all, ModelOpt multiplies."""
+    """Return an FP4 weight with a scale per 16 or 32 inputs. By its scale per tensor, compressed-tensors divides and
+    ModelOpt multiplies."""
     target = name.removesuffix("_packed")
     scale, whole = _first(stored, f"{target}_scale"), stored.get(f"{target}_{whole_scale}")
     size = *stored[name].shape[:-1], 2 * stored[name].shape[-1]
@@ -194,7 +197,8 @@ def _packed_fp4(stored: Stored, name: str, whole_scale: str) -> ScaledWeight:
 
 
 def _words(stored: Stored, name: str) -> ScaledWeight:
-    """Whole numbers in words of 32 bits, counted from the middle; zero points are packed along the outputs."""
+    """Return an integer weight in 32-bit words, with codes relative to the middle; zero points are packed along the
+    outputs."""
     target = name.removesuffix("_packed")
     scale, shape = _first(stored, f"{target}_scale"), _first(stored, f"{target}_shape")
     zero, order = stored.get(f"{target}_zero_point"), stored.get(f"{target}_g_idx")
@@ -209,7 +213,7 @@ def _words(stored: Stored, name: str) -> ScaledWeight:
         )
 
     def facts() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Codes, scales, and which code is nothing: itself counted from the middle, so that the two are one."""
+        """Return codes, scales, and the code of zero. Codes and zero points are stored with the same offset."""
         codes = parts_of_words(stored[name].read(), bits)[:, :inputs]
         middle = torch.tensor(float(2 ** (bits - 1)))
         if zero is not None:
@@ -231,7 +235,8 @@ def _words(stored: Stored, name: str) -> ScaledWeight:
 
 
 def _of_16_numbers(stored: Stored, name: str) -> ScaledWeight:
-    """Blocks of one row after the other, the higher 4 bits first; the largest number of each may be rounded again."""
+    """Return a bitsandbytes weight: blocks in row order, the higher 4 bits first; block maxima may be quantized
+    themselves."""
     state_name = next(other for other in stored if other.startswith(name + _BITSANDBYTES))
     state: dict[str, Any] = json.loads(bytes(stored[state_name].read().tolist()))
     parts = frozenset(other for other in stored if other == name or other.startswith(f"{name}."))
@@ -269,7 +274,7 @@ def _tiles(weight: StoredTensor, scale: StoredTensor, told: tuple[int, int] | No
 
 
 def _tiles_of(size: tuple[int, ...], scale: StoredTensor, told: tuple[int, int] | None) -> tuple[int, int]:
-    """Rows and columns that share a scale. Raises BadInput where the two do not fit each other."""
+    """Return the (rows, columns) that share a scale. Raises BadInput if the shapes of weight and scale do not match."""
     rows, columns = size[-2:]
     if math.prod(scale.shape) == 1:
         return rows, columns
@@ -289,7 +294,7 @@ def _by_expert(
     tiles: tuple[int, int],
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Of weights of several experts one after the other, so that no more than one is wide in float32."""
+    """Dequantize the weights of several experts one after the other, so that only one is in float32 at a time."""
     if codes.dim() < 3:
         return widen(codes, scales, tiles, dtype)
     each = scales if scales.numel() > 1 else scales.expand(len(codes))
@@ -301,7 +306,7 @@ def _scaled(codes: torch.Tensor, scales: torch.Tensor, tiles: tuple[int, int], d
 
 
 def _spread(scales: torch.Tensor, size: torch.Size, tiles: tuple[int, int]) -> torch.Tensor:
-    """A scale for each row and column, or for all."""
+    """Return a scale per element of a weight of `size`, or a scalar if there is one scale for all."""
     if scales.numel() == 1:
         return scales.reshape(())
     grid = scales[:, None] if scales.dim() == 1 else scales
@@ -310,7 +315,7 @@ def _spread(scales: torch.Tensor, size: torch.Size, tiles: tuple[int, int]) -> t
 
 
 def _fp4(packed: torch.Tensor) -> torch.Tensor:
-    """(..., n) bytes to (..., 2 n) float32."""
+    """Unpack (..., n) bytes to (..., 2 n) float32."""
     table, both = torch.tensor(_FP4), packed.view(torch.uint8)
     return torch.stack((table[(both & 15).long()], table[(both >> 4).long()]), -1).flatten(-2)
 
@@ -320,12 +325,12 @@ def _powers_or_numbers(scales: torch.Tensor) -> torch.Tensor:
 
 
 def _powers_of_two(exponents: torch.Tensor) -> torch.Tensor:
-    """Of bytes that count from -127 (e8m0)."""
+    """Return the values of e8m0 bytes, whose exponents are biased by 127."""
     return torch.exp2(exponents.float() - 127.0)
 
 
 def _check_rest(stored: Stored, weights: list[ScaledWeight]) -> None:
-    """Raise BadInput for what stands beside a small weight and may change it, and for what has no known form."""
+    """Raise BadInput for tensors that may change a quantized weight, and for those of unknown format."""
     parts = frozenset[str]().union(*(weight.parts for weight in weights))
     modules = {weight.target.rpartition(".")[0] for weight in weights if weight.target.endswith(".weight")}
     for name, tensor in stored.items():

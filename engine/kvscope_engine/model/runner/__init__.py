@@ -1,1 +1,1 @@
-"""Running a step on the device, and what is decided before the first one: KV groups, pool size, backends."""
+"""Runs steps on the device, and makes the decisions that precede the first step: KV groups, pool size, backends."""

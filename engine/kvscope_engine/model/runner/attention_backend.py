@@ -1,5 +1,7 @@
-"""Which attention runs a model's prompts on a GPU, as `--attention-backend` asks for it. Chosen before KV is sized,
-so that what a library keeps is counted."""
+"""Chooses the implementation of prefill attention on a GPU, according to `--attention-backend`.
+
+The choice precedes the sizing of the KV cache, so that a library's workspace is counted.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ from kvscope_telemetry.errors import BadInput
 def attention_choice(
     config: EngineConfig, loaded: LoadedModel, tell: Callable[[str], object], clock: Clock = by_events
 ) -> LibraryChoice:
-    """`tell` is told what is tried. Raises BadInput where the library that is asked for cannot run this model here."""
+    """Choose the attention library; `tell` is called with a description of each candidate that is timed.
+
+    Raises BadInput if the requested library cannot run this model here.
+    """
     ops, wanted = ops_for(loaded.device.type), config.attention_backend
     if loaded.device.type != "cuda":
         if wanted not in (AUTO, OURS):
@@ -64,7 +69,7 @@ def attention_choice(
 
 
 def layer_options(loaded: LoadedModel) -> tuple[Options, ...]:
-    """The kinds of attention that the model's layers may ask for."""
+    """Return the kinds of attention that the model's layers may request: (has a window, has a logit softcap)."""
     text = loaded.hf_config.get_text_config()
     windows = (False, True) if getattr(text, "sliding_window", None) else (False,)
     return tuple(product(windows, (bool(getattr(text, "attn_logit_softcapping", None)),)))

@@ -1,7 +1,7 @@
-"""Kernels that a forward pass hands to the device: counted when the first of its kind runs, known after that.
+"""Counts the kernels that a forward pass launches, once per kind of pass.
 
-torch's operations are counted as torch dispatches them, one each (a few start two kernels, so it is what there are at
-least), Triton's kernels as they are launched. Counting slows a pass by some milliseconds, which is why it is done once.
+torch operations count one each as torch dispatches them (a few launch two kernels, so the count is a lower bound),
+Triton kernels as they are launched. Counting slows a pass down by some milliseconds, so the result is cached per kind.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from kvscope_engine.model.input_batch.step_inputs import StepInputs
 START_NOTHING: Final = frozenset(
     ("empty", "empty_like", "new_empty", "empty_strided", "_unsafe_view", "detach", "alias", "sym_size", "lift_fresh")
 )
-"""Operations that return other memory, or the same, and compute nothing."""
+"""Operations that allocate or alias memory and launch no kernel."""
 Kind = tuple[int | bool, ...]
 GRAPH: Final[Kind] = ()
-"""A pass that was captured: the host hands over one thing."""
+"""Kind of a pass captured in a CUDA graph, which is a single launch."""
 
 
 class Launches:
-    """The count of each kind of pass on one device."""
+    """Number of kernel launches of each kind of pass on one device."""
 
     def __init__(self, device: torch.device) -> None:
         self._is_gpu = device.type == "cuda"
@@ -34,10 +34,10 @@ class Launches:
     def kind(
         self, inputs: StepInputs, num_samples: int, *, in_graph: bool, num_pieces: int = 0, is_measured: bool = False
     ) -> Kind | None:
-        """What decides which kernels a pass launches; None on a CPU, which is handed none.
+        """Return the key that determines which kernels a pass launches; None on a CPU.
 
-        Lengths and sizes by their number of digits: they choose whether decodes are split and merged. `num_pieces` is
-        how many graphs it replays between attention.
+        Lengths and sizes are reduced to their number of binary digits, because they decide whether decodes are split
+        and merged. `num_pieces`: number of CUDA graphs replayed between attention calls.
         """
         if not self._is_gpu:
             return None
@@ -49,12 +49,12 @@ class Launches:
         return (*sizes, has_runs, num_samples > 0, is_measured, num_pieces)
 
     def of(self, kind: Kind | None) -> int:
-        """What a pass of this kind launches; 0: not counted, or not on a GPU."""
+        """Return the number of launches of a pass of this kind; 0 if not counted yet or not on a GPU."""
         return self._known.get(kind, 0) if kind is not None else 0
 
     @contextmanager
     def counted(self, kind: Kind | None) -> Iterator[None]:
-        """Around a pass: counts where the kind is new. What fails is not known."""
+        """Count the launches inside the context if the kind is new. A pass that raises is not counted."""
         if kind is None or kind in self._known:
             yield
             return
@@ -80,7 +80,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def _kernels() -> Iterator[list[int]]:
-    """Counts launches of Triton's kernels, by anybody in this process."""
+    """Count launches of Triton kernels by any thread of this process."""
     from triton.runtime.jit import JITFunction  # type: ignore[import-untyped]
 
     count = [0]

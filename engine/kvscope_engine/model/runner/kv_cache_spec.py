@@ -1,4 +1,4 @@
-"""KV storage that suits a model: a layer for each of its attention layers, in the shape that was seen there."""
+"""Makes KV storage for a model: one layer per attention layer, in the shape recorded when its attention was traced."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def storage_for_model(
     sparse_decode: float | None = None,
     groups: tuple[LayerGroup, ...] | None = None,
 ) -> KVStorage:
-    """Storage whose layers are those that the model's attention was seen to use."""
+    """Return KV storage for the attention layers recorded in the model."""
     layers = layer_shapes(loaded, sparse_decode)
     dtype = storage_dtype(kv_cache_dtype, loaded.dtype)
     own = None if groups is None else [group.layers for group in groups]
@@ -36,7 +36,11 @@ def storage_for_model(
 
 
 def groups_of_model(config: EngineConfig, loaded: LoadedModel) -> tuple[LayerGroup, ...]:
-    """The model's KV groups. One of all layers where blocks are reserved, or chosen among: then none is let go of."""
+    """Return the model's KV groups.
+
+    One group of all layers if the allocator reserves memory or blocks are chosen among (sparse attention), since blocks
+    outside a window are not freed then.
+    """
     calls = check_hook(loaded.module)
     shapes = layer_shapes(loaded, config.sparse_decode)
     if config.allocator != "paged" or config.sparse_decode is not None:
@@ -45,7 +49,7 @@ def groups_of_model(config: EngineConfig, loaded: LoadedModel) -> tuple[LayerGro
 
 
 def expanded_layers(calls: Sequence[LayerCall]) -> list[LayerShape]:
-    """What each layer would keep if it held keys and values of its heads in place of latents; others as they are."""
+    """Return the layer shapes as if layers with latents stored keys and values of all heads; other layers unchanged."""
     return [
         call.shape
         if (latents := call.options.latents) is None
@@ -55,5 +59,5 @@ def expanded_layers(calls: Sequence[LayerCall]) -> list[LayerShape]:
 
 
 def rules_of(calls: Sequence[LayerCall]) -> list[GroupRule]:
-    """Which earlier tokens each layer was seen to read."""
+    """Return which earlier tokens each layer was recorded to read."""
     return [GroupRule(call.options.sliding_window or 0, call.options.is_chunked) for call in calls]

@@ -1,14 +1,14 @@
-"""Running a step: from the scheduler's plan to tokens.
+"""Runs a step on the device: from the scheduler's plan to sampled tokens.
 
-Owns the device side of a step: inputs, the model's forward pass, sampling. Why a request runs, and what becomes of
-its tokens, it must not know.
+Owns the device side of a step: input tensors, the model's forward pass, sampling. Must not know why a request is
+scheduled or what happens to its tokens.
 
-`launch` hands a whole step to the device and waits for nothing: one copy up, the forward pass, sampling, one copy
-down. The next step may be launched before the last one's result is there. What it needs of it are tokens, and these
-are taken on the device: rows whose token is in flight get it from the last step's samples. Only where a form or
-penalties depend on such a token, the host must know it before it can say how to sample: `launch` ends with the logits
-then, and `InFlight.sample` goes on. Everything runs on one stream, in the order of launches, so that a step reads and
-writes blocks after all steps before it.
+`ModelRunner.launch` enqueues a whole step on the device without waiting: one host-to-device copy, the forward pass,
+sampling, one device-to-host copy. The next step may be launched before the previous result has arrived. Rows whose
+input token is still in flight read it on the device from the previous step's samples. If a row's grammar or penalties
+depend on such a token, the host must know it before it can sample: `launch` then ends with the logits, and
+`InFlight.sample` enqueues the rest. Everything runs on one stream in launch order, so a step reads and writes blocks
+after all steps before it.
 """
 
 from __future__ import annotations
@@ -77,28 +77,36 @@ class OtherRanks(Protocol):
         num_sampled: int = 0,
         graph_size: int = 0,
     ) -> None:
-        """The step that is run next; `lora_slots` as in `StepRows`. Where it awaits tokens, the `num_sampled` of the
-        step before are to be shared first. `graph_size`: of the graph that all replay, 0 for none."""
+        """Send the next step to the other ranks.
+
+        Args:
+            inputs: Arrays of the step.
+            copies: Blocks to copy before the step, as (source, target) pairs.
+            lora_slots: Adapter slot of each row, as in `StepRows`.
+            num_sampled: Number of tokens that the previous step sampled and that `share` sends first, if this step
+                awaits any.
+            graph_size: Size of the CUDA graph that all ranks replay; 0 if none.
+        """
 
     def share(self, tokens: torch.Tensor) -> None:
-        """The tokens that the step before sampled, on the device."""
+        """Broadcast the tokens sampled by the previous step. `tokens` is on the device."""
 
     def wait_for(self, event: torch.cuda.Event) -> None:
-        """Until the device has come to it. Raises KvscopeError when a rank is lost."""
+        """Wait until the device has reached `event`. Raises KvscopeError when a rank is lost."""
 
     def done(self) -> None:
-        """Its layers were run here."""
+        """Report that this rank has run the step's layers."""
 
 
 class Measures(NamedTuple):
-    """What is measured in a step; None of it: that is not."""
+    """Accumulators of what is measured in a step; a field is None if it is not measured."""
 
     shares: AttentionScores | None = None
     skips: BlockSkips | None = None
 
 
 class Readings(NamedTuple):
-    """The same on its way down; None: it was not measured, or no layer asked."""
+    """Measurements on their way to the host; a field is None if it was not measured or no layer recorded it."""
 
     shares: Rows | None = None
     skips: Rows | None = None
@@ -109,9 +117,9 @@ UNREAD: Final = Readings()
 
 
 class ModelRunner:
-    """A model, its KV storage and the sampler, ready to run steps. Prepares the model when made (fuses).
+    """Runs steps on a model, its KV storage and a sampler. The constructor prepares the model (fuses its layers).
 
-    Raises BadInput for a model whose attention cannot be served. `warm_up` before the first request, on a GPU.
+    Raises BadInput for a model whose attention is not supported. On a GPU, call `warm_up` before the first request.
     """
 
     def __init__(
@@ -146,7 +154,7 @@ class ModelRunner:
         self._ops = ops or ops_for(loaded.device.type)
         self._measures_shares = page_heat > 0
         self.choice: PageChoice | None = None
-        """How decodes choose among their blocks; None: they attend to all."""
+        """Choice of blocks by decodes (sparse attention); None if they attend to all blocks."""
         if sparse_decode is not None:
             self.choice = PageChoice(sparse_decode, storage.block_size, self._ops, storage.bounds_tokens)
         self._measured = MeasuredSteps(page_heat or (SKIP_STEPS if self.choice is not None else 0))
@@ -155,7 +163,8 @@ class ModelRunner:
         self.fused = make_ready_to_run(loaded.module, loaded.quantization)
         self.weights_bytes = weights_bytes(loaded.module)
         self.notes: list[str] = [] if notes is None else notes
-        """What is not as it was asked for, a line each, as soon as it is so; others may add to it."""
+        """Lines of text about options that could not be applied as requested, added when that is found. Other
+        components may append to it."""
         self._module = loaded.module
         self._model = Forward(loaded.module)
         self._tiles: FixedTiles | None = None
@@ -200,15 +209,18 @@ class ModelRunner:
                 failures=CaptureFailures(self.notes.append),
             )
         self._together: GraphsTogether | None = None
-        """Of several ranks; None: this is the only one, or there are no graphs."""
+        """CUDA graphs shared by several ranks; None with a single rank or without graphs."""
         if together:
-            if self.choice is not None:  # each rank would choose the length
+            if self.choice is not None:  # each rank would choose its own graph length
                 self._graphs = None
             if self._graphs is not None:
                 self._together = GraphsTogether(self._graphs)
         self._copies_made: deque[tuple[tuple[int, int], ...]] = deque(maxlen=2)
-        """Of the last plans: a step that failed after them is run again without. Where they were made from may be
-        another's by then."""
+        """Block copies made for the last two plans.
+
+        When a failed step is run again, its copies are not repeated: by then, their source blocks may belong to other
+        requests.
+        """
         self._mixed: MixedGraphs | None = None
         if self._graphs is not None and piecewise_graphs:
             self._mixed = MixedGraphs(
@@ -219,7 +231,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def warm_up(self, progress: Callable[[Progress], None]) -> None:
-        """Compile every kernel that service can need and capture graphs; on a CPU there is nothing to do."""
+        """Compile every kernel that steps can need and capture CUDA graphs. Does nothing on a CPU."""
         if self._device.type == "cpu":
             return
         nothing = torch.full((1, 2), -1, dtype=torch.int64, device=self._device)
@@ -237,19 +249,24 @@ class ModelRunner:
 
     @property
     def captures_together(self) -> bool:
-        """Whether all ranks are to call `capture_together`, if this is the first."""
+        """Whether all ranks must call `capture_together` if this rank does."""
         return self._together is not None and not self._together.is_refused
 
     @torch.inference_mode()
     def capture_together(self, meeting: Meeting) -> None:
-        """Capture graphs on all ranks at once, when their sums are in the model and before the first request."""
+        """Capture CUDA graphs on all ranks at once, after the all-reduces are installed and before the first
+        request."""
         assert self._together is not None, "there are graphs of several ranks"
         self.notes += self._together.capture_all(meeting)
         torch.cuda.synchronize(self._device)
 
     @torch.inference_mode()
     def while_idle(self) -> bool:
-        """What is better done while nobody waits for a step, and none is on the device. Whether more is to be done."""
+        """Do deferred work while no request is waiting and no step is in flight: capture at most one CUDA graph size
+        again.
+
+        Returns whether more work remains.
+        """
         if self._together is not None:
             return False
         all_graphs = [graphs for graphs in (self._graphs, self._mixed) if graphs is not None]
@@ -257,16 +274,15 @@ class ModelRunner:
         return any(graphs.is_waiting for graphs in all_graphs)
 
     def run(self, plan: StepPlan) -> StepResult:
-        """One step: copy blocks, write and attend, sample what is to be sampled."""
         return self.launch(plan).result()
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, after: InFlight | None = None) -> InFlight:
-        """Hand a step to the device; nothing is waited for.
+        """Enqueue a step on the device without waiting for anything.
 
-        `after` is the last step launched, where tokens that it samples are inputs of this one.
+        `after` is the step launched before this one, if its result has not been committed yet.
         """
-        if self._states is not None:  # first: states of requests that wait are to outlive a step that fails
+        if self._states is not None:  # first: states of waiting requests must survive a failed step
             self._states.copy(plan.state_copies, self._ops.copy_rows)
         inputs = build_inputs(plan, self._rows, self._storage.block_size, after.rows() if after is not None else None)
         adapted = self._lora.rows_of(plan.scheduled) if self._lora is not None else None
@@ -336,8 +352,11 @@ class ModelRunner:
         sampled: torch.Tensor | None = None,
         graph_size: int = 0,
     ) -> None:
-        """This rank's part of a step that rank 0 runs: all but sampling, and the head where no graph has it. `sampled`:
-        tokens of the step before, where this one awaits any."""
+        """Run this rank's part of a step that rank 0 leads: everything but sampling, and the head only if a graph
+        contains it.
+
+        `sampled`: tokens of the previous step, if this step awaits any.
+        """
         self._buffer.begin()
         graphs = self._graphs if graph_size else None
         tensors = put_inputs(inputs, self._buffer) if graphs is None else graphs.put(inputs, graph_size)
@@ -357,26 +376,31 @@ class ModelRunner:
 
     @torch.inference_mode()
     def is_well(self) -> bool:
-        """Whether the device computes after a step that failed: of an illegal address or a failed assertion a process
-        has lost it. Nobody asks one of several, which others may be waiting for."""
+        """Whether the device still computes after a failed step.
+
+        An illegal address or a failed assertion makes the CUDA context unusable. Always False with several ranks,
+        because other ranks may be waiting for this one.
+        """
         if self._others is not None:
             return False
         try:
             return torch.ones(2, device=self._device).sum().item() == 2
-        except torch.OutOfMemoryError:  # nothing was given back yet
+        except torch.OutOfMemoryError:  # the failed step's memory is not released yet
             return True
         except RuntimeError:
             return False
 
     def recover(self) -> None:
-        """After a step that failed: what it left is over, and memory that is only kept is given back."""
+        """Wait until the device is idle after a failed step, and release cached memory."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             torch.cuda.empty_cache()
 
     def release_graphs(self) -> bool:
-        """Give the memory of all CUDA graphs back: they are captured again later. Whether there were any. Those that
-        several ranks run together stay."""
+        """Release the memory of all CUDA graphs; they are captured again later. Returns whether there were any.
+
+        Graphs that several ranks run together are kept.
+        """
         if self._together is not None:
             return False
         released = [graphs.release() for graphs in (self._graphs, self._mixed) if graphs is not None]
@@ -387,12 +411,15 @@ class ModelRunner:
 
     @property
     def has_graphs(self) -> bool:
-        """Whether there are CUDA graphs, or will be again, that one process can give back."""
+        """Whether CUDA graphs exist, or will be captured again, that a single process can release."""
         return self._graphs is not None and self._together is None
 
     def keep_graphs(self, *, of_decodes: bool, of_prefills: bool) -> None:
-        """Keep CUDA graphs of these steps alone, for lack of memory: the others' is given back, and none of them is
-        captured until they are to be kept again. No step is to be in flight. Does nothing with several ranks."""
+        """Keep only the CUDA graphs of these kinds of steps, to save memory.
+
+        Memory of the other graphs is released, and they are not captured again until a call requests them. No step may
+        be in flight. Does nothing with several ranks.
+        """
         if self._together is not None:
             return
         for graphs, is_kept in ((self._graphs, of_decodes), (self._mixed, of_prefills)):
@@ -402,7 +429,6 @@ class ModelRunner:
                     self.recover()
 
     def close(self) -> None:
-        """Drop every tensor."""
         self._graphs = self._mixed = self._together = self._tiles = None
         del self._model, self._module
 
@@ -414,14 +440,15 @@ class ModelRunner:
     def _sample_later(
         self, logits: torch.Tensor, sampling: list[Request], num_output_tokens: list[int]
     ) -> PendingSamples:
-        """In a copy up of its own: the step's was sent with its inputs."""
+        """Sample in a step whose sampling inputs were not known at launch, with a host-to-device copy of their own."""
         self._buffer.begin()
         options = self._sampler.inputs(sampling, self._buffer, self._vocab_size, num_output_tokens)
         self._buffer.send()
         return self._sample(logits, options)
 
     def _adapted(self, rows: StepRows | None, slots: torch.Tensor | None) -> AbstractContextManager[None]:
-        """Inside, the model computes a step of rows with adapters; None of them: as the model is."""
+        """Return a context in which the model applies the LoRA adapters of `rows`; without adapters, an empty
+        context."""
         if self._lora_slots is None or rows is None or slots is None:
             return nullcontext()
         return self._lora_slots.applied(rows, slots)
@@ -440,8 +467,12 @@ class ModelRunner:
         return self._launches.kind(inputs, count, in_graph=in_graph, num_pieces=pieces, is_measured=is_measured)
 
     def _graphs_for(self, inputs: StepInputs, measures: Measures) -> tuple[DecodeGraphs | MixedGraphs | None, int]:
-        """Those that run a step, and of what size; None: it runs eagerly. Captures what is wanted again. Where drafts
-        are in a graph their requests' attention is not apart from that of the decodes, which is measured."""
+        """Return the graphs and the graph size that run a step, or (None, 0) if it runs eagerly. Captures graphs that
+        were released.
+
+        Decode graphs do not run drafted steps whose attention is measured: in a graph, the attention of drafted
+        requests is not separate from that of the decodes.
+        """
         if self._together is not None:
             shared = self._together.size_of(inputs)
             return (None, 0) if shared is None else (self._graphs, shared)
@@ -453,7 +484,7 @@ class ModelRunner:
         return None, 0
 
     def _host_reads(self) -> str:
-        """What of a step of decodes no graph can hold, in words; empty: nothing."""
+        """Describe the operations of a decode step that no CUDA graph can contain; empty if there are none."""
         self._buffer.begin()
         tensors = idle_decodes(self._limits, self._buffer)
         self._buffer.send()
@@ -463,7 +494,7 @@ class ModelRunner:
 
     def _give_up_graphs(self, failure: str) -> None:
         self._graphs = self._mixed = None
-        if self._together is not None:  # others may capture, and have to hear that this rank does not
+        if self._together is not None:  # other ranks may capture and must learn that this one does not
             self._together.refuse(failure)
         self.notes.append(f"CUDA graphs could not be captured, steps run without them (slower): {failure}")
 
@@ -475,7 +506,7 @@ class ModelRunner:
         states: StateBatch | None,
         own: OwnBatch | None,
     ) -> torch.Tensor | None:
-        """Logits of the sampled rows, (num_samples, vocabulary); None when nothing is sampled."""
+        """Return the logits of the sampled rows, (num_samples, vocabulary), or None when nothing is sampled."""
         context = self._context(tensors, measures, states, own)
         if not num_samples:
             self._model.fill(tensors.input_ids, tensors.positions, context)
@@ -485,7 +516,7 @@ class ModelRunner:
     def _readings(
         self, measures: Measures, graphs: DecodeGraphs | MixedGraphs | None, size: int, inputs: StepInputs
     ) -> Readings:
-        """What was measured starts to come down, before the tokens."""
+        """Start copying measurements to the host, before the tokens."""
         shares, skips = measures
         return Readings(
             None
@@ -497,7 +528,8 @@ class ModelRunner:
         )
 
     def _run_eagerly(self, tensors: StepTensors, shares: AttentionScores | None) -> torch.Tensor:
-        """Logits of all rows. A context of its own each time: what layers share is made in the graph that reads it."""
+        """Return the logits of all rows. Each call uses a new context, because tensors shared by layers must be created
+        in the graph that reads them."""
         states = None
         if self._states is not None and tensors.state_slots is not None:
             states = StateDecodes(self._states, tensors.state_slots)
@@ -505,8 +537,12 @@ class ModelRunner:
         return self._model.logits(tensors.input_ids, tensors.positions, context)
 
     def _warm_measuring(self, tensors: StepTensors) -> torch.Tensor:
-        """The same, and again measured where service measures some. Of a model that is run by its own code no kernels
-        are known; fixed tiles have one shape, whatever the step."""
+        """Return the logits of all rows of a warm-up step, and run the step a second time with measurement if service
+        measures such steps.
+
+        A model that runs its own forward code is skipped, since its kernels are unknown. Fixed tiles have one shape,
+        whatever the step.
+        """
         if self._tiles is not None:
             return self._tiles.run_idle()
         if self._is_own:
@@ -543,7 +579,8 @@ class ModelRunner:
 
 
 def _follow_what_is_awaited(requests: Sequence[Request], num_output_tokens: Sequence[int]) -> bool:
-    """Whether how a row is sampled depends on a token that nobody knows yet: its request, by then of so many."""
+    """Whether sampling any row depends on a token that is still in flight (its grammar or penalties follow its
+    tokens)."""
     return any(
         count > len(request.output_token_ids) and request.follows_its_tokens
         for request, count in zip(requests, num_output_tokens, strict=True)
@@ -551,17 +588,16 @@ def _follow_what_is_awaited(requests: Sequence[Request], num_output_tokens: Sequ
 
 
 def own_batch(inputs: StepInputs) -> OwnBatch:
-    """What the host knows of a step's sequences."""
     return OwnBatch(inputs.query_start.tolist(), inputs.seq_lens.tolist(), inputs.sample_rows.tolist())
 
 
 def _saves_after(plan: StepPlan) -> NDArray[np.int64]:
-    """(n, 2): of decodes alone, from which slots to which; each is of the state after its token."""
+    """Return (source slot, target slot) pairs, shape (n, 2), of a decode-only step. Each saves the state after the
+    request's token."""
     return np.array([(save.request.state_slot, save.slot) for save in plan.state_saves], np.int64)
 
 
 def _states_of(plan: StepPlan, storage: StateStorage) -> StateBatch:
-    """The states of the plan's sequences."""
     starts = [0, *accumulate(item.num_tokens for item in plan.scheduled)]
     places = {item.request.number: number for number, item in enumerate(plan.scheduled)}
     saves: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -576,10 +612,10 @@ def _states_of(plan: StepPlan, storage: StateStorage) -> StateBatch:
 
 
 class InFlight:
-    """A step that was handed to the device: its tokens there, for the next one, and its results once they are here.
+    """A step enqueued on the device: its sampled tokens there, for the next step, and its results once they arrive.
 
-    Made by `ModelRunner.launch`; nothing waits but `result`. `drawn` is None where nothing is sampled, or only `later`
-    can be.
+    Made by `ModelRunner.launch`. Only `result` waits. `drawn` is None if nothing is sampled, or if only `later` can
+    sample.
     """
 
     def __init__(
@@ -608,18 +644,22 @@ class InFlight:
 
     @property
     def tokens(self) -> torch.Tensor:
-        """(rows that sample,) int64, on the device."""
+        """Sampled tokens on the device, (rows that sample,) int64."""
         assert self._drawn is not None, "this step samples nothing yet that could be waited for"
         return self._drawn.sampled.tokens
 
     def rows(self) -> dict[int, int]:
-        """Of `tokens`, by the number of the request."""
+        """Return the row of each request in `tokens`, keyed by request number."""
         sampling = (item.request.number for item in self._plan.scheduled if item.samples)
         return {number: row for row, number in enumerate(sampling)}
 
     def sample(self) -> StepPlan:
-        """Hand over what `launch` left out, once the step before is committed. What is left of the plan: without those
-        whose form has no mask yet, and those that ended, whose rows are sampled anyhow and dropped."""
+        """Enqueue the sampling that `launch` deferred, once the previous step has been committed. Returns the remaining
+        plan.
+
+        Requests whose grammar mask is not ready, and finished requests, are removed from the plan. Their rows are
+        sampled anyway and dropped.
+        """
         if self._later is not None:
             later, self._later = self._later, None
             requests = [item.request for item in self._plan.scheduled if item.samples]
@@ -629,7 +669,7 @@ class InFlight:
         return keep_items(self._plan, _nothing_said(self._plan), self._is_left)[0] if self._is_left else self._plan
 
     def result(self) -> StepResult:
-        """What came out of what `sample` left; waits until it is here."""
+        """Wait for the step and return the results of the requests that `sample` left in the plan."""
         self.sample()
         result = self._result()
         return keep_items(self._plan, result, self._is_left)[1] if self._is_left else result
@@ -637,7 +677,7 @@ class InFlight:
     def _result(self) -> StepResult:
         scheduled, asked_ns = self._plan.scheduled, time.monotonic_ns()
         numbers = self._drawn.landing.numbers() if self._drawn is not None else []
-        shares, skips = self._readings  # came down before these, or beside them
+        shares, skips = self._readings  # copied before the tokens, or concurrently
         rows, skipped = (shares() if shares is not None else None), (skips() if skips is not None else None)
         if self._drawn is None:
             forward_ns = self._timer.elapsed_ns()
@@ -668,8 +708,6 @@ class InFlight:
 
 
 class PendingSamples(NamedTuple):
-    """What a step sampled, on the device and on its way down."""
-
     sampled: SamplerOutput
     landing: Landing
 
@@ -679,7 +717,7 @@ def _nothing_said(plan: StepPlan) -> StepResult:
 
 
 class StepTimer:
-    """Time of the forward pass: by the host's clock, on a GPU by events, which do not wait."""
+    """Measures the time of a forward pass: with the host's clock on a CPU, with non-blocking events on a GPU."""
 
     def __init__(self, device: torch.device, wait: Wait) -> None:
         self._wait = wait
@@ -690,13 +728,13 @@ class StepTimer:
         self._started_ns = self._stopped_ns = time.monotonic_ns()
 
     def stop(self) -> None:
-        """The forward pass has been handed to the device."""
+        """Record the end of the forward pass, after it was enqueued."""
         if self._events is not None:
             self._events[1].record()
         self._stopped_ns = time.monotonic_ns()
 
     def elapsed_ns(self) -> int:
-        """Nanoseconds of the pass; waits for it."""
+        """Wait for the pass and return its duration in nanoseconds."""
         if self._events is None:
             return self._stopped_ns - self._started_ns
         self._wait(self._events[1])
@@ -713,8 +751,11 @@ def _spread(scheduled: Sequence[Scheduled], token_ids: Sequence[int]) -> tuple[t
 
 
 def _said(drafts: tuple[int, ...], tokens: Iterator[int]) -> tuple[int, ...]:
-    """Of an item's sampled tokens those up to the first that its draft did not guess: what follows it was computed
-    from something else. Each is what it would be had nothing been guessed: a position has its own random number."""
+    """Return an item's sampled tokens up to and including the first that differs from its draft.
+
+    Later tokens were computed from a rejected draft token. Each accepted token equals the one sampled without drafts,
+    since each position has its own random number.
+    """
     sampled = tuple(islice(tokens, 1 + len(drafts)))
     num_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(drafts, sampled, strict=False)))
     return sampled[: num_right + 1]
@@ -723,7 +764,7 @@ def _said(drafts: tuple[int, ...], tokens: Iterator[int]) -> tuple[int, ...]:
 def _spread_logprobs(
     scheduled: Sequence[Scheduled], token_ids: Sequence[tuple[int, ...]], logprobs: Sequence[TokenLogprobs | None]
 ) -> tuple[tuple[TokenLogprobs, ...], ...]:
-    """Empty stays empty: nobody asked."""
+    """Group `logprobs` by scheduled item. Empty if no request wants log-probabilities."""
     if not logprobs:
         return ()
     sampled = iter(logprobs)
@@ -733,7 +774,7 @@ def _spread_logprobs(
 
 
 def logit_sums(logits: torch.Tensor) -> list[int]:
-    """Of each row the bits of its numbers, added as whole numbers modulo 2^64."""
+    """Return a checksum of each row: the bits of its numbers, summed as integers modulo 2^64."""
     bits = logits.view(torch.int32 if logits.dtype == torch.float32 else torch.int16)
     return [total % (1 << 64) for total in bits.sum(-1, dtype=torch.int64).tolist()]
 
@@ -741,7 +782,7 @@ def logit_sums(logits: torch.Tensor) -> list[int]:
 def _spread_sums(
     scheduled: Sequence[Scheduled], token_ids: Sequence[tuple[int, ...]], sums: Sequence[int]
 ) -> tuple[tuple[int, ...], ...]:
-    """Empty stays empty; as for tokens, what follows a wrong guess is left out."""
+    """Group `sums` by scheduled item, without those after a rejected draft token. Empty if no sums were computed."""
     if not sums:
         return ()
     rows = iter(sums)
@@ -750,7 +791,7 @@ def _spread_sums(
 
 
 class Landing:
-    """Numbers that have come, or are on their way."""
+    """Numbers that have arrived on the host or are on their way."""
 
     def __init__(self, numbers: Any, event: torch.cuda.Event | None = None, wait: Wait = synchronize) -> None:
         self._numbers = numbers
@@ -758,7 +799,7 @@ class Landing:
         self._wait = wait
 
     def numbers(self) -> list[Any]:
-        """As Python's: where a step waits for the device to tell it its tokens."""
+        """Wait for the numbers and return them as Python objects. This is where a step waits for the device."""
         if self._event is not None:
             self._wait(self._event)
         landed: list[Any] = self._numbers.tolist()
@@ -766,9 +807,9 @@ class Landing:
 
 
 class ReadBack:
-    """Brings one vector of int64 or float64 a step to the host, into pinned memory by a copy that nobody waits for.
+    """Copies one vector of int64 or float64 per step to pinned host memory, asynchronously.
 
-    Two buffers take turns: the numbers of one step are read while those of the next come.
+    Two buffers alternate: the numbers of one step are read while those of the next arrive.
     """
 
     def __init__(self, device: torch.device, num_numbers: int, wait: Wait = synchronize) -> None:
@@ -777,7 +818,7 @@ class ReadBack:
         self._buffers = [] if self._is_host else [Pinned(num_numbers, wait) for _ in range(NUM_BUFFERS)]
 
     def start(self, vector: torch.Tensor) -> Landing:
-        """`vector` starts to come down; what `start` gave before the last call must have been read."""
+        """Start copying `vector` to the host. The result of the call before the last must have been read."""
         if self._is_host:
             return Landing(vector)
         self._buffers.reverse()

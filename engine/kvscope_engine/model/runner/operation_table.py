@@ -1,10 +1,10 @@
-"""The table of operations: which implementation each of them runs on, for a device and a model, and why.
+"""Lists which implementation each operation uses on a given device and model, and why.
 
-Owns the collecting alone. The decisions are made where the operations are made, at load: by device in
-`kvscope_kernels.dispatch`, for linear layers, weights of few bits and experts in `model.layers.fused` and the loader.
-The table asks the functions that decide there, so that it cannot name something else than what runs. It knows the
-types of a model and not its weights: a layer that `verification.fuse` cannot prove equal, and a model that is run by
-transformers' own code, keep that code whatever the table says.
+Only collects rows. The decisions are made at load where the operations are created: per device in
+`kvscope_kernels.dispatch`, for linear layers, quantized weights and experts in `model.layers.fused` and the loader. The
+table calls the same decision functions, so that it agrees with what runs. It knows a model's dtypes but not its
+weights: a layer that `verification.fuse` cannot prove equal, and a model that runs transformers' own code, keep that
+code whatever the table shows.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ TRANSFORMERS: Final = "transformers"
 REFUSED: Final = "refused"
 AT_LOAD: Final = "timed at load"
 HEAD_DIM: Final = 128
-"""Size of heads in the table of a machine: that of most models."""
+"""Head dimension assumed in the table of a machine; the most common one."""
 
 
 def machine_table() -> tuple[str, tuple[OperationChoice, ...]]:
-    """Return what the engine would run on here by default: a title, and a row for each operation.
+    """Return what the engine would run on this machine by default: a title, and one row per operation.
 
-    Raises RuntimeError where a GPU is to be used and Triton is not installed.
+    Raises RuntimeError if a GPU would be used and Triton is not installed.
     """
     try:
         device = choose_device("auto")
@@ -53,7 +53,7 @@ def machine_table() -> tuple[str, tuple[OperationChoice, ...]]:
 
 
 def operation_table(device: torch.device, ops: Ops, operands: Operands) -> tuple[OperationChoice, ...]:
-    """Return a row for each operation of a model with such operands, whose runner was given `ops`."""
+    """Return a row for each operation of a model with such operands, for a runner that uses `ops`."""
     rows = explain_ops(ops, operands)
     rows["linear"] = _linear(rows["linear"], device, operands.dtype)
     rows["mix_experts"] = _experts(rows["mix_experts"], device)
@@ -63,7 +63,7 @@ def operation_table(device: torch.device, ops: Ops, operands: Operands) -> tuple
 
 
 def _prefill(row: OperationChoice) -> OperationChoice:
-    """The kernels' row, except where libraries are still to be timed against them."""
+    """Return the kernels' row, or a row that says "timed at load" if third-party libraries are timed against them."""
     libraries = importable() if row.implementation == TRITON else ()
     if not libraries:
         return row
@@ -73,7 +73,7 @@ def _prefill(row: OperationChoice) -> OperationChoice:
 
 
 def _linear(row: OperationChoice, device: torch.device, dtype: torch.dtype) -> OperationChoice:
-    """Linear layers with weights of 16 or 32 bits."""
+    """Return the row of linear layers with weights of 16 or 32 bits."""
     refusal = packing_refusal(dtype, device)
     if not refusal:
         return OperationChoice(row.operation, ONEDNN, "weights are packed at load")
@@ -92,7 +92,6 @@ def _experts(row: OperationChoice, device: torch.device) -> OperationChoice:
 
 
 def _quantized(quantization: str, device: torch.device, dtype: torch.dtype) -> OperationChoice:
-    """Linear layers with `--quantization`."""
     operation = f"{quantization} linear"
     if refusal := quantization_refusal(quantization, device, dtype):
         return OperationChoice(operation, REFUSED, f"not accepted{refusal}")
@@ -104,7 +103,7 @@ def _quantized(quantization: str, device: torch.device, dtype: torch.dtype) -> O
 
 
 def _whole_layer(device: torch.device, operands: Operands) -> OperationChoice:
-    """A decoder layer in one call, which only a CPU has."""
+    """Return the row of decoder layers run in one call, which only CPUs support."""
     operation = "whole decoder layer"
     refusal = (
         layer_refusal(operands.dtype, operands.dtype, operands.cache_dtype)

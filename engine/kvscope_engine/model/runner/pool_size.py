@@ -1,7 +1,7 @@
-"""How many blocks fit: from the configuration, the model, and what the device has left.
+"""Computes how many KV blocks fit, from the configuration, the model, and the free memory of the device.
 
-Owns that sum and its error messages; allocates nothing itself but the profile run on a GPU. The model is to be as it
-will run, its parts joined.
+Owns this computation and its error messages. Allocates nothing except in the profile run on a GPU. The model must have
+its final form, with its layers fused.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ DEFAULT_CPU_SHARE: Final = 0.25
 
 
 class PoolSize(NamedTuple):
-    """How many blocks the pool has, and why."""
+    """Number of blocks and state slots of the pool, and the memory plan behind it."""
 
     num_blocks: int
     plan: MemoryPlan | None = None
-    """Of a GPU's memory, where the size of the pool was left to it."""
+    """Plan of the GPU's memory, if the size of the pool was derived from free memory."""
     num_states: int = 0
-    """Slots for states of recurrent layers, that requests and prefixes can have."""
+    """Number of device slots for states of recurrent layers, for requests and prefixes together."""
     num_host_states: int = 0
-    """The same in host memory."""
+    """Number of slots in host memory for states of recurrent layers."""
     has_pad_state: bool = False
-    """There is room for one more on the device, which is nobody's: of sequences that fill up CUDA graphs."""
+    """Whether the device has one additional slot for the sequences that pad CUDA graphs; it belongs to no request."""
     memory: DeviceMemory | None = None
-    """Of the GPU; None on a CPU."""
+    """Memory of the GPU; None on a CPU."""
 
 
 def pool_size(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | None = None) -> PoolSize:
-    """Blocks of the pool; `memory` is that of the GPU, where there is one.
+    """Return the size of the pool. `memory`: the GPU's memory, if the caller has it already.
 
-    Raises BadInput when what was asked for is more than is free, KvscopeError when nothing fits at all; both with
-    the numbers.
+    Raises BadInput if the requested size exceeds free memory, KvscopeError if not even one block fits. Both messages
+    contain the numbers.
     """
     if memory is None and loaded.device.type == "cuda":
         memory = CudaMemory(loaded.device)
@@ -99,9 +99,11 @@ def _size_with_states(
     one_state: int,
     num_groups: int,
 ) -> PoolSize:
-    """States of recurrent layers lie in the KV memory: one a request and some for prefixes, in half of it at most where
-    there are blocks as well. Where no layer has keys and values blocks are for prefixes alone, and take nothing. Host
-    memory is divided in the same way."""
+    """Divide the KV memory between KV blocks and states of recurrent layers.
+
+    There is one state per request and some for prefixes, in at most half of the memory if there are KV layers. Without
+    KV layers, blocks only index prefixes and need no memory. Host memory is divided in the same way.
+    """
     pad = int(loaded.device.type == "cuda" and not config.enforce_eager)
     for_prefixes = config.max_num_seqs if config.state_checkpoints is None else config.state_checkpoints
     wanted = config.max_num_seqs + for_prefixes
@@ -138,8 +140,11 @@ def _size_with_states(
 def plan_memory(
     config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory, one_block: int, num_groups: int = 1
 ) -> MemoryPlan:
-    """Where the GPU's memory goes; a full step is run to know. Graphs of steps with prefills are left out where they
-    would take too much of the KV cache. `one_block` is what a block of the KV cache takes."""
+    """Plan the GPU's memory; runs a full step to measure activations.
+
+    Graphs of steps with prefills are left out if they would take too much of the KV cache. `one_block`: bytes of one
+    block.
+    """
     memory.release_unused()
     profile = step_profile(config, loaded, memory)
     held, streamed = memory.held_bytes(), streamed_weights(loaded.module)

@@ -1,5 +1,8 @@
-"""Which products of few rows of a model are our kernels' on this GPU, and which are cuBLAS's: on GPUs that the kernels
-were not measured on, each shape is timed at the start. Decided once, before graphs are captured."""
+"""Chooses between the project's kernels and cuBLAS for a model's matrix products with few rows.
+
+On GPUs for which the kernels have not been measured, each weight shape is timed at the start. The choice is made once,
+before CUDA graphs are captured.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,10 @@ from kvscope_kernels.linear.skinny_linear import NEVER, can_take, untried
 
 @torch.inference_mode()
 def choose_products(module: nn.Module, tell: Callable[[str], object], clock: Clock = by_graphs) -> str:
-    """Tell each layer what its product is taken by. `tell` is told what is tried. What came of it, on a line for a
-    person; empty where there was nothing to choose."""
+    """Time each weight shape and set the chosen implementation on every layer.
+
+    `tell` is called with a description of each trial. Returns a one-line summary; empty if there was nothing to choose.
+    """
     shapes: dict[tuple[int, int, torch.dtype], list[FusedLinear | Float32Head]] = defaultdict(list)
     for part in module.modules():
         if isinstance(part, FusedLinear | Float32Head) and _is_open(part.weight):
@@ -38,12 +43,12 @@ def choose_products(module: nn.Module, tell: Callable[[str], object], clock: Clo
 
 
 def is_timed_at_load(device: torch.device) -> bool:
-    """Whether the kernels were not measured on such a device, so that a start times them."""
+    """Whether the kernels have not been measured on such a device and are therefore timed at load."""
     return device.type == "cuda" and untried(compute_capability(device)) == NEVER
 
 
 def _is_open(weight: torch.Tensor) -> bool:
-    """Whether a kernel can do it, and nobody has measured whether it should."""
+    """Whether a kernel can compute this product and it is unknown whether it is faster."""
     return can_take(weight) and is_timed_at_load(weight.device)
 
 

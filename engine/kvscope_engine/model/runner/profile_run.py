@@ -1,6 +1,6 @@
-"""What the largest step needs beside weights and KV, found by running one on the GPU before blocks are allocated.
+"""Measures what the largest step needs besides weights and KV, by running one on the GPU before blocks are allocated.
 
-Owns that run and what it measures, by name. Runs the model as it will be: its parts joined.
+Owns that run and its measurements. The model must have its final form, with its layers fused.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """Peak bytes of a full step over what is held before it."""
+    """Peak bytes of a full step above the memory held before it."""
 
     activations: int
     logits: int
-    """Beyond the activations: of the head, and of what sampling makes of it."""
+    """Bytes of the head and of sampling, in addition to `activations`."""
 
 
 def step_profile(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory) -> StepProfile:
-    """Run the largest step. Raises KvscopeError when not even that step fits."""
+    """Run the largest step and return its peak memory. Raises KvscopeError if the step does not fit."""
     tokens = min(max_batched_tokens(config, loaded.device.type), loaded.max_model_len * config.max_num_seqs)
     samples = min(max(config.max_num_seqs, GPU_TILE_TOKENS if config.deterministic else 0), tokens)
     forward = Forward(loaded.module)
@@ -64,5 +64,5 @@ def _peak(memory: DeviceMemory, run: Callable[[], object]) -> int:
 
 
 def _sample(logits: torch.Tensor) -> None:
-    """What sampling makes of logits: float32 copies of them."""
+    """Allocate what sampling allocates: float32 copies of the logits."""
     logits.float().softmax(-1).cumsum(-1)

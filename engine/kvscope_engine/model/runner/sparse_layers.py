@@ -1,4 +1,4 @@
-"""Which layers of a model choose among their blocks. Knows neither queries nor blocks."""
+"""Decides which layers of a model choose among their blocks (sparse attention). Handles neither queries nor blocks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ if TYPE_CHECKING:
     from kvscope_engine.model.loaded_model import LoadedModel
 
 NUM_FULL_LAYERS: Final = 2
-"""The first layers, whose attention is spread over all of the text (Quest, arXiv 2406.10774, section 3.1)."""
+"""Number of first layers that always attend to all blocks, since their attention is spread over the whole text (Quest,
+arXiv 2406.10774, section 3.1)."""
 
 
 def layer_shapes(loaded: LoadedModel, sparse_decode: float | None) -> list[LayerShape]:
-    """The shape of each attention layer, with bounds where it is to choose. Raises BadInput where none may."""
+    """Return the shape of each attention layer, with key bounds for layers that choose blocks.
+
+    Raises BadInput if `sparse_decode` is set and no layer can choose.
+    """
     calls = check_hook(loaded.module)
     if sparse_decode is None:
         return [call.shape for call in calls]
@@ -40,8 +44,12 @@ def layer_shapes(loaded: LoadedModel, sparse_decode: float | None) -> list[Layer
 
 
 def may_choose(index: int, call: LayerCall) -> bool:
-    """A window reads little as it is. Sinks are a number a query head, and what is chosen runs a KV head at a time.
-    What is added by distance is in no block's bounds."""
+    """Whether the layer at `index` may choose among its blocks.
+
+    Excluded are layers with a sliding window, which read little already; with attention sinks, which are one number per
+    query head while blocks are chosen per KV head; and with a bias by distance, which the bounds of a block do not
+    include.
+    """
     options = call.options
     has_more = options.sinks is not None or options.bias is not None
     return index >= NUM_FULL_LAYERS and options.sliding_window is None and not has_more

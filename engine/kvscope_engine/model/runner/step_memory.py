@@ -1,7 +1,7 @@
-"""Bytes that steps take on a device beside weights, KV and the model's own activations. Plain arithmetic.
+"""Computes the bytes that steps need on a device in addition to weights, KV and the model's own activations.
 
-Owns the sizes of what the runner allocates once, and what sampling makes of a step's logits, so that a plan of the
-memory can ask before there is a runner.
+Owns the sizes of what the runner allocates once, and of what sampling makes of a step's logits, so that a memory plan
+can be made before a runner exists. Plain arithmetic; allocates nothing.
 """
 
 from __future__ import annotations
@@ -29,50 +29,51 @@ if TYPE_CHECKING:
 CPU_BATCHED_TOKENS: Final = 512
 GPU_BATCHED_TOKENS: Final = 8192
 GRAPH_BYTES: Final = 256 << 20
-"""Of all graphs together, beside the tensors that they read and write: their nodes, and what they keep between them."""
+"""Bytes of all CUDA graphs together, without the tensors that they read and write: their nodes and private memory
+pools."""
 DRAFTED_GRAPH_BYTES: Final = 192 << 20
-"""The same, of those of steps with drafts, of which there are three quarters as many."""
+"""Bytes of the graphs of steps with drafts, of which there are three quarters as many as of decodes."""
 PIECES_BYTES: Final = 256 << 20
-"""The same, of all graphs of steps with prefills, of which each layer has one a size."""
+"""Bytes of all graphs of steps with prefills. Each layer has one graph per size."""
 SAMPLING_INPUT_BYTES: Final = 1 << 20
-"""Of a step's buffer, for what sampling needs of the requests. More than that goes up in copies of its own."""
+"""Bytes reserved in a step's buffer for per-request sampling inputs. Larger inputs are uploaded in separate copies."""
 SAMPLING_ROW_BYTES: Final = 256
 STATE_ROW_BYTES: Final = 64
-"""Of a step's buffer, for where a request's state is, is copied from, and is kept."""
+"""Bytes reserved in a step's buffer per request for its state slot and for the slots that it is copied from and saved
+to."""
 MAX_MASK_BYTES: Final = 8 << 20
-"""Of a step's buffer, for the tokens that each request of a form may have, a bit each."""
+"""Bytes reserved in a step's buffer for the token bitmasks of requests with a grammar, one bit per token."""
 FLOAT32_BYTES: Final = 4
 SMALLEST_TILE_TOKENS: Final = 16
-"""Of attention's tiles, whatever is measured for a card."""
+"""Smallest tile of attention in tokens, on any GPU."""
 CHOICE_BYTES_A_BLOCK: Final = 24
-"""What choosing blocks holds at once for one block, request and KV head: scores, and what ranking makes of them."""
+"""Bytes that choosing blocks holds at once per block, request and KV head: scores and the results of ranking them."""
 CHOICE_BYTES_A_CHOSEN: Final = 96
-"""The same for each that is chosen: its score and place, ranked and in order, and the compact tables."""
+"""Bytes that choosing blocks holds at once per chosen block: its score and index, ranked and in order, and the compact
+tables."""
 SAMPLING_BYTES_A_LOGIT: Final = 16
-"""What sampling with every option holds at once for one logit: raw logits of those whose log-probabilities are asked
-for, these, what is looked through for the largest of them, and a row filled up to whole pieces (4 each)."""
+"""Bytes that sampling with every option holds at once per logit, 4 each: raw logits if log-probabilities are requested,
+the processed logits, the candidates searched for the largest ones, and a row padded to whole chunks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
-    """The largest step that service can ask for."""
+    """Sizes of the largest step that service can run."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_request_tokens: int
-    """What the pool can hold of one request, at most the model's length."""
+    """Maximum number of tokens of one request: the capacity of the pool, at most the model's maximum length."""
     block_size: int
     num_groups: int = 1
-    """KV groups, each with block tables of its own."""
     max_drafts: int = 0
-    """Tokens guessed ahead for one request; a step's drafts make it sample no more rows than these and one, or
-    `max_num_seqs`."""
+    """Maximum number of draft tokens per request. A step with drafts samples at most max(1 + max_drafts, max_num_seqs)
+    rows."""
     has_experts: bool = False
-    """Whether kernels are launched whose tiles grow with a step's tokens."""
+    """Whether kernels are launched whose tiles grow with the number of tokens in a step (mixture of experts)."""
 
     @property
     def max_request_blocks(self) -> int:
-        """Blocks of the longest request."""
         return -(-self.max_request_tokens // self.block_size)
 
 
@@ -85,35 +86,40 @@ class HeadShape:
     head_dim: int
     element_bytes: int
     is_quantized: bool = False
-    """Whether the cache has 8 bits."""
+    """Whether the KV cache has 8-bit elements."""
     latents: Latents | None = None
-    """Where the cache holds these; `num_kv_heads` and `head_dim` are those of what is stored."""
+    """Layout of the latents, if the cache stores latents (MLA). `num_kv_heads` and `head_dim` then describe what is
+    stored."""
     windows: tuple[int, ...] = (0,)
-    """Tokens that layers see at most, each length once; 0: all. What layers of one share, those of another have too."""
+    """Sliding windows of the layers in tokens, each length once; 0 for full attention. Layers with the same window
+    share buffers."""
 
     def visible(self, length: int, num_queries: int = 1) -> set[int]:
-        """Tokens that the queries of a request of `length` see between them, in one layer or another. Where there are
-        latents all are read."""
+        """Return how many tokens the last `num_queries` queries of a request of `length` tokens see together, one entry
+        per distinct window.
+
+        With latents, all tokens are read.
+        """
         if self.latents is not None:
             return {length}
         return {min(length, window + num_queries - 1) if window else length for window in self.windows}
 
     @property
     def query_dim(self) -> int:
-        """Numbers of a head's query, as the model gives it."""
+        """Elements of one head's query, as the model produces it."""
         return self.head_dim if self.latents is None else self.latents.key_dim
 
 
 class Processors(NamedTuple):
-    """Of a GPU: how far attention is split hangs on them."""
+    """Properties of a GPU that decide into how many parts attention is split."""
 
     num_multiprocessors: int
     capability: int
-    """90 for 9.0."""
+    """Compute capability times 10: 90 for 9.0."""
 
 
 def max_batched_tokens(config: EngineConfig, device_type: str) -> int:
-    """Tokens of the largest step: what was asked for, or what suits the device."""
+    """Return the number of tokens of the largest step: the configured one, or the default for the device."""
     if config.max_num_batched_tokens is not None:
         return config.max_num_batched_tokens
     return max(GPU_BATCHED_TOKENS if device_type == "cuda" else CPU_BATCHED_TOKENS, config.max_num_seqs)
@@ -122,7 +128,8 @@ def max_batched_tokens(config: EngineConfig, device_type: str) -> int:
 def step_reserves(
     config: EngineConfig, loaded: LoadedModel, processors: Processors, num_groups: int = 1
 ) -> StepReserves:
-    """What stays taken for steps, beside what a profile of one shows, before it is known what the pool holds."""
+    """Return the bytes reserved for steps in addition to a measured profile, before the capacity of the pool is
+    known."""
     limits = StepLimits(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
@@ -160,7 +167,10 @@ def _heads(config: EngineConfig, loaded: LoadedModel) -> HeadShape:
 
 
 def head_shape(calls: Sequence[LayerCall], element_bytes: int, *, is_quantized: bool, num_ranks: int = 1) -> HeadShape:
-    """Of the layer with most query heads, shared out among ranks; of one number where no layer attends."""
+    """Return the head shape of the layer with the most query heads, divided among `num_ranks` ranks.
+
+    If no layer attends, every size is 1.
+    """
     widest = max(calls, key=lambda call: call.num_query_heads, default=None)
     if widest is None:
         return HeadShape(num_heads=1, num_kv_heads=1, head_dim=1, element_bytes=element_bytes)
@@ -181,8 +191,11 @@ def _windows(calls: Sequence[LayerCall]) -> tuple[int, ...]:
 
 
 def latent_bytes(limits: StepLimits, heads: HeadShape) -> int:
-    """Bytes that one layer's attention over latents takes beside its partial results: a request that is expanded, or
-    queries that meet latents as they are, whose room the next layer takes over."""
+    """Return the bytes that one layer's attention over latents (MLA) needs in addition to its partial results.
+
+    That is one request's expanded latents, or the queries projected into latent space. The next layer reuses the
+    memory.
+    """
     latents = heads.latents
     if latents is None:
         return 0
@@ -192,7 +205,7 @@ def latent_bytes(limits: StepLimits, heads: HeadShape) -> int:
 
 
 def step_buffer_bytes(limits: StepLimits, vocab_size: int) -> int:
-    """Bytes of a step's buffer, on the host and again on the device."""
+    """Return the size of a step's input buffer in bytes. It exists once on the host and once on the device."""
     masks = min(4 * -(-vocab_size // 32) * limits.max_num_seqs, MAX_MASK_BYTES)
     tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
     length, num_groups = limits.max_request_tokens, limits.num_groups
@@ -202,15 +215,17 @@ def step_buffer_bytes(limits: StepLimits, vocab_size: int) -> int:
 
 
 def graph_tensor_bytes(limits: StepLimits, vocab_size: int) -> int:
-    """Bytes of the one tensor of logits that all graphs write, and of the block tables that all of them read."""
+    """Return the bytes of the logits tensor that all graphs write and of the block tables that they all read."""
     columns = limits.num_groups * table_width(limits.max_request_tokens, limits.block_size)
     logits = most_rows(limits.max_num_seqs, limits.max_drafts) * vocab_size
     return FLOAT32_BYTES * (captured_sizes(limits.max_num_seqs)[-1] * columns + logits)
 
 
 def piecewise_bytes(limits: StepLimits, heads: HeadShape) -> int:
-    """Bytes of graphs of steps with prefills, and of what they and attention between them hand to each other: queries,
-    what they attended to, and what the head is given, which is about as wide."""
+    """Return the bytes of the graphs of steps with prefills and of the tensors exchanged with attention between them.
+
+    The tensors are the queries, the attention output, and the input of the head, which is about as wide.
+    """
     return (
         PIECES_BYTES
         + 3 * FLOAT32_BYTES * mixed_sizes(limits.max_num_batched_tokens)[-1] * heads.num_heads * heads.query_dim
@@ -218,21 +233,22 @@ def piecewise_bytes(limits: StepLimits, heads: HeadShape) -> int:
 
 
 def split_partials_bytes(limits: StepLimits, heads: HeadShape, processors: Processors) -> int:
-    """Bytes of partial results, which all layers of a window overwrite: of the largest decode, and of the short runs of
-    queries beside it that take most."""
-    sizes = range(1, limits.max_num_seqs + 1)  # many short ones are not cut, fewer are
+    """Return the bytes of attention's partial results. All layers with the same window share them.
+
+    The sum of the largest decode step and of the short query runs in the same step that need the most.
+    """
+    sizes = range(1, limits.max_num_seqs + 1)  # fewer requests may need more: large batches are not split
     queries = range(1, MAX_CUT_QUERIES + 1)
     decodes = max(_decode_partials(size, limits.max_request_tokens, heads, processors) for size in sizes)
     return decodes + max(_run_partials(count, limits, heads, processors) for count in queries)
 
 
 def shares_bytes(config: EngineConfig, limits: StepLimits, heads: HeadShape, processors: Processors) -> int:
-    """Bytes that measuring attention by blocks takes of a step, beside what one without it takes.
+    """Return the bytes that measuring attention per block adds to a step.
 
-    What a layer's parts leave of each block, or of each piece of one that is longer than a tile, which the next layer
-    of the same window takes over: in the memory of graphs, and in that of steps without. And tables of requests by
-    blocks: where a graph's layers add up, where those of a step without do, all groups put together, and two steps on
-    their way down.
+    Two parts: sums per block (or per piece of a block longer than a tile) that the next layer with the same window
+    overwrites, once in the graphs' memory and once in that of eager steps; and tables of requests by blocks: the
+    accumulators of graphs and of eager steps, the concatenation of all groups, and two steps being copied to the host.
     """
     if not config.page_heat:
         return 0
@@ -246,35 +262,35 @@ def shares_bytes(config: EngineConfig, limits: StepLimits, heads: HeadShape, pro
     value_dim = heads.head_dim if heads.latents is None else heads.latents.latent_dim
     of_parts = max(_decode_partials(size, longest, heads, processors) for size in range(1, num_seqs + 1)) // value_dim
     sums = FLOAT32_BYTES * (places * pieces_each + len(heads.windows) * num_seqs) * heads.num_heads + of_parts
-    num_tables = 5 if limits.num_groups > 1 else 4  # one group has nothing to put together
+    num_tables = 5 if limits.num_groups > 1 else 4  # a single group needs no concatenation
     tables = FLOAT32_BYTES * num_tables * limits.num_groups * num_seqs * width
     return sums * (1 if config.enforce_eager else 2) + tables
 
 
 def choice_bytes(config: EngineConfig, limits: StepLimits, num_kv_heads: int) -> int:
-    """Bytes that choosing blocks takes of a step: of one layer, whose room the next one takes over."""
+    """Return the bytes that choosing blocks (sparse attention) needs in one layer. The next layer reuses the memory."""
     if config.sparse_decode is None:
         return 0
     chosen = math.ceil(config.sparse_decode * CHOICE_BYTES_A_CHOSEN)
-    ranked = 3 * MAX_PARTIAL_BYTES  # estimates of some requests, their softmax and its logarithm
+    ranked = 3 * MAX_PARTIAL_BYTES  # estimates of some requests, their softmax and its log
     return ranked + (CHOICE_BYTES_A_BLOCK + chosen) * limits.max_num_seqs * num_kv_heads * limits.max_request_blocks
 
 
 def sampling_bytes(limits: StepLimits, vocab_size: int) -> int:
-    """Bytes that sampling with every option takes of a full batch's logits, these included."""
+    """Return the bytes that sampling a full batch with every option needs, including the logits."""
     rows = min(max(limits.max_num_seqs, 1 + limits.max_drafts), limits.max_num_batched_tokens)
     return (SAMPLING_BYTES_A_LOGIT + FLOAT32_BYTES) * rows * vocab_size
 
 
 def logits_width(loaded: LoadedModel) -> int:
-    """Columns of a model's logits: those of its head, which may be padded past the vocabulary."""
+    """Return the number of columns of the model's logits. The head may be padded beyond the vocabulary."""
     module: Any = loaded.module
     head = module.get_output_embeddings()
     return int(getattr(head, "out_features", loaded.info.vocab_size))
 
 
 def _decode_partials(size: int, length: int, heads: HeadShape, processors: Processors) -> int:
-    """Of all windows."""
+    """Return the bytes of partial results of a decode of `size` requests, summed over all windows."""
     num_multiprocessors = processors.num_multiprocessors
     if heads.latents is not None:
         return _latent_partials(size, heads.num_heads, length, heads, processors)
@@ -286,7 +302,10 @@ def _decode_partials(size: int, length: int, heads: HeadShape, processors: Proce
 
 
 def _run_partials(max_queries: int, limits: StepLimits, heads: HeadShape, processors: Processors) -> int:
-    """Of as many runs of up to `max_queries` queries as are cut, in all windows; fewer take less."""
+    """Return the bytes of partial results of the largest number of query runs that are split, summed over all windows.
+
+    A run has up to `max_queries` queries.
+    """
     group, length = heads.num_heads // heads.num_kv_heads, limits.max_request_tokens
     if heads.latents is not None:
         num_rows = max_queries * heads.num_heads
@@ -307,7 +326,7 @@ def _run_partials(max_queries: int, limits: StepLimits, heads: HeadShape, proces
 
 
 def _latent_partials(size: int, num_rows: int, length: int, heads: HeadShape, processors: Processors) -> int:
-    """Of `size` requests of `num_rows` rows each, which are queries by heads."""
+    """Return the bytes of partial results of `size` requests with `num_rows` rows each (queries times heads)."""
     assert heads.latents is not None, "only asked where there are latents"
     tiles = latent_tiles(num_rows, heads.element_bytes, processors.capability, is_quantized=heads.is_quantized)
     programs_each = -(-num_rows // tiles.tile_m)

@@ -1,4 +1,5 @@
-"""The address space and the memory of an engine under the allocator `virtual`, from its configuration and model."""
+"""Creates the address space and the memory of an engine with the `virtual` allocator, from its configuration and
+model."""
 
 from __future__ import annotations
 
@@ -17,16 +18,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class VirtualCache:
-    """Sizes, and the memory made for them."""
+    """Layout of the address space, and the memory reserved for it."""
 
     space: AddressSpace
     memory: PagedMemory
 
 
 def virtual_cache(config: EngineConfig, loaded: LoadedModel, num_blocks: int) -> VirtualCache | None:
-    """For a pool with the memory of `num_blocks` blocks; None unless the allocator is `virtual`.
+    """Reserve an address space for a pool with the memory of `num_blocks` blocks; None unless the allocator is
+    `virtual`.
 
-    Raises BadInput when that is less than one request takes, KvscopeError when system or driver refuse.
+    Raises BadInput if one request needs more than that, KvscopeError if the operating system or the driver refuses.
     """
     if config.allocator != "virtual":
         return None

@@ -1,6 +1,6 @@
-"""Before the first request on a GPU: every kernel that service can need is compiled, and graphs are captured.
+"""Compiles every kernel that steps can need and captures CUDA graphs, before the first request on a GPU.
 
-Owns which steps are tried. They write nowhere and attend to nothing, so that no block of the pool need be there.
+Owns the choice of warm-up steps. They write no KV and attend to no tokens, so no block of the pool needs to exist.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvscope_telemetry.messages.telemetry import Progress
 
 STAGE: Final = "warm up"
 LONGEST_RUN: Final = 128
-"""Queries from which on prefill's tiles do not grow, but for those of the longest runs that there may be."""
+"""Number of queries from which prefill tiles no longer grow, except those of the longest possible runs."""
 EVERY_OPTION: Final = (
     ResolvedSampling(temperature=0.0),
     ResolvedSampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, seed=1, logprobs=3),
@@ -35,7 +35,7 @@ EVERY_OPTION: Final = (
 )
 
 Run = Callable[[StepTensors], torch.Tensor]
-"""Logits of all rows of a step."""
+"""Runs a step and returns the logits of all its rows."""
 
 
 def warm_up(
@@ -47,7 +47,8 @@ def warm_up(
     mixed: MixedGraphs | None,
     progress: Callable[[Progress], None],
 ) -> str:
-    """Try all; returns why graphs cannot be captured, empty when they can or none are wanted."""
+    """Run all warm-up steps and capture graphs. Returns why graphs cannot be captured; empty if they were or none are
+    wanted."""
     steps = list(idle_steps(limits))
     total = len(steps) + (graphs is not None) + (mixed is not None)
     logits = None
@@ -73,8 +74,10 @@ def warm_up(
 
 
 def idle_steps(limits: StepLimits) -> Iterator[Callable[[StepBuffer], StepTensors]]:
-    """Steps that between them launch every variant of every kernel: tiles of prefill grow with the longest run, and
-    short runs behind long contexts are cut."""
+    """Yield steps that together launch every variant of every kernel.
+
+    Prefill tiles grow with the longest query run, and short runs with long contexts are split.
+    """
     most = min(limits.max_num_batched_tokens, LONGEST_RUN)
     for num_queries in (*(1 << power for power in range(most.bit_length()) if 1 << power < most), most):
         for length in dict.fromkeys((num_queries, max(num_queries, limits.max_request_tokens))):
@@ -87,18 +90,19 @@ def idle_steps(limits: StepLimits) -> Iterator[Callable[[StepBuffer], StepTensor
         ):
             yield _prefill_step(num_tokens, 0, num_groups=limits.num_groups)
     yield _prefill_step(min(2, most), 1, num_groups=limits.num_groups)
-    for length in dict.fromkeys((1, limits.max_request_tokens)):  # in one part, and in several to be merged
+    for length in dict.fromkeys((1, limits.max_request_tokens)):  # unsplit, and split with a merge
         for num_rows in dict.fromkeys((1, min(2, limits.max_num_seqs))):
             yield _decode_step(num_rows, length, limits.block_size, limits.num_groups)
 
 
 def idle_decodes(limits: StepLimits, buffer: StepBuffer) -> StepTensors:
-    """The smallest of these steps in which no request is alone, as it is put."""
+    """Return the smallest warm-up decode step with more than one request (if `max_num_seqs` allows), put into
+    `buffer`."""
     return _decode_step(min(2, limits.max_num_seqs), 1, limits.block_size, limits.num_groups)(buffer)
 
 
 def _doubled(number: int, most: int) -> Iterator[int]:
-    """`number` twice, four times and so on, below `most`."""
+    """Yield `number` times 2, 4, 8 and so on, below `most`."""
     while (number := 2 * number) < most:
         yield number
 
@@ -120,8 +124,10 @@ def _prefill_step(
     num_seqs: int = 1,
     num_groups: int,
 ) -> Callable[[StepBuffer], StepTensors]:
-    """Tokens that belong to no sequence, launched as if one of `length` had them all; or as if so many had `longest`
-    each."""
+    """Return a step of tokens that belong to no sequence.
+
+    Kernels are launched as for one sequence of `length` tokens, or for `num_seqs` sequences of `longest` queries each.
+    """
 
     def put(buffer: StepBuffer) -> StepTensors:
         flat = _idle_tokens(num_single_token + num_queries, buffer, num_groups)
@@ -151,7 +157,7 @@ def _idle_decodes(num_rows: int, length: int, block_size: int, buffer: StepBuffe
 
 
 def _sample(logits: torch.Tensor, sampler: Sampler, buffer: StepBuffer) -> None:
-    """With every option, so that no library is loaded in service either."""
+    """Sample with every option, so that no library is loaded later, in service."""
     requests = [
         Request(
             number=-1 - index,
@@ -174,14 +180,12 @@ def _sample(logits: torch.Tensor, sampler: Sampler, buffer: StepBuffer) -> None:
 
 
 class _AnyToken:
-    """A `TokenMatcher` of no form."""
+    """A `TokenMatcher` that accepts every token."""
 
     is_ready = True
     has_ended = False
 
     def fill(self, words: NDArray[np.int32], row: int, *, may_end: bool) -> None:
-        """All may come."""
         words[row] = -1
 
-    def accept(self, token_id: int) -> None:
-        """Nothing follows from it."""
+    def accept(self, token_id: int) -> None: ...

@@ -1,1 +1,1 @@
-"""CUDA graphs of steps that mix prefills and decodes: all but attention and the head, piece by piece."""
+"""Piecewise CUDA graphs of steps that mix prefills and decodes: everything but attention and the head."""

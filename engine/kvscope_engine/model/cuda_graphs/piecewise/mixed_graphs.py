@@ -1,11 +1,11 @@
-"""Graphs of steps with prefills in them, by how many tokens they compute: padded to the next size and replayed.
+"""Piecewise CUDA graphs of steps with prefills, one per padded number of tokens.
 
-Owns the sizes and what all of them share. All are captured before the first request, the largest first, which gives
-the others their memory: nobody's first token waits for one. A size that could not be captured takes the next larger
-one, and is tried again while nothing runs, if memory was what it lacked. A step is padded with tokens that write to
-slot -1 and attend to nothing. Attention runs eagerly, since its launches are shaped by the step's lengths, and the
-head, since it runs on the sampled rows alone. Steps of more tokens than the largest size run eagerly: there the
-device has more to do in a launch than the host in handing it over.
+Owns the sizes and what all graphs share. All are captured before the first request, so that no request waits for a
+capture; the largest comes first, and its memory serves the others. A size that could not be captured uses the next
+larger one, and is retried while the engine is idle, if memory was missing. A step is padded with tokens that write to
+slot -1 and attend to nothing. Attention runs eagerly, since its launches depend on the step's lengths, and so does the
+head, since it runs only on the sampled rows. Larger steps run eagerly: in them, a launch keeps the device busy for
+longer than the host takes to issue it.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from kvscope_engine.model.layers.forward import Forward
 from kvscope_kernels import Ops
 
 SIZES: Final = (16, 32, 64, 128, 256, 512)
-"""Tokens: below the first a product's tile is padded anyway."""
+"""Token counts. Below the first, the tile of a matrix product is padded anyway."""
 
 
 def mixed_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
-    """Token counts that get graphs, up to what a step can have."""
+    """Return the token counts that get graphs, up to the largest step."""
     largest = min(max_num_batched_tokens, SIZES[-1])
     return (*(size for size in SIZES if size < largest), largest)
 
@@ -51,12 +51,13 @@ def _words(size: int) -> str:
 class _Captured:
     pieces: Pieces
     hidden: torch.Tensor
-    """(size, hidden), what the last of them leaves."""
+    """Output of the last piece, (size, hidden)."""
     input_ids: torch.Tensor
 
 
 class MixedGraphs:
-    """Replays steps with prefills: `size_of`, `put` as the first of a step's buffer, `replay` once that was sent."""
+    """Replays steps with prefills. Call `size_of`, then `put` first after the buffer's `begin`, then `replay` after its
+    `send`."""
 
     def __init__(
         self,
@@ -81,15 +82,15 @@ class MixedGraphs:
         self._step: tuple[StepTensors, int] | None = None
 
     def size_of(self, inputs: StepInputs) -> int | None:
-        """The smallest captured one that holds a step with prefills; None: there is none."""
+        """Return the smallest captured size for a step with prefills; None if there is none."""
         if inputs.num_single_token == inputs.num_tokens:
             return None
         return next((size for size in self.sizes if size >= inputs.num_tokens and size in self._captured), None)
 
     def capture_all(self) -> None:
-        """Before the first request. A size that fails is left out, and told of."""
+        """Capture all sizes before the first request. Sizes that fail are left out and reported."""
         errors = failures_of(self.sizes[::-1], self._try)
-        if len(errors) == len(self.sizes):  # of a model that cannot be cut there, say: once is enough
+        if len(errors) == len(self.sizes):  # the model cannot be split, for example: report it once
             largest = self.sizes[-1]
             for_good = is_refusal(errors[largest])
             for size in self.sizes[:-1]:
@@ -100,8 +101,10 @@ class MixedGraphs:
             self._note_failure(size, error)
 
     def try_again(self) -> bool:
-        """One size that failed, or was given back, a while ago, the largest first: to be called where nobody waits.
-        Whether one was."""
+        """Capture the largest size that failed or was released, if its pause is over. Call it while the engine is idle.
+
+        Returns whether there was one.
+        """
         for size in reversed(self.sizes):
             if size not in self._captured and self.failures.may_try(size):
                 error = self._try(size)
@@ -114,11 +117,11 @@ class MixedGraphs:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether anything is left for `try_again`."""
+        """Whether `try_again` will have something to capture."""
         return self.failures.is_waiting
 
     def release(self) -> bool:
-        """Give all graphs and their memory back, which they share. Whether there were any."""
+        """Release all graphs and the memory that they share. Returns whether there were any."""
         for size in self._captured:
             self.failures.put_off(size)
         had_any = bool(self._captured)
@@ -127,10 +130,10 @@ class MixedGraphs:
         return had_any
 
     def _try(self, size: int) -> Exception | None:
-        # Whatever a class of models raises that is called in two parts.
+        # All exceptions are accepted: a model called in two parts may raise anything.
         error = failure_of(partial(self._capture, size), lambda _: True)
         if error is not None and (not self._captured or is_refusal(error)):
-            # No graph holds the pool, which is gone then, or nothing in it is ever given back.
+            # Without graphs the pool no longer exists; after a refusal its memory is never released.
             self._pool = self._stream = None
         return error
 
@@ -138,7 +141,10 @@ class MixedGraphs:
         self.failures.note(size, _words(size), error)
 
     def _capture(self, size: int) -> None:
-        """Raises what CUDA or the model raise. Waits for all that the device was given, and uses the buffer."""
+        """Capture one size. Waits for all work enqueued on the device, and uses the input buffer.
+
+        Raises what CUDA or the model raise.
+        """
         self._buffer.begin()
         ids, positions, slots = put_padded(None, size, self._buffer, self._storage.num_groups)
         self._buffer.send()
@@ -157,11 +163,11 @@ class MixedGraphs:
         self._captured[size] = _Captured(pieces, found[0], ids)
 
     def num_graphs(self, size: int) -> int:
-        """That a step of this size replays."""
+        """Return the number of graphs that a step of this size replays."""
         return len(self._captured[size].pieces.graphs)
 
     def put(self, inputs: StepInputs, size: int) -> StepTensors:
-        """A step into the buffer, where its graphs read it: the first thing that is put there."""
+        """Put a step into the buffer where its graphs read it. Must be the first thing put into the buffer."""
         tensors = put_inputs(inputs, self._buffer, size)
         captured = self._captured[size].input_ids
         assert tensors.input_ids.data_ptr() == captured.data_ptr(), "graphs read fixed addresses"
@@ -169,7 +175,10 @@ class MixedGraphs:
         return tensors
 
     def replay(self, size: int, num_rows: int, shares: AttentionScores | None = None) -> torch.Tensor | None:
-        """Logits (num_rows, vocabulary) of the step that was put, None where nothing is sampled; `shares` measures."""
+        """Run the step that was put. Returns logits (num_rows, vocabulary), or None when nothing is sampled.
+
+        `shares`: accumulates attention per block, if it is measured.
+        """
         assert self._step is not None, "nothing was put"
         (tensors, num_tokens), self._step = self._step, None
         captured = self._captured[size]

@@ -1,8 +1,8 @@
-"""A model's launches as graphs that end where attention begins, and their replay around attention that runs eagerly.
+"""Captures a model as a sequence of graphs that end where attention begins, and replays them around eager attention.
 
-Owns the cut: the model runs once, and each time it calls for attention the graph that is being captured ends and the
-next begins. All graphs of a run share memory, which is right as long as they are replayed one after the other in the
-order of their capture. What crosses between a graph and what runs eagerly lies in tensors of its own (`Crossings`).
+Owns the cut: the model runs once, and at each call for attention the current capture ends and the next begins. All
+graphs of a run share memory, which is correct as long as they are replayed consecutively in the order of capture.
+Tensors passed between a graph and eager code have memory of their own (`Crossings`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from kvscope_engine.model.kv_cache.kv_storage import LayerKV
 from kvscope_engine.model.layers.attention.paged_attention import AttentionOptions, PagedContext
 
 Attend = Callable[[torch.Tensor, LayerKV, AttentionOptions], torch.Tensor]
-"""Queries (T, Hq, D) over a layer's stored keys and values -> (T, Hq, D)."""
+"""Attends queries (T, Hq, D) to a layer's stored keys and values. Returns (T, Hq, D)."""
 
 
 class Crossings:
-    """Tensors at fixed addresses that graphs of every size read and write the first rows of.
+    """Tensors at fixed addresses, whose first rows graphs of every size read and write.
 
-    Layers follow one another, so one tensor serves all that are alike. Made outside of graphs, when first asked for.
+    Layers run one after another, so all alike share one tensor. Tensors are allocated outside of graphs, when first
+    requested.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -32,7 +33,7 @@ class Crossings:
         self._held: dict[tuple[object, ...], torch.Tensor] = {}
 
     def rows(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        """As `like`, (T, ...), in memory that stays."""
+        """Return a tensor of the shape of `like`, (T, ...), in permanent memory."""
         key = (name, like.shape[1:], like.dtype)
         if key not in self._held:
             self._held[key] = like.new_zeros(self._num_rows, *like.shape[1:])
@@ -41,7 +42,7 @@ class Crossings:
 
 @dataclass(frozen=True, slots=True)
 class AttentionCut:
-    """Attention between two graphs: what the first leaves for it, and where the second looks for its result."""
+    """Attention between two graphs: the query that the first writes, and the result that the second reads."""
 
     query: torch.Tensor
     attended: torch.Tensor
@@ -51,13 +52,13 @@ class AttentionCut:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """One graph more than there are cuts."""
+    """Graphs and the attention calls between them; there is one graph more than cuts."""
 
     graphs: list[Any] = field(default_factory=list)
     cuts: list[AttentionCut] = field(default_factory=list)
 
     def replay(self, context: PagedContext, num_tokens: int) -> None:
-        """A step of `num_tokens`, whose attention is that of `context`; rows behind them attend to nothing."""
+        """Run a step of `num_tokens` with the attention of `context`. Padding rows attend to nothing."""
         for graph, cut in zip(self.graphs, self.cuts, strict=False):
             graph.replay()
             context.attend_into(cut.query[:num_tokens], cut.kv, cut.options, cut.attended[:num_tokens])
@@ -66,7 +67,7 @@ class Pieces:
 
 @dataclass(slots=True)
 class CutContext(PagedContext):
-    """A step's context whose keys and values are written as ever and whose attention is somebody else's."""
+    """Step context that writes keys and values as usual and delegates attention to `attends`."""
 
     attends: Attend | None = None
 
@@ -76,10 +77,11 @@ class CutContext(PagedContext):
 
 
 class PieceRecorder:
-    """Captures one run of the model; nothing is computed meanwhile, so that results are there with a replay."""
+    """Captures one run of the model. Nothing is computed while capturing; results exist only after a replay."""
 
     def __init__(self, crossings: Crossings, pool: Any, stream: Any) -> None:
-        """All of one `stream`, and all that share `pool`: libraries keep memory for each stream that they see."""
+        """Create a recorder. All recorders that share `pool` must use one `stream`: libraries keep memory for each
+        stream."""
         self.pieces = Pieces()
         self._crossings = crossings
         self._pool = pool
@@ -87,8 +89,8 @@ class PieceRecorder:
         self._is_capturing = False
 
     def record(self, run: Callable[[Attend], None]) -> Pieces:
-        """`run` calls the model with the attention that it is given. Raises what CUDA or the model raise."""
-        run(self._cut)  # outside the graphs, where libraries and crossings may allocate what they keep
+        """Capture `run`, which must call the model with the given attention. Raises what CUDA or the model raise."""
+        run(self._cut)  # outside the graphs, so that libraries and crossings can allocate permanent memory
         torch.cuda.synchronize()
         with torch.cuda.stream(self._stream):
             self._is_capturing = True
@@ -96,7 +98,7 @@ class PieceRecorder:
                 self._begin()
                 run(self._cut)
             except BaseException:
-                with suppress(RuntimeError):  # it only says again that the capture failed
+                with suppress(RuntimeError):  # this error only repeats that the capture failed
                     self._end()
                 raise
             self._end()
@@ -115,7 +117,7 @@ class PieceRecorder:
 
     def _begin(self) -> None:
         self.pieces.graphs.append(torch.cuda.CUDAGraph())
-        # Threads that copy beside the steps may go on meanwhile.
+        # "thread_local" lets copy threads continue.
         self.pieces.graphs[-1].capture_begin(pool=self._pool, capture_error_mode="thread_local")
 
     def _end(self) -> None:

@@ -1,1 +1,1 @@
-"""The bytes of the lower tiers of the KV cache: host memory and disk."""
+"""Lower tiers of the KV cache: host memory and disk."""

@@ -1,7 +1,7 @@
-"""Copying whole blocks between the pool and places in host memory; on a CPU by plain memory copies.
+"""Copies whole blocks between the pool and host memory; on a CPU with plain memory copies.
 
-Measured for 30 layers of 12 KiB a block: numpy's indexing moves 9 to 17 GB/s, a `memmove` a block and layer the
-same, torch's index_select and index_copy 5 to 6, since they copy twice.
+Measured for 30 layers of 12 KiB per block: numpy indexing moves 9 to 17 GB/s, a `memmove` per block and layer the same,
+torch's index_select and index_copy 5 to 6 GB/s, since they copy twice.
 """
 
 from __future__ import annotations
@@ -18,37 +18,40 @@ from kvscope_engine.model.kv_cache.kv_offload.block_layout import BlockLayout
 from kvscope_engine.model.kv_cache.kv_offload.copy_speed import CopySpeed
 
 Words: TypeAlias = npt.NDArray[Any]
-"""(num_rows, words of a row)."""
+"""Array of (num_rows, words per row)."""
 Ids: TypeAlias = npt.NDArray[np.intp]
 
 
 class Copies(Protocol):
-    """Takes effect in the order of the calls, for the device; the host must `settle` a place before it touches it."""
+    """Copies between blocks of the pool and slots in host memory, which are rows of the host tier (`places`).
+
+    Copies take effect on the device in call order. The host must call `settle` before it accesses a slot itself.
+    """
 
     saving: CopySpeed
     loading: CopySpeed
 
     def save(self, blocks: Sequence[int], places: Sequence[int]) -> None:
-        """Blocks of the pool to places."""
+        """Copy `blocks` of the pool to the host slots `places`."""
 
     def load(self, places: Sequence[int], blocks: Sequence[int]) -> None:
-        """Places to blocks of the pool."""
+        """Copy the host slots `places` to `blocks` of the pool."""
 
     def settle(self, places: Sequence[int]) -> None:
-        """Nothing is under way from or to these places any more."""
+        """Wait until no copy from or to these slots is pending or in progress."""
 
     def flush(self) -> None:
-        """All is handed to the device, in its order."""
+        """Enqueue all pending copies on the device, in order."""
 
     def measure(self) -> None:
-        """Take in how long the copies took that are over; waits for none."""
+        """Record the durations of completed copies, without waiting."""
 
     def close(self) -> None:
-        """All is over; hold no memory."""
+        """Complete all copies and release the memory."""
 
 
 class PlainCopies:
-    """Done when the call returns. Without `words` blocks have no bytes."""
+    """Synchronous copies, complete when a call returns. With `words` None, blocks have no bytes."""
 
     def __init__(self, words: BlockLayout | None, rows: torch.Tensor) -> None:
         self._parts = []
@@ -59,7 +62,6 @@ class PlainCopies:
         self.loading = CopySpeed()
 
     def save(self, blocks: Sequence[int], places: Sequence[int]) -> None:
-        """Blocks of the pool to places."""
         started = time.perf_counter()
         sources, targets = np.asarray(blocks, np.intp), np.asarray(places, np.intp)
         for pool, host in self._parts:
@@ -67,7 +69,6 @@ class PlainCopies:
         self.saving.add(len(blocks), time.perf_counter() - started)
 
     def load(self, places: Sequence[int], blocks: Sequence[int]) -> None:
-        """Places to blocks of the pool."""
         started = time.perf_counter()
         sources, targets = np.asarray(places, np.intp), np.asarray(blocks, np.intp)
         for pool, host in self._parts:
@@ -75,21 +76,20 @@ class PlainCopies:
         self.loading.add(len(blocks), time.perf_counter() - started)
 
     def settle(self, places: Sequence[int]) -> None:
-        """Nothing ever is under way."""
+        """Do nothing: no copy is ever in progress."""
 
     def flush(self) -> None:
-        """Nothing is put off."""
+        """Do nothing: no copy is ever pending."""
 
     def measure(self) -> None:
-        """Each copy was timed as it ran."""
+        """Do nothing: each copy was timed as it ran."""
 
     def close(self) -> None:
-        """Hold no memory."""
         self._parts.clear()
 
 
 def _copy(source: Words, sources: Ids, target: Words, targets: Ids) -> None:
-    """Rows at once, by way of a copy of all of them; one by one where there is no memory for that."""
+    """Copy all rows at once through a temporary copy; one by one if memory for that is missing."""
     try:
         target[targets] = source[sources]
     except MemoryError:

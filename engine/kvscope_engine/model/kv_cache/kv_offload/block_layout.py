@@ -1,7 +1,7 @@
-"""A block's bytes across the tensors of a storage, and where each part lies in a place of a lower tier.
+"""Describes a block's bytes across the tensors of a storage, and the offset of each part in a slot of a lower tier.
 
-A place holds the concatenation of that block's bytes of every tensor. Tensors are seen as rows of the widest words
-that fit all of them, since copying bytes one by one is several times slower.
+A slot holds the concatenation of a block's bytes in every tensor. Tensors are viewed as rows of the widest word type
+that divides all of them, because copying single bytes is several times slower.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ _WORDS: Final = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 class BlockTensors(Protocol):
-    """What a storage shows of itself here."""
+    """A storage of blocks, as this package sees it."""
 
     @property
     def block_tensors(self) -> tuple[torch.Tensor, ...]:
-        """Everything that a block is made of, each contiguous with the blocks first."""
+        """Tensors that a block consists of, each contiguous with blocks as the first dimension."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorColumns:
-    """One tensor of the storage, and its columns of a place."""
+    """One tensor of the storage, and its columns of a slot."""
 
     blocks: torch.Tensor
-    """Words (num_blocks, words of a block in this tensor)."""
+    """Words, (num_blocks, words of a block in this tensor)."""
     columns: slice
 
 
 class BlockLayout:
-    """The parts of all blocks of a storage."""
+    """Parts of the blocks of a storage, and their columns in a slot."""
 
     def __init__(self, storage: BlockTensors) -> None:
         rows = [tensor.view(tensor.shape[0], -1).view(torch.uint8) for tensor in storage.block_tensors]
@@ -49,10 +49,10 @@ class BlockLayout:
             start += words.shape[1]
 
     def places(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows of bytes (num_places, block_bytes) as words."""
+        """View rows of bytes, (num_places, block_bytes), as words."""
         return rows.view(self.dtype)
 
 
 def layout_text(storage: BlockTensors) -> str:
-    """Dtypes and shapes of a block's parts: blocks of storages with the same text are interchangeable."""
+    """Return the dtypes and shapes of a block's parts. Storages with equal text have interchangeable blocks."""
     return ";".join(f"{tensor.dtype}{tuple(tensor.shape[1:])}" for tensor in storage.block_tensors)

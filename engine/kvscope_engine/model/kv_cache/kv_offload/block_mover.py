@@ -1,7 +1,8 @@
-"""Moves the bytes of blocks between the pool, host memory and disk: the engine's `policy.tier_mover.TierMover`.
+"""Moves the bytes of blocks between the pool, host memory and disk; implements `policy.tiers.mover_protocol.TierMover`.
 
-Owns the order between them: a place in host memory that the device still copies from or to is settled before the
-disk tier reads or writes it. Which place holds what it must not know.
+Owns the order between copies: a host slot that the device still copies from or to is settled before the disk tier
+accesses it. Must not know what a slot holds. Slots of host memory and of the disk file are called `places` and
+`disk_places` in signatures.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MoveKind: TypeAlias = Literal["save", "load", "offload", "rise", "flush", "drain
 
 
 class OtherMovers(Protocol):
-    """Passes each move on to the block movers of the other ranks, which hold the other heads of the same blocks.
+    """Forwards each move to the block movers of the other ranks, which hold the other heads of the same blocks.
 
     Implemented in `executor.leader`.
     """
@@ -35,15 +36,19 @@ class OtherMovers(Protocol):
         sources: Sequence[int] = (),
         targets: Sequence[int] = (),
     ) -> None:
-        """They do the same."""
+        """Start the same move on the other ranks."""
 
     def moved(self, whole: Sequence[bool]) -> list[bool]:
-        """What the last `offload`, `rise` or `drain` came to on all of them, when it came to `whole` here."""
+        """Return, per block, whether the last `offload`, `rise` or `drain` succeeded on all ranks; `whole` is this
+        rank's result."""
 
 
 class BlockMover:
-    """Owns what it is made of. `salt` is that of a kept file's prefixes, None without one; `others` are told of each
-    move before it is done here, so that they do theirs meanwhile."""
+    """Moves blocks between tiers; owns the copies, the host memory and the disk tier passed to it.
+
+    `salt` is that of the prefixes in a persistent file, None without one. Each move is sent to `others` before it runs
+    here, so that all ranks run it concurrently.
+    """
 
     def __init__(
         self,
@@ -61,52 +66,53 @@ class BlockMover:
         self._rows = slab.rows.numpy()
         self._closed = False
         self.copy_failure = ""
-        """Why blocks may not be where they are said to be, so that the engine cannot go on; empty while all are."""
+        """Why blocks may not be where the ledger says, so that the engine must stop; empty while all copies
+        succeeded."""
         self.salt = salt
-        """What the prefixes of a kept file must be hashed from; None: whatever."""
+        """Salt from which the prefixes in a persistent file must be hashed; None if any salt is fine."""
         self.note = note
-        """What is not as it was asked for, in a line; empty when all is."""
+        """One line about options that could not be applied as requested; empty if there are none."""
         self.num_host_places, self._block_bytes = self._rows.shape
         self.num_disk_places = disk.num_places if disk is not None else 0
 
     @property
     def has_disk(self) -> bool:
-        """Whether the disk tier can be written; False once it failed (full, vanished), for good."""
+        """Whether the disk tier can be written. False for good once a write failed (disk full, file removed)."""
         return self._disk is not None and not self._disk.failure
 
     @property
     def failure(self) -> str:
-        """Why the disk tier was given up; empty while all is well."""
+        """Why the disk tier can no longer be written; empty if it can."""
         return self._disk.failure if self._disk is not None else ""
 
     @property
     def num_offloadable(self) -> int:
-        """How many places `offload` takes now without waiting for the drive."""
+        """Number of blocks that `offload` accepts now without waiting for the drive."""
         return self._disk.num_offloadable if self._disk is not None else 0
 
     @property
     def keeps(self) -> bool:
-        """Whether what is on disk outlives this process."""
+        """Whether the contents of the disk tier persist after this process ends."""
         return self.salt is not None and self.has_disk and not self.copy_failure
 
     def forget_prefixes(self) -> None:
-        """What is on disk now must not be found at the next start."""
+        """Exclude the current contents of the disk tier from the index that the next start reads."""
         if self._disk is not None:
             self._disk.forget_prefixes()
 
     def kept(self) -> list[tuple[int, Prefix]]:
-        """Places on disk that hold prefixes from an earlier run."""
+        """Return the disk slots that hold prefixes of an earlier run, with these prefixes."""
         return self._disk.kept() if self._disk is not None else []
 
     def save(self, blocks: Sequence[int], places: Sequence[int]) -> None:
-        """Blocks of the pool to places in host memory."""
+        """Copy blocks of the pool to host slots."""
         with self._moving():
             if self._others is not None and blocks:
                 self._others.move("save", blocks, places)
             self._copies.save(blocks, places)
 
     def load(self, places: Sequence[int], blocks: Sequence[int]) -> None:
-        """Places in host memory to blocks of the pool."""
+        """Copy host slots to blocks of the pool."""
         with self._moving():
             if self._others is not None and blocks:
                 self._others.move("load", places, blocks)
@@ -115,7 +121,7 @@ class BlockMover:
     def offload(
         self, places: Sequence[int], disk_places: Sequence[int], prefixes: Sequence[Prefix | None]
     ) -> list[bool]:
-        """Places in host memory to places on disk; which of them are there now, on all ranks."""
+        """Write host slots to disk slots. Returns which were accepted on all ranks."""
         with self._moving():
             if self._disk is None:
                 return [False] * len(places)
@@ -126,7 +132,7 @@ class BlockMover:
             return there if self._others is None else self._others.moved(there)
 
     def rise(self, disk_places: Sequence[int], places: Sequence[int]) -> list[bool]:
-        """Places on disk to places in host memory; which came back whole. The others are lost."""
+        """Read disk slots into host slots. Returns which were intact; the others are lost."""
         with self._moving():
             if self._disk is None:
                 return [False] * len(places)
@@ -137,14 +143,14 @@ class BlockMover:
             return whole if self._others is None else self._others.moved(whole)
 
     def flush(self) -> None:
-        """Everything was copied, in the order of the device: what runs next may write to the blocks."""
+        """Enqueue all pending copies on the device, so that whatever runs next may overwrite the blocks."""
         with self._moving():
             if self._others is not None:
                 self._others.move("flush")
             self._copies.flush()
 
     def drain(self) -> bool:
-        """Wait until all that was offloaded is on the drive; whether it is. For measurements: nothing needs it."""
+        """Wait until everything offloaded has been written. Returns whether it was. Used only for measurements."""
         self._check_open()
         if self._disk is None:
             return True
@@ -154,19 +160,20 @@ class BlockMover:
         return is_drained if self._others is None else all(self._others.moved((is_drained,)))
 
     def swap_seconds(self, num_blocks: int) -> float:
-        """Measured: the time that `num_blocks` blocks take to host memory and back."""
+        """Return the estimated seconds for copying `num_blocks` blocks to host memory and back."""
         self._copies.measure()
         return num_blocks * (self._copies.saving.seconds_per_block + self._copies.loading.seconds_per_block)
 
     def load_seconds(self, num_blocks: int, num_from_disk: int) -> float:
-        """Measured: the time that `num_blocks` blocks take to the pool, `num_from_disk` of them from disk."""
+        """Return the estimated seconds for loading `num_blocks` blocks into the pool, `num_from_disk` of them from
+        disk."""
         self._copies.measure()
         from_disk = self._disk.read_seconds_per_block if self._disk is not None else 0.0
         return num_blocks * self._copies.loading.seconds_per_block + num_from_disk * from_disk
 
     @property
     def stats(self) -> TierStats:
-        """What was done since the start; bytes are of all ranks together, seconds this one's."""
+        """Totals since the start. Bytes are summed over all ranks, seconds are those of this rank."""
         saving, loading, disk, count = self._copies.saving, self._copies.loading, self._disk, self._num_ranks
         size = self._block_bytes * count
         return TierStats(
@@ -187,9 +194,10 @@ class BlockMover:
         )
 
     def close(self) -> str:
-        """Give everything back, with a kept file's index written; what could not be done, in a line.
+        """Release everything and write the index of a persistent file. Returns one line about what failed, or an empty
+        text.
 
-        After a `copy_failure` nothing of the file is found at the next start.
+        After a `copy_failure`, the index is empty, so that the next start finds nothing.
         """
         if self._closed:
             return ""
@@ -209,8 +217,10 @@ class BlockMover:
 
     @contextlib.contextmanager
     def _moving(self) -> Iterator[None]:
-        """Whoever keeps the books of the tiers has written down what is moved inside, or is about to: what raises there
-        cannot be undone."""
+        """Record a failure inside the context as `copy_failure`.
+
+        The caller's ledger has recorded the move already or is about to, so a failed move cannot be undone.
+        """
         self._check_open()
         if self.copy_failure:
             raise EngineDead(self.copy_failure)

@@ -1,15 +1,15 @@
-"""Estimates how long a copy takes from earlier copies: recent ones count most, and large ones more than small ones."""
+"""Estimates how long a copy takes from earlier copies, weighted by recency and size."""
 
 from __future__ import annotations
 
 from typing import Final
 
 HALF_LIFE_BLOCKS: Final = 256
-"""After so many blocks what was measured before counts half."""
+"""Number of copied blocks after which an earlier measurement has half its weight."""
 
 
 class CopySpeed:
-    """Seconds a block of one kind of copy, and what was copied in all."""
+    """Seconds per block of one kind of copy, and totals."""
 
     def __init__(self) -> None:
         self.num_blocks = 0
@@ -19,11 +19,10 @@ class CopySpeed:
 
     @property
     def seconds_per_block(self) -> float:
-        """Of recent copies; 0 before the first."""
+        """Weighted average of recent copies; 0 before the first."""
         return self._recent_seconds / self._recent_blocks if self._recent_blocks else 0.0
 
     def add(self, num_blocks: int, seconds: float) -> None:
-        """A copy that is over."""
         self.num_blocks += num_blocks
         self.seconds += seconds
         kept = 0.5 ** (num_blocks / HALF_LIFE_BLOCKS)
@@ -31,10 +30,9 @@ class CopySpeed:
         self._recent_seconds = self._recent_seconds * kept + seconds
 
     def forget_totals(self) -> None:
-        """Count from here on, with the speed known."""
+        """Reset the totals but keep the estimated speed."""
         self.num_blocks, self.seconds = 0, 0.0
 
     def restart(self) -> None:
-        """Forget everything: what was copied so far was practice."""
         self.forget_totals()
         self._recent_blocks, self._recent_seconds = 0.0, 0.0

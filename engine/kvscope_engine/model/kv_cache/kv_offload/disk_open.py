@@ -1,6 +1,6 @@
-"""Opening the file of the disk tier: ours alone, of its whole size from the start, past the page cache if possible.
+"""Opens the file of the disk tier: locked, fully allocated from the start, and with direct I/O if possible.
 
-Raises BadInput for what cannot be a tier's file. Reads and writes nothing of what it holds.
+Raises BadInput for files that cannot be used. Does not interpret the file's contents.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from kvscope_engine.model.kv_cache.kv_storage import MIB
 from kvscope_telemetry.errors import BadInput
 
 SECTOR_BYTES: Final = 4096
-"""Offsets, sizes and addresses of direct I/O are multiples of this; what drives of today need at most."""
+"""Alignment of offsets, sizes and addresses for direct I/O; the most that current drives require."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenFile:
-    """A locked file of its whole size."""
+    """A locked file, allocated in full."""
 
     fd: int
     path: Path | None
-    """None: it has no name, and is gone with the process."""
+    """Path of the file; None if it has no name and disappears with the process."""
     is_direct: bool
     """Whether reads and writes bypass the page cache."""
     found_bytes: int
-    """Its size before it was opened."""
+    """Size of the file before it was opened."""
 
     def is_in_place(self) -> bool:
-        """Whether the name still leads to this file; a file without a name cannot be taken away."""
+        """Whether the path still refers to this file. Always True for a file without a name, which cannot be
+        removed."""
         if self.path is None:
             return True
         try:
@@ -49,14 +50,15 @@ class OpenFile:
 
 
 def index_path(path: Path) -> Path:
-    """The file beside `path` that tells what it holds, and that it is ours."""
+    """Return the path of the index file next to `path`. Its existence also marks the file as kvscope's."""
     return path.with_name(f"{path.name}.index")
 
 
 def open_disk_file(path: Path | None, num_bytes: int, *, keep: bool) -> OpenFile:
-    """The file of the tier, `num_bytes` large, locked. Without `keep` its name is gone when this returns.
+    """Open and lock the tier's file, with `num_bytes` allocated. Without `keep`, the file has no name when this
+    returns.
 
-    Raises BadInput when there is no such room, when another engine has it, or when it is somebody else's.
+    Raises BadInput if the drive lacks space, another engine uses the file, or it contains foreign data.
     """
     is_new = path is not None and not os.path.lexists(path)
     with _errors_named(path):
@@ -87,7 +89,7 @@ def _temporary() -> int:
 
 
 def _take(fd: int, path: Path) -> None:
-    """Lock it, once it is sure that nothing of somebody else's is in it."""
+    """Lock the file after checking that it contains no foreign data."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         raise BadInput(f"--kv-disk-path {str(path)!r} is not accepted: it is no regular file")
@@ -105,7 +107,7 @@ def _take(fd: int, path: Path) -> None:
 
 
 def _check_room(fd: int, path: Path | None, num_bytes: int) -> None:
-    """Before a byte is taken: on the drive, and within this process's limit for files."""
+    """Check free space and this process's file size limit before anything is allocated."""
     drive, status = os.fstatvfs(fd), os.fstat(fd)
     free = drive.f_bavail * drive.f_frsize + 512 * status.st_blocks
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
@@ -126,13 +128,13 @@ def _too_large(path: Path | None, num_bytes: int, what: str) -> str:
 
 
 def _drop_name(path: Path) -> None:
-    """Gone at exit however that comes; what a run before kept went with this file's reuse."""
+    """Unlink the file, so that it disappears however the process ends, and the index of an earlier run with it."""
     path.unlink(missing_ok=True)
     index_path(path).unlink(missing_ok=True)
 
 
 def _go_direct(fd: int) -> bool:
-    """Switch direct I/O on and try it; some file systems refuse the flag, some the first read."""
+    """Enable direct I/O and test it; some file systems refuse the flag, some the first read."""
     flags = fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_NONBLOCK
     try:
         fcntl.fcntl(fd, fcntl.F_SETFL, flags | getattr(os, "O_DIRECT", 0))
@@ -150,7 +152,7 @@ def _name(path: Path | None) -> str:
 
 @contextmanager
 def _errors_named(path: Path | None, num_bytes: int | None = None) -> Iterator[None]:
-    """An OSError in words for a person."""
+    """Convert an OSError to a BadInput that names the file."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Records of one size in an open file, many neighbours in one read or write; and what guards each.
+"""Reads and writes fixed-size records in an open file, many adjacent ones per call, and computes their checksums.
 
-A record is a block's bytes, padded to whole sectors. Its checksum is kept elsewhere, so that a record that was lost
-or put in the wrong place is noticed as well as one that changed. CRC-32 runs at several times a drive's rate (6.6
-GB/s where blake2b does 1.3 and sha256 1.9, `bench memory` measures it); what it is against are accidents.
+A record is a block's bytes padded to whole sectors. Its checksum is stored elsewhere, so that a lost or misplaced
+record is detected as well as a changed one. CRC-32 is several times as fast as a drive (6.6 GB/s, where blake2b has 1.3
+and sha256 1.9; `bench memory` measures it) and protects against accidents, not attacks.
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ from kvscope_engine.model.kv_cache.kv_offload.disk_open import SECTOR_BYTES, Ope
 
 Bytes = npt.NDArray[np.uint8]
 MAX_NEIGHBOURS = 256
-"""Records in one call; the system takes at most 1,024 buffers."""
+"""Maximum number of records per call. The system accepts at most 1,024 buffers."""
 
 
 def record_bytes(block_bytes: int) -> int:
-    """Size of a record: the block's bytes up to whole sectors."""
+    """Return the size of a record: the block's bytes rounded up to whole sectors."""
     return -(-block_bytes // SECTOR_BYTES) * SECTOR_BYTES
 
 
 def checksum(payload: Bytes) -> int:
-    """CRC-32 of a block's bytes."""
+    """Return the CRC-32 of a block's bytes."""
     return zlib.crc32(payload.data)
 
 
 def record_buffers(num_records: int, size: int) -> Bytes:
-    """Zeroed records (num_records, size), page-aligned as direct I/O needs them."""
+    """Return zeroed records, (num_records, size), page-aligned as direct I/O requires."""
     return np.frombuffer(mmap.mmap(-1, num_records * size), np.uint8).reshape(num_records, size)
 
 
 def neighbours(places: Sequence[int], at_most: int = MAX_NEIGHBOURS) -> Iterator[range]:
-    """Stretches of indices of `places`, which ascend, whose places lie one behind the other."""
+    """Yield ranges of indices into the ascending slots `places` within which slots are consecutive, at most `at_most`
+    each."""
     breaks = [index for index, (a, b) in enumerate(pairwise(places), start=1) if b != a + 1]
     for low, high in pairwise([0, *breaks, len(places)]):
         for start in range(low, high, at_most):
@@ -47,14 +48,14 @@ def neighbours(places: Sequence[int], at_most: int = MAX_NEIGHBOURS) -> Iterator
 
 
 class DiskRecords:
-    """Places of an open file."""
+    """Records of `size` bytes in an open file, addressed by index (`place`)."""
 
     def __init__(self, file: OpenFile, size: int) -> None:
         self._file = file
         self._size = size
 
     def write(self, place: int, records: Sequence[Bytes]) -> None:
-        """Whole records from `place` on. Raises OSError, also when only a part was taken or the file was removed."""
+        """Write whole records from `place` on. Raises OSError, also for a partial write or if the file was removed."""
         if not self._file.is_in_place():
             raise FileNotFoundError(f"{self._file.path} was removed or replaced")
         written = os.pwritev(self._file.fd, [record.data for record in records], place * self._size)
@@ -63,7 +64,7 @@ class DiskRecords:
             raise OSError(f"only {written} of {expected} bytes were taken")
 
     def read(self, place: int, records: Bytes) -> int:
-        """Into `records` (n, size) from `place` on; how many came whole. An error is none."""
+        """Read into `records`, (n, size), from `place` on. Returns how many were read whole; 0 on an error."""
         try:
             return os.preadv(self._file.fd, [records.data], place * self._size) // self._size
         except OSError:

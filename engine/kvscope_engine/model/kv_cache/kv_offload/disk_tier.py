@@ -1,4 +1,7 @@
-"""The disk tier: blocks' bytes to places of a file and back. Nothing is raised; a failure is told once, in a line."""
+"""The disk tier: writes blocks' bytes to slots of a file and reads them back.
+
+After it is made, it raises nothing: errors appear in return values, `failure` and the result of `close`.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +26,15 @@ from kvscope_engine.model.kv_cache.kv_storage import MIB
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
 
 QUEUE_BYTES: Final = 256 * MIB
-"""Of records on their way to the drive, at most: what a long prompt evicts at once."""
+"""Maximum bytes of records waiting to be written. A long prompt may evict this many at once."""
 ASSUMED_READ_RATE: Final = 1e9
-"""Bytes a second."""
+"""Bytes per second assumed before anything was read."""
 READ_BYTES: Final = 8 * MIB
-"""Of neighbours in one read."""
+"""Maximum bytes of adjacent records in one read."""
 
 
 class DiskTier:
-    """`num_places` blocks of `block_bytes` in `file`, which it owns. With `kept` the file's content outlives it."""
+    """`num_places` blocks of `block_bytes` in `file`, which it owns. With `kept`, the contents persist."""
 
     def __init__(
         self,
@@ -59,40 +62,39 @@ class DiskTier:
 
     @property
     def read_seconds_per_block(self) -> float:
-        """Measured; before anything was read, what a common drive does."""
+        """Measured seconds per block read; before the first read, an assumption about a common drive."""
         if not self.num_read:
             return self._block_bytes / ASSUMED_READ_RATE
         return self.read_seconds / self.num_read
 
     @property
     def failure(self) -> str:
-        """Why nothing can be written any more; empty while all is well."""
+        """Why nothing can be written any more; empty if writing works."""
         return self._writer.failure
 
     @property
     def num_offloadable(self) -> int:
-        """How many places `offload` takes now without waiting."""
+        """Number of blocks that `offload` accepts now without waiting."""
         return self._writer.num_free
 
     @property
     def num_written(self) -> int:
-        """Records that reached the file."""
         return self._writer.num_written
 
     @property
     def write_seconds(self) -> float:
-        """Of the writer's thread."""
         return self._writer.seconds
 
     def offload(self, rows: Sequence[Bytes], places: Sequence[int], prefixes: Sequence[Prefix | None]) -> list[bool]:
-        """`rows[i]` to `places[i]`; which are there now. Waits for the drive only while the queue is full."""
+        """Queue `rows[i]` to be written to `places[i]`. Returns which were accepted. Waits only while the queue is
+        full."""
         if self._kept is not None:
             for place, prefix in zip(places, prefixes, strict=True):
                 self._kept.offloaded(place, prefix)
         return self._writer.put(places, rows)
 
     def rise(self, places: Sequence[int], rows: Sequence[Bytes]) -> list[bool]:
-        """`places[i]` to `rows[i]`; which came back whole."""
+        """Read `places[i]` into `rows[i]`. Returns which were intact."""
         started = time.perf_counter()
         came = [self._writer.take(place, row) for place, row in zip(places, rows, strict=True)]
         asked = sorted((place, index) for index, place in enumerate(places) if not came[index])
@@ -105,27 +107,28 @@ class DiskTier:
         return came
 
     def forget_prefixes(self) -> None:
-        """What is there now must not be found at the next start."""
         if self._kept is not None:
             self._kept.forget()
 
     def kept(self) -> list[tuple[int, Prefix]]:
-        """The places that the file held at the start, and what they are found by."""
+        """Return the slots that held prefixes at the start, with these prefixes."""
         return [] if self._kept is None else [(block.place, block.prefix) for block in self._kept.found]
 
     def close(self) -> str:
-        """Let go of the file, with its index written when it is kept; why that was not done, in a line."""
+        """Close the file, after writing the index if it persists. Returns why the index was not written, or an empty
+        text."""
         note = self._keep() if self._kept is not None else ""
         self._writer.close()
         os.close(self._file.fd)
         return note
 
     def drain(self) -> bool:
-        """Wait until all that was offloaded is written; whether it was."""
+        """Wait until everything queued has been written. Returns whether it was."""
         return self._writer.drain()
 
     def _read(self, asked: list[tuple[int, int]], rows: Sequence[Bytes]) -> list[int]:
-        """Neighbours (place, index of its row) in one read; the indices of those that came whole."""
+        """Read adjacent slots, given as (slot, index of its row), in one call. Returns the indices that were
+        intact."""
         records = self._read_buffers[: len(asked)]
         num_whole = self._records.read(asked[0][0], records)
         whole = []

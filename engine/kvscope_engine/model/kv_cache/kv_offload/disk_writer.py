@@ -1,8 +1,8 @@
 """Write-behind for the disk tier: a bounded queue of records and the thread that writes them.
 
-Owns what is in the queue and which places of the file hold what they should. A record counts as stored once it is
-in the queue, and is read from there until the file has it. The first failed write ends writing for good, and what
-was in the queue is lost; what the file has stays readable.
+Owns the queue's contents, and which slots of the file hold valid records. A record counts as stored once it is in the
+queue, and is read from there until it is in the file. The first failed write ends writing for good and loses what was
+in the queue; records in the file stay readable.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvscope_engine.model.kv_cache.kv_offload.disk_records import (
 )
 
 MAX_WAIT_S: Final = 30.0
-"""A drive that takes nothing for so long counts as failed, so that the engine goes on."""
+"""Seconds without progress after which a drive counts as failed, so that the engine continues."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,7 +33,10 @@ class _Entry:
 
 
 class DiskWriter:
-    """Up to `num_buffers` records of `size` bytes on their way to the file; the first `block_bytes` of each matter."""
+    """Writes up to `num_buffers` queued records of `size` bytes, of which the first `block_bytes` are payload.
+
+    Thread-safe; one writer thread is started.
+    """
 
     def __init__(self, records: DiskRecords, size: int, block_bytes: int, num_buffers: int) -> None:
         self._records = records
@@ -42,29 +45,29 @@ class DiskWriter:
         self._free = list(range(num_buffers))
         self._queue: deque[_Entry] = deque()
         self._latest: dict[int, _Entry] = {}
-        """Of each place in the queue, what it is to hold in the end."""
+        """For each slot in the queue, the entry that it holds in the end."""
         self._checksums: dict[int, int] = {}
-        """Of each place that the file holds."""
+        """Checksum of each slot with a valid record in the file."""
         self._changed = threading.Condition()
         self._closing = False
         self.failure = ""
-        """Why nothing is written any more."""
+        """Why nothing is written any more; empty if writing works."""
         self.num_written = 0
         self.seconds = 0.0
-        """That the thread spent on checksums and writing."""
+        """Seconds that the thread spent on checksums and writing."""
         self._thread = threading.Thread(target=self._run, name="kvscope-disk-tier", daemon=True)
         self._thread.start()
 
     @property
     def num_free(self) -> int:
-        """How many records `put` takes now without waiting."""
+        """Number of records that `put` accepts now without waiting."""
         with self._changed:
             return len(self._free)
 
     def put(self, places: Sequence[int], payloads: Sequence[Bytes]) -> list[bool]:
-        """Take blocks' bytes for `places`; which were. Waits only while the queue is full.
+        """Queue blocks' bytes for `places`. Returns which were accepted. Waits only while the queue is full.
 
-        What was at a place before is lost either way.
+        The previous contents of a slot are lost either way.
         """
         done = 0
         while done < len(places):
@@ -79,7 +82,7 @@ class DiskWriter:
         return [True] * done + [False] * (len(places) - done)
 
     def take(self, place: int, target: Bytes) -> bool:
-        """Copy what waits in the queue for `place`; False when nothing does."""
+        """Copy the record queued for `place` to `target`. Returns False if there is none."""
         with self._changed:
             entry = self._latest.get(place)
             if entry is not None:
@@ -87,40 +90,40 @@ class DiskWriter:
             return entry is not None
 
     def checksum(self, place: int) -> int | None:
-        """Of what the file holds at `place`; None when it holds nothing."""
+        """Return the checksum of the record in the file at `place`; None if there is none."""
         with self._changed:
             return self._checksums.get(place)
 
     def checksums(self) -> dict[int, int]:
-        """Of every place that the file holds."""
+        """Return the checksums of all slots with a record in the file."""
         with self._changed:
             return dict(self._checksums)
 
     def adopt(self, checksums: dict[int, int]) -> None:
-        """Places that the file holds from an earlier run."""
+        """Add slots that the file holds from an earlier run."""
         with self._changed:
             self._checksums.update(checksums)
 
     def forget(self, place: int) -> None:
-        """What `place` held is of no use."""
+        """Discard the record at `place`."""
         with self._changed:
             self._checksums.pop(place, None)
 
     def drain(self) -> bool:
-        """Wait until the queue is empty; whether all of it was written."""
+        """Wait until the queue is empty. Returns whether everything was written."""
         with self._changed:
             self._changed.wait_for(lambda: not self._latest or self.failure, MAX_WAIT_S)
             return not self._latest and not self.failure
 
     def close(self) -> None:
-        """End the thread; what waits in the queue is dropped."""
+        """End the thread. Queued records are dropped."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         self._thread.join(MAX_WAIT_S)
 
     def _take_buffers(self, places: Sequence[int]) -> list[int]:
-        """For as many of `places` as there is room, at least one; none when nothing is written any more."""
+        """Return buffers for as many of `places` as are free, at least one; empty if writing has failed."""
         with self._changed:
             for place in places:
                 self._checksums.pop(place, None)
@@ -133,11 +136,12 @@ class DiskWriter:
             return taken
 
     def _enqueue(self, entries: list[_Entry]) -> bool:
-        """All at once, so that neighbours are written together; False when nothing is written any more."""
+        """Queue all entries at once, so that adjacent ones are written together. Returns False if writing has
+        failed."""
         with self._changed:
             if not self.failure:
                 for entry in entries:
-                    self._checksums.pop(entry.place, None)  # a record before may have been stored meanwhile
+                    self._checksums.pop(entry.place, None)  # the place's previous record may have been stored meanwhile
                     self._latest[entry.place] = entry
                 self._queue += entries
                 self._changed.notify_all()
@@ -154,7 +158,7 @@ class DiskWriter:
             self.seconds += time.perf_counter() - started
 
     def _next_batch(self) -> list[_Entry]:
-        """All that waits, by place; empty at the end. What a later record replaces is left out."""
+        """Wait for queued entries and return them by slot, without superseded ones; empty when the thread must end."""
         with self._changed:
             while True:
                 self._changed.wait_for(lambda: self._queue or self._closing or self.failure)
@@ -188,7 +192,7 @@ class DiskWriter:
         self._changed.notify_all()
 
     def _fail(self, reason: str) -> None:
-        """Every place in the queue holds nothing any more."""
+        """Stop writing for good; all queued records are lost."""
         self.failure = self.failure or reason
         self._latest.clear()
         self._queue.clear()

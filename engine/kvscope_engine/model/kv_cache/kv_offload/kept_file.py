@@ -1,4 +1,4 @@
-"""A file of the disk tier that stays at exit: what it held at the start, and what it is to tell the next one."""
+"""Tracks the prefixes in a disk tier file that persists: those found at the start, and those to list at exit."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from kvscope_telemetry.errors import BadInput
 
 
 class KeptFile:
-    """The prefixes of a file's places, from the last run's and by what is offloaded. What it says is checked elsewhere.
+    """Prefixes by slot, from the last run's index and from offloads. Checksums are verified elsewhere.
 
-    Raises BadInput when no index can be written beside the file.
+    Raises BadInput if no index can be written next to the file.
     """
 
     def __init__(self, file: OpenFile, path: Path, expected: Expected) -> None:
@@ -34,24 +34,24 @@ class KeptFile:
             raise BadInput(f"cannot write {str(self._index_path)!r}: {error.strerror}") from error
 
     def offloaded(self, place: int, prefix: Prefix | None) -> None:
-        """`place` is to hold this now."""
+        """Record that `place` is about to hold `prefix`, or nothing that can be found again."""
         self._prefixes.pop(place, None)
         if prefix is not None:
             self._prefixes[place] = prefix
 
     def forget(self) -> None:
-        """What the file holds now must not be found at the next start."""
+        """Exclude the current contents from the index that the next start reads."""
         self._prefixes.clear()
 
     def finish(self, checksums: dict[int, int]) -> None:
-        """Put on the drive what the file holds, for the next start. Raises OSError."""
+        """Sync the file and write the index for the next start. Raises OSError."""
         if not self._file.is_in_place():
             raise FileNotFoundError("removed or replaced")
         os.fsync(self._file.fd)
         write_index(self._index_path, self._index(self._kept(checksums)))
 
     def _kept(self, checksums: dict[int, int]) -> list[KeptBlock]:
-        """The last place of each digest."""
+        """Return the blocks to list; if several slots have the same digest, only the last."""
         last = {prefix.digest: place for place, prefix in self._prefixes.items() if place in checksums}
         kept = [(place, self._prefixes[place]) for place in last.values()]
         return [

@@ -1,7 +1,7 @@
-"""The index beside a kept file of the disk tier: which prefixes its places hold, and what guards them.
+"""Reads and writes the index file of a disk tier that persists: which prefix each slot holds, and its checksum.
 
 `FILE.index` is a line that names the format, the BLAKE2b digest of the rest, and the rest as MessagePack. It is
-replaced in one step. While an engine has the file, the index names no places: after a crash nothing is believed.
+replaced atomically. While an engine uses the file, the index lists no slots, so nothing is trusted after a crash.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_START: Final = 1 << 31
 
 
 class KeptBlock(msgspec.Struct, frozen=True, array_like=True):
-    """A place of the file that holds a prefix."""
+    """A slot of the file that holds a prefix."""
 
     place: int
     checksum: int
@@ -38,25 +38,24 @@ class KeptBlock(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def prefix(self) -> Prefix:
-        """What it can be found by."""
+        """Key under which the prefix cache finds the block."""
         return Prefix(self.digest, self.start, self.tokens, self.parent, self.salt, self.adapter, self.adapter_key)
 
 
 class KeptIndex(msgspec.Struct, frozen=True):
-    """What a file holds."""
+    """Contents of a disk tier file."""
 
     fingerprint: str
-    """Of model, dtype and layout: blocks of another are nonsense here."""
+    """Hash of model, dtype and layout. Blocks with another fingerprint cannot be used."""
     salt: bytes
-    """Of the prefixes' digests."""
+    """Salt of the prefix digests."""
     num_bytes: int
-    """Size of the file."""
     blocks: list[KeptBlock]
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What an index must be for, to be used."""
+    """Properties that an index must match to be used."""
 
     fingerprint: str
     block_size: int
@@ -64,12 +63,15 @@ class Expected:
 
     @property
     def max_bytes(self) -> int:
-        """Larger than any index of such a file; a file may have had more places than it is to have now."""
+        """Upper bound for the size of an index. The file may have had more slots in an earlier run."""
         return (1 << 26) + 4 * self.num_places * (4 * self.block_size + 96)
 
 
 def read_index(path: Path, expected: Expected, found_bytes: int) -> tuple[KeptIndex | None, str]:
-    """The index at `path` of a file of `found_bytes`, or why it is not used, in a line. Neither: there is none."""
+    """Read the index at `path` of a file of `found_bytes`. Returns the index, or None and why it is not used.
+
+    The reason is empty if there is no index.
+    """
     try:
         with open(path, "rb") as file:
             content = file.read(expected.max_bytes + 1)
@@ -86,7 +88,7 @@ def read_index(path: Path, expected: Expected, found_bytes: int) -> tuple[KeptIn
 
 
 def write_index(path: Path, index: KeptIndex) -> None:
-    """Replace the index at `path` in one step, and on the drive when this returns. Raises OSError."""
+    """Replace the index at `path` atomically, with its contents synced to the drive. Raises OSError."""
     body = msgspec.msgpack.encode(index)
     fd, name = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
     try:

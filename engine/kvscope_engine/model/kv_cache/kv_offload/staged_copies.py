@@ -1,9 +1,9 @@
 """Copies between a device's pool and pinned host memory that overlap with the forward pass.
 
-A save gathers blocks into a staging buffer on the compute lane, in order with what writes them; one large copy to
-the host follows on the copy lane. A load is copied to staging on the copy lane and scattered on the compute lane.
-Two buffers take turns, each given to its next user behind a mark of its last. The host never waits, but for a place
-that it is about to touch itself, and where the device has no memory for a gather: blocks are copied one by one then.
+A save gathers blocks into a staging buffer on the compute lane, in order with the kernels that write them; one large
+copy to the host follows on the copy lane. A load is copied to staging on the copy lane and scattered on the compute
+lane. Two buffers alternate; each waits for the event of its last use. The host waits only for a slot that it is about
+to access itself, and when the device lacks memory for a gather: blocks are then copied one by one.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ NUM_STAGINGS = 2
 @dataclass(slots=True)
 class _Staging:
     rows: torch.Tensor
-    """Words (blocks of a chunk, words of a place) on the device."""
+    """Words on the device, (blocks per chunk, words per slot)."""
     last_use: StreamMark | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Timed:
-    """A copy on the copy lane, between two marks."""
+    """A copy on the copy lane, between two events."""
 
     speed: CopySpeed
     num_blocks: int
@@ -43,12 +43,12 @@ class _Timed:
 
 @dataclass(slots=True)
 class _Chunk:
-    """Pairs that fit a staging buffer, in the order of their places."""
+    """Pairs of block and slot that fit into a staging buffer, ordered by slot."""
 
     blocks: list[int]
     places: list[int]
     runs: list[tuple[int, int, int]] = field(init=False)
-    """(first row of the staging buffer, first place, places in a row): one copy each."""
+    """Runs of consecutive slots, one copy each: (first row of the staging buffer, first slot, number of slots)."""
 
     def __post_init__(self) -> None:
         breaks = [row for row, (a, b) in enumerate(pairwise(self.places), start=1) if b != a + 1]
@@ -56,7 +56,7 @@ class _Chunk:
 
 
 class StagedCopies:
-    """Blocks of a device's pool to and from `rows` of host memory, at most `staging_blocks` in one copy."""
+    """Copies blocks of a device's pool to and from `rows` of host memory, at most `staging_blocks` per copy."""
 
     def __init__(self, words: BlockLayout, rows: torch.Tensor, streams: Streams, staging_blocks: int) -> None:
         self._parts = words.parts
@@ -72,19 +72,16 @@ class StagedCopies:
         self.loading = CopySpeed()
 
     def save(self, blocks: Sequence[int], places: Sequence[int]) -> None:
-        """Blocks of the pool to places."""
         if not self._pending.admits_saves(blocks, places):
             self.flush()
         self._pending.add_saves(blocks, places)
 
     def load(self, places: Sequence[int], blocks: Sequence[int]) -> None:
-        """Places to blocks of the pool."""
         if not self._pending.admits_loads(blocks):
             self.flush()
         self._pending.add_loads(places, blocks)
 
     def settle(self, places: Sequence[int]) -> None:
-        """Nothing is under way from or to these places any more."""
         if self._pending.touches(places):
             self.flush()
         if not self._under_way.isdisjoint(places):
@@ -92,7 +89,8 @@ class StagedCopies:
             self._under_way.clear()
 
     def flush(self) -> None:
-        """All is handed to the device, in its order. What could not be is still pending when this raises."""
+        """Enqueue all pending copies on the device, in order. If this raises, copies not yet enqueued remain
+        pending."""
         self._under_way |= self._pending.places
         self._hand_over(self._pending.saves, self._save, self._save_block)
         self._hand_over(self._pending.loads, self._load, self._load_block)
@@ -100,13 +98,11 @@ class StagedCopies:
         self.measure()
 
     def measure(self) -> None:
-        """Take in how long the copies took that are over; waits for none."""
         while self._timed and self._timed[0].ended.is_past():
             copy = self._timed.popleft()
             copy.speed.add(copy.num_blocks, copy.ended.seconds_since(copy.started))
 
     def close(self) -> None:
-        """All is over; hold no memory."""
         try:
             self.flush()
         finally:
@@ -123,7 +119,8 @@ class StagedCopies:
         hand_over: Callable[[_Chunk, _Staging], None],
         copy_block: Callable[[int, int], None],
     ) -> None:
-        """In the order of places, so that neighbours go in one copy. A chunk leaves `pairs` once it is handed over."""
+        """Enqueue `pairs` by slot, so that neighbours share one copy. A chunk is removed from `pairs` once it is
+        enqueued."""
         pairs.sort()
         size = self._stagings[0].rows.shape[0]
         while pairs:
@@ -138,8 +135,10 @@ class StagedCopies:
             del pairs[:size]
 
     def _copy_one_by_one(self, chunk: _Chunk, copy_block: Callable[[int, int], None]) -> None:
-        """The whole chunk, whatever of it was handed over before memory was missing; takes none of the device, and
-        waits for both lanes."""
+        """Copy the whole chunk, even if part of it was enqueued before memory ran out.
+
+        Needs no device memory and waits for both lanes.
+        """
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         self._streams.finish("copy")
@@ -189,7 +188,8 @@ class StagedCopies:
             part.blocks.index_copy_(0, ids, rows[: len(blocks), part.columns])
 
     def _ids(self, blocks: list[int]) -> torch.Tensor:
-        """On the device, from pinned memory: from other memory the host would wait for the compute lane."""
+        """Return the block ids on the device, uploaded from pinned memory; from pageable memory, the host would wait
+        for the compute lane."""
         return torch.tensor(blocks, pin_memory=self._device.type == "cuda").to(self._device, non_blocking=True)
 
     def _to_host(self, chunk: _Chunk, rows: torch.Tensor) -> None:
@@ -206,11 +206,10 @@ class StagedCopies:
 
 
 class PendingCopies:
-    """Saves and loads that were asked for and not yet started, gathered so that many go in one large copy.
+    """Saves and loads that were requested but not started, collected so that many share one large copy.
 
-    Saves come before loads. What cannot be put in that order, or has two copies to one target, must start first.
-
-    Pairs (place, block) to save and to load. No two saves to one place, no two loads to one block.
+    Saves run before loads. A request that contradicts this order, or a second copy to the same target, requires a flush
+    first. Pairs are (slot, block); no two saves have the same slot, no two loads the same block.
     """
 
     def __init__(self) -> None:
@@ -224,29 +223,28 @@ class PendingCopies:
         return bool(self.saves or self.loads)
 
     def admits_saves(self, blocks: Sequence[int], places: Sequence[int]) -> bool:
-        """Whether these saves may come before the loads that wait, beside the saves that wait."""
+        """Whether these saves may run with the pending saves, before the pending loads."""
         return not (self.touches(places) or not self._loaded_blocks.isdisjoint(blocks))
 
     def admits_loads(self, blocks: Sequence[int]) -> bool:
-        """Whether these loads may come beside the loads that wait."""
         return self._loaded_blocks.isdisjoint(blocks)
 
     def touches(self, places: Sequence[int]) -> bool:
-        """Whether any of these places waits to be read or written."""
+        """Whether any of these slots is the source or target of a pending copy."""
         return not (self._saved_places.isdisjoint(places) and self._loaded_places.isdisjoint(places))
 
     def add_saves(self, blocks: Sequence[int], places: Sequence[int]) -> None:
-        """Saves that `admits_saves` lets in."""
+        """Add saves, which `admits_saves` must have accepted."""
         self.saves += zip(places, blocks, strict=True)
         self._saved_places.update(places)
 
     def add_loads(self, places: Sequence[int], blocks: Sequence[int]) -> None:
-        """Loads that `admits_loads` lets in."""
+        """Add loads, which `admits_loads` must have accepted."""
         self.loads += zip(places, blocks, strict=True)
         self._loaded_places.update(places)
         self._loaded_blocks.update(blocks)
 
     @property
     def places(self) -> set[int]:
-        """All that wait to be read or written."""
+        """All slots with a pending copy."""
         return self._saved_places | self._loaded_places

@@ -1,4 +1,4 @@
-"""Building the lower tiers from the configuration: how many places, which copies, which file."""
+"""Builds the lower tiers from the configuration: number of slots, kind of copies, and file."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 STAGING_BYTES: Final = 32 * MIB
-"""Of each of the two staging buffers on a GPU; beyond this the link is as fast as it gets."""
+"""Bytes of each of the two staging buffers on a GPU. Larger ones do not make the link faster."""
 QUEUE_SHARE: Final = 4
-"""One part in so many of the host tier's size again, at most, is taken by records on their way to disk ..."""
+"""The queue of records waiting for the disk takes at most 1/QUEUE_SHARE of the host tier's size, in addition to it."""
 MIN_QUEUE_BYTES: Final = 16 * MIB
-"""... and no less than this may be: a drive is quick with many records at once."""
+"""Lower limit for that queue in bytes, because a drive is fast only with many records at once."""
 PRACTICE_BYTES: Final = 4 * MIB
-"""Copied there and back at the start, to know what a swap costs: a few milliseconds."""
+"""Bytes copied to host memory and back at the start, to measure the cost of a swap. Takes a few milliseconds."""
 
 
 def make_tier_mover(
@@ -43,10 +43,17 @@ def make_tier_mover(
     state_bytes: int = 0,
     others: OtherMovers | None = None,
 ) -> BlockMover | None:
-    """What moves blocks of `storage`; None without a host tier. `fingerprint` tells models and dtypes apart;
-    `state_bytes` of the host tier are taken by states of recurrent layers; `others` move theirs alike.
+    """Build the mover of blocks between `storage` and the lower tiers; None without a host tier.
 
-    Raises BadInput when a tier is larger than there is room, too small for a block, or its file cannot be had.
+    Args:
+        config: Configuration with the sizes and the file of the tiers.
+        storage: Block pool on the device.
+        fingerprint: Hash that distinguishes models and dtypes in a persistent file.
+        state_bytes: Bytes of the host tier that states of recurrent layers take.
+        others: Forwards each move to the other ranks.
+
+    Raises:
+        BadInput: A tier exceeds the free memory, is too small for a block, or its file cannot be used.
     """
     if not config.host_kv_memory_bytes:
         return None
@@ -69,7 +76,8 @@ def make_tier_mover(
 
 
 def _mover_of_nothing(storage: KVStorage, note: str) -> BlockMover:
-    """Where no layer has keys and values: blocks are places in the prefix cache alone, and so are those below."""
+    """Build a mover for models without KV layers: blocks and slots are only entries of the prefix cache and have no
+    bytes."""
     slab = HostSlab(storage.num_blocks, 0)
     return BlockMover(PlainCopies(None, slab.rows), slab, None, None, note)
 
@@ -87,7 +95,8 @@ def _staged(words: BlockLayout, slab: HostSlab) -> StagedCopies:
 
 
 def _practise(copies: Copies, words: BlockLayout, num_places: int) -> None:
-    """Copy some blocks there and back unchanged, twice: what the first time costs more, it costs once."""
+    """Copy some blocks to host memory and back, unchanged, twice: only the second time counts, since the first has
+    one-time costs."""
     count = max(1, min(PRACTICE_BYTES // words.block_bytes, words.num_blocks, num_places))
     ids = range(count)
     for _ in range(2):

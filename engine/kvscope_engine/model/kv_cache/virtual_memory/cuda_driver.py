@@ -1,6 +1,6 @@
-"""CUDA's virtual memory calls in Python: sizes and numbers in, a KvscopeError that names the call when one fails.
+"""Wraps CUDA's virtual memory calls; raises a KvscopeError that names the call when one fails.
 
-Owns the driver's structures. Which page goes where it does not know (`cuda_pages`).
+Owns the driver's structures. Which page is mapped where is decided in `cuda_pages`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from kvscope_telemetry.errors import KvscopeError
 
 
 def open_driver(device: torch.device) -> CudaDriver:
-    """The driver, on the context that torch uses on `device`.
+    """Return the driver for the context that torch uses on `device`.
 
-    Raises KvscopeError when `cuda-bindings` is not installed, or the driver is not there.
+    Raises KvscopeError if `cuda-bindings` is not installed or there is no driver.
     """
     try:
         bindings = import_module("cuda.bindings.driver")
@@ -24,15 +24,15 @@ def open_driver(device: torch.device) -> CudaDriver:
         raise KvscopeError(
             "allocator='virtual' on a GPU needs the package cuda-bindings: pip install 'cuda-bindings>=13.0.3,<14'"
         ) from error
-    torch.zeros(1, device=device)  # torch makes its context, which must be the one that memory is mapped for
+    torch.zeros(1, device=device)  # makes torch create its context, for which memory must be mapped
     index = device.index if device.index is not None else torch.cuda.current_device()
     return CudaDriver(bindings, index)
 
 
 class CudaDriver:
-    """`bindings` is the module `cuda.bindings.driver`; its calls return `(CUresult, value...)`.
+    """CUDA driver calls. `bindings` is the module `cuda.bindings.driver`, whose calls return `(CUresult, value...)`.
 
-    A context is current in one thread only: `enter` is called by whichever thread goes on to map.
+    A context is current in one thread only: call `enter` on each thread before it maps memory.
     """
 
     def __init__(self, bindings: Any, device_index: int) -> None:
@@ -52,43 +52,43 @@ class CudaDriver:
         self._call("cuCtxSetCurrent", self._context)
 
     def granularity(self) -> int:
-        """Bytes of the smallest page."""
+        """Return the bytes of the smallest page."""
         smallest = self._cuda.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         return int(self._call("cuMemGetAllocationGranularity", self._properties, smallest))
 
     def reserve(self, num_bytes: int, alignment: int) -> int:
-        """The address of a range with nothing behind it."""
+        """Reserve an address range without memory and return its address."""
         return int(self._call("cuMemAddressReserve", num_bytes, alignment, 0, 0))
 
     def free_address(self, address: int, num_bytes: int) -> None:
-        """Give a range back; nothing may be mapped in it."""
+        """Release an address range, in which nothing may be mapped."""
         self._call("cuMemAddressFree", address, num_bytes)
 
     def create(self, num_bytes: int) -> Any:
-        """The handle of a new page."""
+        """Allocate a page and return its handle."""
         return self._call("cuMemCreate", num_bytes, self._properties, 0)
 
     def release(self, handle: Any) -> None:
-        """Give a page back; it may be mapped nowhere."""
+        """Free a page, which must not be mapped."""
         self._call("cuMemRelease", handle)
 
     def map(self, address: int, num_bytes: int, handle: Any) -> None:
-        """Put a whole page behind an address. It may not be used before `allow`."""
+        """Map a whole page at an address. It must not be accessed before `allow`."""
         self._call("cuMemMap", address, num_bytes, 0, handle, 0)
 
     def allow(self, address: int, num_bytes: int) -> None:
-        """The device may read and write a range, all of which is mapped."""
+        """Allow the device to read and write a range, all of which must be mapped."""
         self._call("cuMemSetAccess", address, num_bytes, [self._access], 1)
 
     def unmap(self, address: int, num_bytes: int) -> None:
-        """Take a page away from behind an address. Nothing on the device may be using it."""
+        """Unmap a page. The device must not be using it."""
         self._call("cuMemUnmap", address, num_bytes)
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """The call's value, None when it has none."""
+        """Call the driver and return the call's value, or None if it has none."""
         try:
             result, *values = getattr(self._cuda, name)(*arguments)
-        except RuntimeError as error:  # the bindings find no driver
+        except RuntimeError as error:  # the bindings found no driver
             raise KvscopeError(f"{name} failed: {str(error).splitlines()[0]:.120}") from error
         if result != self._cuda.CUresult.CUDA_SUCCESS:
             raise KvscopeError(f"{name} failed: {getattr(result, 'name', result)}")

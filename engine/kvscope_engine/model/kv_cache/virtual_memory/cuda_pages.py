@@ -1,10 +1,10 @@
-"""A GPU's memory in pages: all made at the start, mapped behind reserved addresses as blocks are used.
+"""GPU memory in pages: all allocated at the start, mapped behind reserved addresses as blocks are used.
 
-Owns the pages and where each is mapped. Addresses never change, so captured graphs stay valid. Access is set after
-each map; nothing is unmapped before the device has come to rest.
+Owns the pages and where each is mapped. Addresses never change, so captured graphs stay valid. Access is set after each
+mapping; nothing is unmapped before the device is idle.
 
-One page more than blocks need, the floor, lies wherever a tensor begins and no block is: Triton asks the driver about
-the address of each tensor that it is given, and refuses one with nothing behind it.
+One additional page, the floor, is mapped at the start of every tensor whose first blocks are unused: Triton queries the
+driver about the address of each tensor argument, and refuses an address without memory.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from kvscope_telemetry.errors import KvscopeError
 
 
 class CudaPages:
-    """`PagedMemory` of a GPU. Raises KvscopeError, with nothing left behind, when the driver refuses.
+    """`PagedMemory` of a GPU. Raises KvscopeError, with everything released, if the driver refuses.
 
-    `synchronize` waits for everything that the device was told to do (without it: torch's).
+    `synchronize` waits for all work enqueued on the device (default: torch's).
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class CudaPages:
         self._device = device
         self._layout = PageLayout.of(block_bytes, space, page_bytes)
         self._synchronize = synchronize or (lambda: torch.cuda.synchronize(device))
-        self._free: list[Any] = []  # handles of pages that are mapped nowhere
+        self._free: list[Any] = []  # handles of unmapped pages
         self._mapped: dict[int, Any] = {}  # page number in the range -> handle of the page there
         self._beginnings = frozenset(offset // page_bytes for offset in self._layout.offsets)
-        self._floors: set[int] = set()  # those of them where the floor is mapped
+        self._floors: set[int] = set()  # pages in `_beginnings` where the floor is mapped
         self._floor: Any = None
         self._address: int | None = None
         try:
@@ -64,20 +64,19 @@ class CudaPages:
 
     @property
     def num_bytes(self) -> int:
-        """All pages that blocks can have."""
+        """Bytes of all pages that blocks can have."""
         return self._layout.num_pages * self._layout.page_bytes
 
     def resident_bytes(self) -> int:
-        """Pages that are mapped for blocks."""
+        """Return the bytes of the pages mapped for blocks."""
         return len(self._mapped) * self._layout.page_bytes
 
     def tensor(self, index: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Tensor number `index`; it owns nothing."""
+        """Return tensor number `index`, which does not own its memory."""
         assert self._address is not None, "the memory is closed"
         return tensor_at(self._address + self._layout.offsets[index], shape, dtype, self._device)
 
     def map(self, first_block: int, num_blocks: int) -> None:
-        """Free pages go behind these blocks."""
         self._driver.enter()
         for pages in self._layout.spans(first_block, num_blocks):
             for page in pages:
@@ -90,7 +89,7 @@ class CudaPages:
             self._driver.allow(self._at(pages.start), len(pages) * self._layout.page_bytes)
 
     def unmap(self, first_block: int, num_blocks: int) -> None:
-        """The pages behind these blocks are free again, once the device is done."""
+        """Wait for the device, then unmap and free the pages behind these blocks."""
         self._driver.enter()
         self._synchronize()
         for pages in self._layout.spans(first_block, num_blocks):
@@ -100,7 +99,7 @@ class CudaPages:
                     self._put_floor(page)
 
     def close(self) -> None:
-        """Unmap, release, give the addresses back: the reverse of how it was made."""
+        """Unmap and free all pages and release the addresses, in reverse order of creation. Idempotent."""
         if self._address is None:
             return
         self._driver.enter()
@@ -136,7 +135,7 @@ class CudaPages:
 
 
 def tensor_at(address: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A contiguous tensor over memory at `address`, which it neither owns nor touches."""
-    empty = torch.empty(0, dtype=dtype, device=device)  # its device has an index, which the storage's must equal
+    """Return a contiguous tensor over memory at `address`, which it neither owns nor accesses."""
+    empty = torch.empty(0, dtype=dtype, device=device)  # has a device with an index, which the storage needs too
     storage = torch._C._construct_storage_from_data_pointer(address, empty.device, prod(shape) * dtype.itemsize)
     return empty.set_(storage).view(tuple(shape))

@@ -1,7 +1,7 @@
-"""The host's memory in pages: anonymous memory that the system backs when it is first written.
+"""Host memory in pages: anonymous memory that the operating system allocates when it is first written.
 
-Owns one reserved range. Mapping is the system's work, done on the first touch; giving back is `madvise`, and how
-much there is, is read back from `/proc/self/pagemap`. Huge pages are kept out, as one would back 512 pages at once.
+Owns one reserved range. The system maps pages on the first write; `madvise` frees them, and the resident size is read
+from `/proc/self/pagemap`. Huge pages are disabled, since one would allocate 512 pages at once.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from kvscope_engine.policy.allocation.address_space import MIB, AddressSpace
 from kvscope_telemetry.errors import KvscopeError
 
 NO_RESERVE: Final = 0x4000 if sys.platform == "linux" else 0
-"""MAP_NORESERVE, which `mmap` names from Python 3.13 on: addresses count as no memory."""
+"""Value of MAP_NORESERVE, which `mmap` defines from Python 3.13 on: reserved addresses do not count as memory."""
 
 PAGE_MAP: Final = "/proc/self/pagemap"
-"""Of each page of this process 8 bytes, of which bit 63 says that it is there and bit 56 that it is its alone."""
+"""File with 8 bytes per page of this process. Bit 63: the page is present; bit 56: it is mapped exclusively."""
 IS_OWN: Final = np.uint64(1 << 63 | 1 << 56)
 CHUNK: Final = 1 << 20
 
 
 class HostPages:
-    """`PagedMemory` of the host. Raises KvscopeError when the system refuses the addresses."""
+    """`PagedMemory` of the host. Raises KvscopeError if the system refuses the addresses."""
 
     def __init__(self, block_bytes: Sequence[int], space: AddressSpace, page_bytes: int) -> None:
         self._layout = PageLayout.of(block_bytes, space, page_bytes)
@@ -39,13 +39,12 @@ class HostPages:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that there may be behind all addresses together."""
         return self._layout.num_pages * self._layout.page_bytes
 
     def resident_bytes(self) -> int:
-        """Pages that the system has put behind the addresses, times their size; -1 where it does not tell.
+        """Return the bytes of the pages that back the addresses now; -1 if the system does not report them.
 
-        A page that was read and never written is the system's one page of zeros, and does not count.
+        A page that was read but never written is the system's shared zero page and does not count.
         """
         if self._is_closed:
             return 0
@@ -58,28 +57,28 @@ class HostPages:
             return -1
 
     def tensor(self, index: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Tensor number `index`; it keeps the addresses reserved as long as it lives."""
+        """Return tensor number `index`, which keeps the addresses reserved as long as it lives."""
         flat = torch.frombuffer(self._memory, dtype=dtype, count=prod(shape), offset=self._layout.offsets[index])
         return flat.view(tuple(shape))
 
     def map(self, first_block: int, num_blocks: int) -> None:
-        """Nothing: the system does it when a page is written."""
+        """Do nothing: the system maps a page when it is written."""
 
     def unmap(self, first_block: int, num_blocks: int) -> None:
-        """The system takes the pages back; what is read there from now on is zero."""
+        """Free the pages behind these blocks. Reading them afterwards returns zeros."""
         for pages in self._layout.spans(first_block, num_blocks):
             size = self._layout.page_bytes
             self._memory.madvise(mmap.MADV_DONTNEED, pages.start * size, len(pages) * size)
 
     def close(self) -> None:
-        """All memory goes back at once, the addresses with the last tensor over them."""
+        """Free all memory immediately; the addresses are released with the last tensor that uses them. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             self._memory.madvise(mmap.MADV_DONTNEED)
 
 
 def _num_own_pages(first: int, count: int) -> int:
-    """How many of `count` pages from page number `first` on have memory. Raises OSError where nobody tells."""
+    """Return how many of `count` pages from page number `first` on are resident. Raises OSError if unknown."""
     entries = np.fromfile(PAGE_MAP, np.uint64, count=count, offset=8 * first)
     return int(np.count_nonzero((entries & IS_OWN) == IS_OWN))
 

@@ -1,4 +1,4 @@
-"""Where each tensor and each page of it lies in the one range of addresses that is reserved. Arithmetic alone."""
+"""Computes the offset of each tensor, and the pages of its blocks, in the reserved address range. Arithmetic only."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from kvscope_engine.policy.allocation.address_space import AddressSpace, page_ra
 
 @dataclass(frozen=True, slots=True)
 class PageLayout:
-    """Tensors of `space.num_rows` blocks, `block_bytes[i]` each, one after the other. Each starts with a page."""
+    """Layout of consecutive tensors of `space.num_rows` blocks, `block_bytes[i]` each. Each tensor starts on a page
+    boundary."""
 
     block_bytes: tuple[int, ...]
     offsets: tuple[int, ...]
-    """Of the tensors, in bytes from the start of the range."""
+    """Offset of each tensor in bytes from the start of the range."""
     num_bytes: int
-    """Of the range."""
     page_bytes: int
     num_pages: int
-    """The most that are mapped at once."""
+    """Maximum number of pages mapped at once."""
 
     @classmethod
     def of(cls, block_bytes: Sequence[int], space: AddressSpace, page_bytes: int) -> PageLayout:
-        """The layout of a space that was made for these sizes."""
+        """Return the layout for a space that was computed for these sizes."""
         sizes = [space.num_rows * size for size in block_bytes]
         assert not any(space.slot_blocks * size % page_bytes for size in block_bytes), "a slot is no whole pages"
         offsets = (0, *accumulate(sizes))
         return cls(tuple(block_bytes), offsets[:-1], offsets[-1], page_bytes, space.num_groups * sum(space.group_pages))
 
     def spans(self, first_block: int, num_blocks: int) -> Iterator[range]:
-        """For each tensor that gets any, the page numbers, counted from the start of the range, of these blocks."""
+        """Yield, for each tensor that has any, the page numbers of these blocks, counted from the start of the
+        range."""
         for offset, size in zip(self.offsets, self.block_bytes, strict=True):
             pages = page_range(first_block, num_blocks, size, self.page_bytes)
             if pages:

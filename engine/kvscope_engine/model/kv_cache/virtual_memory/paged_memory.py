@@ -1,4 +1,4 @@
-"""What the KV storage and the policy `virtual` need of memory that comes in pages, and which kind a device has."""
+"""Defines the paged memory that the KV storage and the policy `virtual` use, and makes the kind that fits a device."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from kvscope_engine.policy.allocation.address_space import AddressSpace
 
 
 class PagedMemory(Protocol):
-    """Tensors over reserved addresses, one for each entry of `block_bytes`, each `(num_rows, ...)`.
+    """Tensors over reserved addresses, one per entry of `block_bytes`, each `(num_rows, ...)`.
 
-    It is the policy's `PageMapper`: tensors may be read and written where blocks are mapped, and nowhere else.
+    Implements the policy's `PageMapper`. Tensors may be accessed only where blocks are mapped.
     """
 
     @property
     def num_bytes(self) -> int:
-        """Memory that there may be behind all addresses together."""
+        """Bytes of memory that may back all addresses together."""
 
     def resident_bytes(self) -> int:
-        """Memory that is behind them now, as the system that gives it tells."""
+        """Return the bytes of memory that back the addresses now, as reported by the system that provides it."""
 
     def tensor(self, index: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Tensor number `index`, contiguous, not initialised. It may not be used after `close`."""
+        """Return tensor number `index`, contiguous and uninitialized. It must not be used after `close`."""
 
     def map(self, first_block: int, num_blocks: int) -> None:
-        """Put memory behind these blocks in every tensor."""
+        """Map memory behind these blocks in every tensor."""
 
     def unmap(self, first_block: int, num_blocks: int) -> None:
-        """Give back the memory behind these blocks in every tensor."""
+        """Free the memory behind these blocks in every tensor."""
 
     def close(self) -> None:
-        """Give everything back. Idempotent."""
+        """Release everything. Idempotent."""
 
 
 def page_bytes(device: torch.device) -> int:
-    """The smallest piece of memory that can be mapped: 2 MiB on most GPUs, the system's page on a CPU.
+    """Return the smallest mappable size in bytes: 2 MiB on most GPUs, the system's page size on a CPU.
 
-    Raises KvscopeError when the driver cannot be asked.
+    Raises KvscopeError if the driver cannot be queried.
     """
     if device.type == "cuda":
         from kvscope_engine.model.kv_cache.virtual_memory.cuda_driver import open_driver
@@ -50,9 +50,9 @@ def page_bytes(device: torch.device) -> int:
 
 
 def reserve(block_bytes: Sequence[int], space: AddressSpace, page_bytes: int, device: torch.device) -> PagedMemory:
-    """Addresses for `space`, and on a GPU all the memory that will be behind them.
+    """Reserve addresses for `space` and, on a GPU, allocate all the memory that will back them.
 
-    Raises KvscopeError with the sizes when the system or the driver refuses.
+    Raises KvscopeError with the sizes if the system or the driver refuses.
     """
     if device.type == "cuda":
         from kvscope_engine.model.kv_cache.virtual_memory.cuda_driver import open_driver
