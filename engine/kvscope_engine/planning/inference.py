@@ -111,14 +111,11 @@ class InferenceQuestion:
 
     @property
     def activations(self) -> torch.dtype:
-        """Data type of the activations."""
         return {"float32": torch.float32, "float16": torch.float16}.get(self.dtype, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """Plan of one GPU of a pipeline stage."""
-
     stage: PipelineStage
     memory: MemoryPlan
     block_bytes: int
@@ -156,12 +153,10 @@ class InferencePlan:
 
     @property
     def tightest(self) -> StagePlan:
-        """Stage with the fewest blocks."""
         return min(self.stages, key=lambda stage: (stage.num_blocks, stage.memory.kv))
 
     @property
     def num_blocks(self) -> int:
-        """Number of blocks of the pool."""
         return self.tightest.num_blocks
 
     @property
@@ -392,7 +387,6 @@ class ForwardShape:
 
     @property
     def layers(self) -> Sequence[LayerShape]:
-        """Shape of the KV cache of each layer."""
         return [call.shape for call in self.calls]
 
 

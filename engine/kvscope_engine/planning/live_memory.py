@@ -37,12 +37,10 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def now(self) -> dict[str, float]:
-        """Live bytes by kind."""
         return dict(self._bytes)
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes of all kinds at the peak."""
         return round(sum(self.peak.values()))
 
     def restart_peak(self) -> None:

@@ -43,8 +43,6 @@ DEFAULT_LENGTH: Final = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingQuestion:
-    """Options of a training plan."""
-
     batch_size: int = 1
     """Sequences per forward pass on one GPU (micro batch)."""
     length: int | None = None
@@ -72,7 +70,6 @@ class TrainingQuestion:
 
     @property
     def weights_dtype(self) -> torch.dtype:
-        """Data type of the weights that products read."""
         return torch.float32 if self.precision in ("autocast", "float32") else torch.bfloat16
 
     @property
@@ -119,7 +116,6 @@ class TrainingPlan:
 
     @property
     def needed(self) -> int:
-        """Bytes that a GPU must have."""
         return self.peak + self.others
 
 

@@ -63,7 +63,6 @@ class StepPlan:
 
     @property
     def has_drafts(self) -> bool:
-        """Whether draft tokens run in the step."""
         return any(item.drafts for item in self.scheduled[self.num_single_token :])
 
 

@@ -83,7 +83,6 @@ class StatePool:
 
     @property
     def num_checkpoints(self) -> int:
-        """Number of checkpoints on the device."""
         return len(self._checkpoints)
 
     @property
@@ -93,7 +92,6 @@ class StatePool:
 
     @property
     def num_free(self) -> int:
-        """Number of free slots on the device."""
         return len(self._free)
 
     @property
@@ -146,7 +144,6 @@ class StatePool:
         return not is_here
 
     def fork(self, parent: Request, child: Request) -> None:
-        """Give the child a copy of the parent's state."""
         assert child.state_slot < 0, f"request {child.number} has a state"
         self._copy(parent.state_slot, child)
 
@@ -168,7 +165,6 @@ class StatePool:
         self._clear(saved)
 
     def row(self, slot: int) -> int:
-        """Return the ledger row of a slot."""
         return self._pool.first_state + slot
 
     def prefix(self, row: int) -> Prefix | None:
@@ -231,7 +227,6 @@ class StatePool:
         self._saving.clear()
 
     def reset(self) -> None:
-        """Drop all checkpoints."""
         for slot in (*self._checkpoints.values(), *self._below.values()):
             self._clear(slot)
         self._checkpoints.clear()

@@ -69,7 +69,6 @@ class WaitingQueue:
         self._place(batch)
 
     def remove(self, request: Request) -> None:
-        """Remove a queued request."""
         batch = batch_of(request)
         waiting = self._requests.get(batch)
         assert waiting is not None, f"request {request.number} does not wait"
@@ -162,7 +161,6 @@ class _Ranking(Generic[_Thing]):
         return self._heap[0][2]
 
     def put(self, thing: _Thing, key: tuple[int, ...]) -> None:
-        """Add an item, or change its key."""
         place = self._places.get(thing)
         if place is None or place[0] != key:
             place = self._places[thing] = (key, next(self._numbers), thing)
@@ -170,7 +168,6 @@ class _Ranking(Generic[_Thing]):
             self._tidy()
 
     def drop(self, thing: _Thing) -> None:
-        """Remove an item, if it is present."""
         if self._places.pop(thing, None) is not None:
             self._tidy()
 

@@ -23,8 +23,6 @@ class GroupUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupTally:
-    """Sums and maxima over steps."""
-
     def __init__(self, layout: KVLayout) -> None:
         self._layout = layout
         self._num_steps = 0
@@ -32,7 +30,6 @@ class GroupTally:
         self._most = np.zeros(len(layout.groups), np.int64)
 
     def add(self, pool: BlockPool) -> None:
-        """Count a step that was committed."""
         ledger = pool.ledger.part(0, pool.num_blocks)
         held = np.bincount(ledger.group[ledger.state == BlockState.ACTIVE], minlength=len(self._sums))
         self._num_steps += 1

@@ -73,7 +73,6 @@ class KVLayout:
         return replace(self, groups=(SimulatedGroup("full", GroupRule(), self.num_layers, self.token_bytes),))
 
     def expanded(self) -> KVLayout:
-        """Return a layout with keys and values in place of latents."""
         wide = (
             replace(group, kind="full", token_bytes=group.expanded_bytes) if group.kind == "latent" else group
             for group in self.groups

@@ -33,8 +33,6 @@ class MemoryShares(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryUse:
-    """Sums of the samples."""
-
     __slots__ = ("_sums", "num_samples")
 
     def __init__(self) -> None:
@@ -42,7 +40,6 @@ class MemoryUse:
         self._sums = [0.0] * 6
 
     def add(self, use: KVUse) -> None:
-        """Add one sample."""
         self.num_samples += 1
         slots = use.num_slots
         sums = self._sums

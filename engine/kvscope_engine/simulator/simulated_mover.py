@@ -63,7 +63,6 @@ class SimulatedMover:
         self._risen: set[int] = set()  # host slots that hold blocks read from disk
 
     def begin(self, now_ns: int) -> None:
-        """Start a step at `now_ns`."""
         self.now_ns = now_ns
         self.origins.clear()
 

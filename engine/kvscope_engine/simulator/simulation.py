@@ -57,7 +57,6 @@ class Setup:
 
     @property
     def label(self) -> str:
-        """Name of the allocator, with the question."""
         return f"{self.allocator}, {self.question}" if self.question else self.allocator
 
     @property
@@ -72,7 +71,7 @@ class Setup:
 
     @property
     def read(self) -> KVLayout | None:
-        """Layout that attention reads. It is not larger when more is held."""
+        """Layout that attention reads: the model's (with keys and values for `EXPANDED`), even if blocks hold more."""
         return self.layout.expanded() if self.layout is not None and self.question == EXPANDED else self.layout
 
     @property
@@ -115,7 +114,6 @@ class Setup:
 
     @property
     def num_host_states(self) -> int:
-        """Number of state slots in host memory, divided as by the engine."""
         if not self.num_states or self.allocator != "paged":
             return 0
         return host_slots(self.tiers.kv_host_memory, self.block_bytes, self._state_bytes, self.num_states - 1)
@@ -208,7 +206,6 @@ class Simulation:
 
     @property
     def num_requests(self) -> int:
-        """Number of requests of the workload."""
         return len(self._workload.requests)
 
     def run(self) -> None:

@@ -62,7 +62,6 @@ class SimulationRecording:
         self._writer.__exit__(kind, error, trace)
 
     def step(self, plan: StepPlan, result: StepResult, waited_ns: int) -> None:
-        """Record one frame."""
         simulation = self._simulation
         timings = Timings(schedule_ns=waited_ns, run_ns=result.forward_ns, forward_ns=result.forward_ns)
         self._step_recorder.record(plan, result, timings, simulation.step_count, simulation.now_ns)

@@ -48,7 +48,6 @@ class SimulationTally:
 
     @property
     def num_finished(self) -> int:
-        """Number of requests that reached their end."""
         return len(self.total_ns)
 
     @property
@@ -58,7 +57,6 @@ class SimulationTally:
 
     @property
     def num_ended(self) -> int:
-        """Number of finished and refused requests."""
         return self.num_finished + self.num_refused
 
     def step(self, plan: StepPlan, scheduler: Scheduler, pool: BlockPool) -> None:

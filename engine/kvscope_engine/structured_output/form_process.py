@@ -74,8 +74,6 @@ def run_form(
 
 
 class _Form:
-    """A compiled grammar."""
-
     def __init__(
         self, compiled: Any, masks: NDArray[np.int32], ends: Collection[int], within: NDArray[np.int32] | None
     ) -> None:

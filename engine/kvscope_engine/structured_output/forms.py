@@ -150,7 +150,6 @@ class Forms:
             wait_for_any(awaited, left_s)
 
     def close(self) -> None:
-        """End all processes."""
         self._is_closed = True
         if (keeper := self._keeper) is not None:
             keeper.kill()  # a thread that waits for it to start holds the lock

@@ -181,7 +181,6 @@ class FormProcess:
 
     @property
     def computed_s(self) -> float:
-        """CPU time of the process so far, in seconds."""
         return self._cpu_ns() / 1e9
 
     # Methods for completions, on the engine's thread.

@@ -30,7 +30,6 @@ def vocabulary_of(tokenizer: Tokenizer, num_logits: int, ends: Collection[int]) 
 
 
 def tokenizer_info(vocabulary: Vocabulary) -> Any:
-    """Return XGrammar's `TokenizerInfo`."""
     import xgrammar
 
     kind, num_logits = xgrammar.VocabType[vocabulary.kind], len(vocabulary.tokens)
@@ -50,7 +49,7 @@ def json_tokens(info: Any, num_logits: int) -> NDArray[np.int32]:
 
 
 def _kind(tokenizer: Tokenizer) -> str:
-    """How its tokens are written: "Ġa" for a space and a letter, "▁a", or " a"."""
+    """Return XGrammar's name of the encoding of tokens, in which " a" is "Ġa", "▁a", or " a"."""
     if tokenizer.is_byte_level:
         return "BYTE_LEVEL"
     vocabulary = tokenizer.vocabulary

@@ -50,7 +50,6 @@ class AddressSpace:
         return num_groups * self.group_blocks.numerator // self.group_blocks.denominator
 
     def num_groups_for(self, num_blocks: int) -> int:
-        """Return the number of groups that back the first `num_blocks` blocks of a slot."""
         return -(-num_blocks * self.group_blocks.denominator // self.group_blocks.numerator)
 
 

@@ -121,6 +121,5 @@ def _reservations(requests: Iterable[Request]) -> tuple[int, int, bool]:
 
 
 def _longest_run(mask: npt.NDArray[np.bool_]) -> int:
-    """Return the length of the longest run of True."""
     edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
     return int((edges[1::2] - edges[::2]).max()) if len(edges) else 0

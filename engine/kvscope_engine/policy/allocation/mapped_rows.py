@@ -29,12 +29,10 @@ class MappedRows:
 
     @property
     def ids(self) -> Ids:
-        """Rows with memory that are not in use, sorted."""
         return np.flatnonzero(self._is_free)
 
     @property
     def unmapped(self) -> Ids:
-        """Rows without memory, sorted."""
         return np.flatnonzero(~self._is_mapped)
 
     @property

@@ -40,7 +40,6 @@ class PageSlots:
 
     @property
     def num_free(self) -> int:
-        """Number of groups that are not mapped."""
         return self.space.num_groups - self._num_mapped
 
     @property

@@ -56,8 +56,7 @@ class AllocationPolicy(Protocol):
         A policy that reserves has one group.
         """
 
-    def release(self, request: Request, step: int) -> None:
-        """Release every block that the request holds."""
+    def release(self, request: Request, step: int) -> None: ...
 
     def settle(self, step: int) -> None:
         """Record that the step ran: its copies were made, and their sources may be reused."""

@@ -76,12 +76,10 @@ class RunAllocation:
         return (length if self._can_lengthen(reservation.run, length) else len(reservation.run)) - table
 
     def num_held(self, request: Request) -> int:
-        """Return the number of blocks that `release` would release."""
         reservation = self._reservations.get(request.number)
         return (len(reservation.run) if reservation else 0) + len(self._left.get(request.number, ()))
 
     def num_reserved_tokens(self, request: Request) -> int:
-        """Return the token slots reserved for the request, 0 if it has no run."""
         reservation = self._reservations.get(request.number)
         return reservation.num_tokens if reservation else 0
 
@@ -115,7 +113,6 @@ class RunAllocation:
             self._pool.release(self._left.pop(request.number), step)
 
     def settle(self, step: int) -> None:
-        """Free the runs that requests moved from, since the step's copies were made."""
         for run in self._left.values():
             self._pool.release(run, step)
         self._left.clear()
@@ -134,7 +131,6 @@ class RunAllocation:
         return [*(reservation.run for reservation in self._reservations.values()), *self._left.values()]
 
     def _can_lengthen(self, run: list[int], length: int) -> bool:
-        """Whether a run of `length` blocks can replace `run`."""
         if length <= len(run):
             return False
         return length <= self._pool.longest_run or (length == 2 * len(run) and self._pool.can_extend_run(run))

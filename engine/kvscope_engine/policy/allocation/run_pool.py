@@ -23,7 +23,6 @@ class RunPool(BlockPool):
 
     @property
     def longest_run(self) -> int:
-        """Number of blocks of the longest run that `allocate_run` can return, 0 if nothing is free."""
         return self._runs.longest
 
     def allocate_run(self, length: int, owner: int) -> list[int]:
@@ -33,7 +32,6 @@ class RunPool(BlockPool):
         return list(range(start, start + length))
 
     def can_extend_run(self, run: Sequence[int]) -> bool:
-        """Whether `extend_run` can double `run`."""
         return self._runs.has_buddy(run[0], len(run))
 
     def extend_run(self, run: Sequence[int], owner: int) -> list[int]:
@@ -77,11 +75,9 @@ class BuddyList(AllMapped):
 
     @property
     def longest(self) -> int:
-        """Number of blocks of the longest free run, 0 if nothing is free."""
         return next((1 << order for order in reversed(range(len(self._starts))) if self._starts[order]), 0)
 
     def runs(self) -> Iterator[tuple[int, int]]:
-        """Yield the first block and the length of every free run."""
         for order, starts in enumerate(self._starts):
             for start in starts:
                 yield start, 1 << order
@@ -113,7 +109,6 @@ class BuddyList(AllMapped):
         return buddy
 
     def take_one(self) -> int:
-        """Return a free block. There must be one."""
         return self.take_run(1)
 
     def popleft_n(self, count: int) -> list[int]:

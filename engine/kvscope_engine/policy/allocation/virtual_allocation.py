@@ -70,7 +70,6 @@ class VirtualAllocation(TableAllocation):
         return min(self._space.slot_blocks, self._space.num_physical_blocks) * self._pool.block_size
 
     def check_fits(self, request: Request) -> None:
-        """Raise BadInput if the request could not run even with all memory to itself."""
         length = request.num_prompt_tokens + request.max_tokens
         if length > self.max_request_tokens:
             raise BadInput(

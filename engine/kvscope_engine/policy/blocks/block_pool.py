@@ -133,7 +133,6 @@ class BlockPool:
 
     @property
     def num_available(self) -> int:
-        """Number of blocks that `allocate` can return: free ones, and cached ones that can be evicted."""
         return len(self._free) + len(self._cached)
 
     @property
@@ -284,7 +283,6 @@ class BlockPool:
         self._cached.unpin(blocks)
 
     def is_evictable(self, block: int) -> bool:
-        """Whether a block of the pool is cached and not pinned."""
         return block in self._cached
 
     def evict(self, blocks: Sequence[int]) -> None:
@@ -339,7 +337,6 @@ class BlockPool:
         self._fill_rows(ids, BlockState.ACTIVE, owner, ref_count=1, group=group)
 
     def _clear(self, ids: Ids) -> None:
-        """Mark unheld, unhashed blocks as free."""
         if len(ids):
             self._fill_rows(ids, BlockState.FREE, NO_OWNER, ref_count=0, group=0)
             self._free.give(ids)

@@ -49,12 +49,10 @@ class CacheLog:
             self._events.append(BlockRemoved(hashes, MEDIA[tier], group_idx=self._told(group)))
 
     def cleared(self) -> None:
-        """Record that nothing can be found any more."""
         self._end_run()
         self._events.append(AllBlocksCleared())
 
     def drain(self) -> list[KvEvent]:
-        """Return and clear the events."""
         self._end_run()
         events, self._events = self._events, []
         return events

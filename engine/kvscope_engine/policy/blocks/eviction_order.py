@@ -78,7 +78,6 @@ class EvictionOrder:
         return len(self.idle)
 
     def __contains__(self, row: int) -> bool:
-        """Whether a cached row can be evicted."""
         return row in self.idle
 
     @property
@@ -129,7 +128,6 @@ class EvictionOrder:
         return rows
 
     def pin(self, rows: Iterable[int]) -> None:
-        """Protect rows from eviction."""
         for row in rows:
             self.pinned.add(row)
             if row in self.idle:

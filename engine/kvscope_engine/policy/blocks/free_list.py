@@ -26,8 +26,7 @@ class FreeBlocks(Protocol):
         """Number of blocks that are neither free nor in use, because they have no memory."""
 
     @property
-    def unmapped(self) -> Ids:
-        """Ids of these blocks."""
+    def unmapped(self) -> Ids: ...
 
     def take_one(self) -> int:
         """Return a free block. There must be one."""
@@ -35,11 +34,9 @@ class FreeBlocks(Protocol):
     def popleft_n(self, count: int) -> list[int]:
         """Return `count` free blocks, at most `len(self)`."""
 
-    def give(self, ids: Ids) -> None:
-        """Return `ids` to the free list."""
+    def give(self, ids: Ids) -> None: ...
 
-    def check(self) -> None:
-        """Raise AssertionError if the free list is inconsistent."""
+    def check(self) -> None: ...
 
 
 class AllMapped:
@@ -83,13 +80,11 @@ class FreeList(AllMapped):
         return self._stack[: self._count]
 
     def take_one(self) -> int:
-        """Return the next free block. There must be one."""
         assert self._count, "a block was taken from an empty free list"
         self._count -= 1
         return int(self._stack[self._count])
 
     def popleft_n(self, count: int) -> list[int]:
-        """Return the next `count` free blocks, at most `len(self)`."""
         assert 0 <= count <= self._count, f"{count} blocks were taken from a free list of {self._count}"
         low = self._count - count
         taken: list[int] = self._stack[low : self._count][::-1].tolist()

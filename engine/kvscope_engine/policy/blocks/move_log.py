@@ -42,7 +42,6 @@ class MoveLog:
         _extend(self._loaded, rows)
 
     def drain(self) -> Moves:
-        """Return and clear the moves."""
         lists = (self._evicted, self._copied, self._saved, self._loaded)
         if not any(lists):
             return NO_MOVES

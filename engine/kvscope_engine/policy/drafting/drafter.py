@@ -68,7 +68,6 @@ class _Text:
         self._array[: self._size] = request.prompt_token_ids
 
     def tokens(self) -> NDArray[np.int32]:
-        """Return all tokens known by now."""
         size, known = self._request.num_tokens, self._size
         if size > len(self._array):
             grown = np.empty(2 * size, np.int32)

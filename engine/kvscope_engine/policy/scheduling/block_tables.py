@@ -53,7 +53,6 @@ class BlockTables:
         return len(self._shared_tails(request)) + max(0, missing) * len(tables)
 
     def num_available(self, request: Request) -> int:
-        """Return the number of blocks that could be allocated to the request now."""
         return self._allocation.num_available(request)
 
     def num_held(self, request: Request) -> int:
@@ -183,7 +182,6 @@ class BlockTables:
             self._changes.table(request, held)
 
     def settle(self, step: int) -> None:
-        """Record that the plan of the step ran."""
         if self._reserves:
             self._allocation.settle(step)
 

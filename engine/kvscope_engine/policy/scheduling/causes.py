@@ -63,7 +63,6 @@ def admitted(
 
 
 def forked(parent: Request, child: Request, now_ns: int, running_time: RunningTime) -> Event:
-    """Return the event of a child that starts on its parent's blocks."""
     return with_cause(
         Event(
             kind="admitted",
@@ -138,7 +137,6 @@ def evicted_by(count: int, num_offloaded: int, by: str, now_ns: int) -> Event:
 
 
 def finished(request: Request, now_ns: int, num_blocks: int) -> Event:
-    """Return the event of a request that finished. `num_blocks` were released."""
     cause = finished_text(
         str(request.finish_reason),
         len(request.output_token_ids),
@@ -159,7 +157,6 @@ def finished(request: Request, now_ns: int, num_blocks: int) -> Event:
 
 
 def aborted(request: Request, now_ns: int, num_blocks: int, cause: str) -> Event:
-    """Return the event of a request that was aborted. `num_blocks` were released."""
     generated = len(request.output_token_ids)
     return Event(
         kind="aborted",
@@ -207,7 +204,6 @@ def cache_reset(count: int, now_ns: int) -> Event:
 
 
 def _choice(victim: Request, needy: Request) -> tuple[str, int]:
-    """Return `EventData.choice` and its number."""
     if victim is needy:
         return "itself", 0
     if victim.priority < needy.priority:

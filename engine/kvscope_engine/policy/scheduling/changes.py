@@ -49,12 +49,10 @@ class ChangeLog:
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
 
     def add(self, request: Request) -> None:
-        """Record a new request."""
         self._added.append(request)
         self._touched[request.number] = request
 
     def touch(self, request: Request) -> None:
-        """Record that the state of a request changed."""
         self._touched[request.number] = request
 
     def table(self, request: Request, unchanged: int, group: int | None = None) -> None:
@@ -67,17 +65,14 @@ class ChangeLog:
             self._groups[number, group] = min(unchanged, self._groups.get((number, group), unchanged))
 
     def event(self, event: Event) -> None:
-        """Record an event to publish."""
         self._events.append(event)
 
     def take_events(self) -> tuple[Event, ...]:
-        """Return and clear the events, oldest first."""
         events = tuple(self._events)
         self._events.clear()
         return events
 
     def drain(self) -> RequestChanges:
-        """Return and clear all changes."""
         touched, moves = tuple(self._touched.values()), self._moves.drain()
         changes = RequestChanges(tuple(self._added), touched, self._tables, self._groups, self.take_events(), moves)
         self._added.clear()

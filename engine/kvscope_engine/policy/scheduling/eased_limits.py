@@ -40,7 +40,6 @@ class EasedLimits:
 
     @property
     def is_eased(self) -> bool:
-        """Whether the limits are reduced."""
         return self._ours is not None
 
     def look(self, now_ns: int, room_tokens: int | None = None, why: str = "had no memory") -> str:

@@ -31,7 +31,6 @@ class HeldForks:
         return request.number in self._children and item.start + item.num_tokens >= request.num_prompt_tokens
 
     def add_request(self, child: Request) -> None:
-        """Add a request that waits for the request `child.parent`."""
         self._children.setdefault(child.parent, []).append(child)
         self._count += 1
 

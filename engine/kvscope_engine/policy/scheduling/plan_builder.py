@@ -45,7 +45,6 @@ class PlanBuilder:
 
     @property
     def num_sampled(self) -> int:
-        """Number of tokens that the step samples."""
         singles, chunks = (sum(item.samples for item in items) for items in (self._singles, self._chunks))
         return singles + chunks + sum(item.num_tokens for item in self._drafted)
 

@@ -410,13 +410,11 @@ class Scheduler:
 
     @property
     def max_step_tokens(self) -> int:
-        """Current maximum number of tokens per step."""
         most = self.max_num_batched_tokens if self._eased is None else min(self.max_num_batched_tokens, self._eased[0])
         return most if self._token_cap is None else min(most, self._token_cap)
 
     @property
     def max_step_requests(self) -> int:
-        """Current maximum number of requests per step."""
         return self.max_num_seqs if self._eased is None else min(self.max_num_seqs, self._eased[1])
 
     def cap_tokens(self, max_tokens: int | None) -> None:

@@ -102,7 +102,6 @@ class LowerTiers:
             tier.acquire([row for row in rows if row in tier])
 
     def release(self, rows: Sequence[int]) -> None:
-        """Remove a reference to rows."""
         for tier in (self.host, self.disk):
             tier.release([row for row in rows if row in tier])
 
@@ -129,7 +128,6 @@ class LowerTiers:
         return whole
 
     def prefix(self, row: int) -> Prefix | None:
-        """Return the prefix stored in `row`, or None."""
         return (self.host if row in self.host else self.disk).prefix(row)
 
     def filled(self, row: int) -> int:
@@ -156,11 +154,9 @@ class LowerTiers:
             self._push_down(PUT_AWAY)
 
     def swap_seconds(self, num_blocks: int) -> float:
-        """Return the measured time to host memory and back."""
         return self._mover.swap_seconds(num_blocks)
 
     def load_seconds(self, num_blocks: int, num_from_disk: int) -> float:
-        """Return the measured time to load blocks to the pool."""
         return self._mover.load_seconds(num_blocks, num_from_disk)
 
     def flush(self) -> None:
@@ -181,7 +177,6 @@ class LowerTiers:
         assert held == set(self._swapped), f"swapped out are {held}, known are {set(self._swapped)}"
 
     def _groups_of(self, rows: list[int]) -> list[int]:
-        """Return the KV groups of rows of any tier."""
         groups: list[int] = self._pool.ledger.group[rows].tolist()
         return groups
 

@@ -48,7 +48,6 @@ class TierPlaces:
         return [row - self.first for row in rows]
 
     def find(self, digest: bytes) -> int | None:
-        """Return the row whose prefix has `digest`, or None."""
         return self._row_of.get(digest)
 
     def prefix(self, row: int) -> Prefix | None:
@@ -147,7 +146,6 @@ class TierPlaces:
         return prefix
 
     def clear(self) -> None:
-        """Drop every prefix."""
         for row in list(self._prefix_of):
             self.forget(row)
 

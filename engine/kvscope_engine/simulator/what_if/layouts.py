@@ -38,7 +38,6 @@ class BlockGroup:
         return -(-num_tokens // self.num_tokens) if self.num_tokens else 1
 
     def num_let_go(self, num_tokens: int) -> int:
-        """Return the number of leading table entries whose blocks have been freed."""
         return self.rule.num_unread(num_tokens, self.num_tokens) if self.num_tokens else 0
 
     def num_unread(self, num_tokens: int) -> int:
@@ -64,7 +63,6 @@ class PoolLayout:
 
     @property
     def num_blocks(self) -> int:
-        """Number of blocks that requests can have."""
         return min(self.num_slots // self.block_size, self.at_most)
 
 

@@ -36,7 +36,6 @@ class LayoutUse:
 
     @property
     def num_held(self) -> int:
-        """Number of slots that requests hold."""
         return self.num_slots - self.num_external
 
 
@@ -78,7 +77,6 @@ class Placing:
         return True
 
     def release(self, request: Request, step: int) -> None:
-        """Release all blocks of the request."""
         if self._allocation.reserves:
             if request.block_table:
                 self._allocation.release(request, step)
@@ -126,7 +124,6 @@ class Placing:
         return used | self._spans_of_runs(requests.values(), limits)
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raise AssertionError unless pool, policy and requests agree."""
         holders = (
             self._allocation.holders(requests)
             if self._allocation.reserves

@@ -62,7 +62,6 @@ class Shadow:
 
     @property
     def num_placed(self) -> int:
-        """Number of requests that have blocks here."""
         return len(self._placed)
 
     @property
@@ -86,7 +85,6 @@ class Shadow:
         self.num_waiting = len(now) - len(self._placed)
 
     def use(self) -> ShadowUse:
-        """Return the use of the slots."""
         uses = list(enumerate(self._uses()))
         used, unread, reserved, internal, rounding, external, largest = (
             sum(self._common(place, getattr(use, name)) for place, use in uses) for name in _COUNTS
@@ -122,7 +120,6 @@ class Shadow:
         return {kind: Spans(*map(np.concatenate, zip(*spans, strict=True))) for kind, spans in starts.items()}
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless pools, policy and requests agree."""
         for place, pool in enumerate(self._pools):
             pool.check_integrity(self._of_pool(place).values())
 

@@ -32,7 +32,6 @@ class LogNormal:
     sigma: float
 
     def draw(self, random: Random, longest: int) -> int:
-        """Return a random length from 1 to `longest`."""
         mu = math.log(self.mean) - self.sigma**2 / 2
         return min(longest, max(1, round(random.lognormvariate(mu, self.sigma))))
 
