@@ -1,4 +1,5 @@
 """Converts a plan to the answer that is shown: parts that add up, numbers of requests by length, and suggested changes.
+
 Owns the texts.
 """
 

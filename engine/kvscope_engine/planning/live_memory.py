@@ -23,8 +23,9 @@ KINDS: Final = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS)
 
 
 class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what operations create while active. `shares`: fraction of each kind that this device holds (default:
-    all).
+    """Counts what operations create while active.
+
+    `shares`: fraction of each kind that this device holds (default: all).
     """
 
     def __init__(self, shares: Mapping[str, float] | None = None) -> None:

@@ -66,8 +66,9 @@ def stages(
 
 
 def _layer_counts(num_layers: int, num_stages: int) -> list[int]:
-    """Return the layers of each stage, as even as possible. Extra layers go to stages before the last, which has the
-    head.
+    """Return the layers of each stage, as even as possible.
+
+    Extra layers go to stages before the last, which has the head.
     """
     each, over = divmod(num_layers, num_stages)
     counts = [each] * num_stages

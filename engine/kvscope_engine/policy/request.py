@@ -63,7 +63,7 @@ class Request:
     restarted_at: int = 0
     saved_tables: tuple[list[int], ...] = ()
     """While the request is swapped out: rows of the lower tiers that hold the KV of its first tokens, one table per KV
-    group, without the first `num_let_go` entries, which hold nothing. Empty otherwise."""
+    group, whose first `num_let_go` entries are `NULL_BLOCK`. Empty otherwise."""
     num_saved_tokens: int = 0
     """Number of tokens in `saved_tables`."""
     parent: int = 0

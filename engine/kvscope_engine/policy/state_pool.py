@@ -110,8 +110,9 @@ class StatePool:
         return bool(self._free_below or self._below)
 
     def checkpoints(self, digests: Sequence[bytes], *, below: bool) -> Iterator[int]:
-        """Return the numbers of leading blocks after which a text can resume, largest first. `below`: include host
-        memory.
+        """Return the numbers of leading blocks after which a text can resume, largest first.
+
+        `below`: include host memory.
         """
         counts = range(len(digests), 0, -1)
         return (count for count in counts if self._is_kept(digests[count - 1], below=below))
@@ -320,8 +321,9 @@ class StatePool:
         return slot
 
     def _evict(self, digest: bytes, slot: int, request: Request) -> None:
-        """Evict a checkpoint, already removed from the index, for a request. It is offloaded if host memory
-        has space.
+        """Evict a checkpoint, already removed from the index, for a request.
+
+        It is offloaded if host memory has space.
         """
         self.num_evicted += 1
         self._evicted_for.append(request.number)

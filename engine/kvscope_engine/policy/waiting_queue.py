@@ -138,8 +138,9 @@ def batch_of(request: Request) -> _Batch:
 
 
 class _Ranking(Generic[_Thing]):
-    """Priority queue whose keys may change. Removed and moved items leave stale heap entries, which are compacted in
-    bulk.
+    """Priority queue whose keys may change.
+
+    Removed and moved items leave stale heap entries, which are compacted in bulk.
     """
 
     __slots__ = ("_heap", "_numbers", "_places")

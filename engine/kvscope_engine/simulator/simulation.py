@@ -61,8 +61,9 @@ class Setup:
 
     @property
     def held(self) -> KVLayout | None:
-        """Layout that blocks are allocated for. Allocators that reserve have one group, which frees nothing while a
-        request runs.
+        """Layout that blocks are allocated for.
+
+        Allocators that reserve have one group, which frees nothing while a request runs.
         """
         if self.layout is None:
             return None

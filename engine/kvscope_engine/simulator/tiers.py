@@ -14,8 +14,9 @@ MAX_PLACES: Final = 1 << 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiers:
-    """Sizes of the lower tiers. Raises BadInput for a value out of range, and for a disk or swapping without host
-    memory.
+    """Sizes of the lower tiers.
+
+    Raises BadInput for a value out of range, and for a disk or swapping without host memory.
     """
 
     kv_host_memory: int = 0
@@ -40,8 +41,9 @@ class Tiers:
         return self.kv_host_memory > 0
 
     def num_places(self, block_bytes: int) -> tuple[int, int]:
-        """Return the number of blocks that fit in host memory and on disk. Raises BadInput for a tier that holds none
-        or too many.
+        """Return the number of blocks that fit in host memory and on disk.
+
+        Raises BadInput for a tier that holds none or too many.
         """
         return (
             _places("kv_host_memory", self.kv_host_memory, block_bytes),

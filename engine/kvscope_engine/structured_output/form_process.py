@@ -145,8 +145,9 @@ class _Trial:
         self.form = form
 
     def _walk(self, form: _Form) -> None:
-        """Try the grammar on several walks, whose tokens are drawn from the allowed ones. Raises BadInput if a token
-        takes too long.
+        """Try the grammar on several walks, whose tokens are drawn from the allowed ones.
+
+        Raises BadInput if a token takes too long.
         """
         began = time.thread_time()
         for seed in range(NUM_WALKS):
@@ -163,8 +164,9 @@ class _Trial:
 
 
 def _longest_token_s(form: _Form, seed: int) -> float:
-    """Return the longest CPU time of a token, in seconds, on a walk through the grammar. The walk ends if a token is
-    too slow.
+    """Return the longest CPU time of a token, in seconds, on a walk through the grammar.
+
+    The walk ends if a token is too slow.
     """
     matcher, drawn, longest_s, began = form.matcher(), random.Random(seed), 0.0, time.thread_time()
     for _ in range(MAX_WALK):

@@ -50,8 +50,9 @@ class Awaiting(Protocol):
 
 
 class KeeperProcess:
-    """The process that grammar processes are forked from, started for the first grammar. It forks once it has the
-    vocabulary.
+    """The process that grammar processes are forked from, started for the first grammar.
+
+    It forks once it has the vocabulary.
 
     Raises KvscopeError with the reason if it cannot run.
     """
@@ -159,8 +160,9 @@ class FormProcess:
             wire.send_long(self._line, msgspec.msgpack.encode(asked))
 
     def proof(self) -> Proof | None:
-        """Return the result of the trial; None if there is none after `POLL_S`. Raises EOFError if the process has
-        ended.
+        """Return the result of the trial; None if there is none after `POLL_S`.
+
+        Raises EOFError if the process has ended.
         """
         if not _can_be_read(self._line, POLL_S):
             return None
@@ -193,8 +195,9 @@ class FormProcess:
         return self._last_number
 
     def accept(self, number: int, token: int) -> None:
-        """Request the mask after one more token, with the next `send`. Raises KvscopeError if there are too many
-        completions.
+        """Request the mask after one more token, with the next `send`.
+
+        Raises KvscopeError if there are too many completions.
         """
         row = self._rows.get(number)
         if row is None:

@@ -1,8 +1,7 @@
-"""Finds parts of a JSON schema that XGrammar (0.2.8) ignores silently. They are refused by name, so that an answer
-always satisfies its whole schema.
+"""Finds parts of a JSON schema that XGrammar (0.2.8) ignores silently.
 
-Parts that XGrammar warns about are refused with its own message (`compiling`); docs/reference/structured-output.md
-lists what is enforced.
+They are refused by name, so that an answer always satisfies its whole schema. Parts that XGrammar warns about are
+refused with its own message (`compiling`); docs/reference/structured-output.md lists what is enforced.
 """
 
 from __future__ import annotations

@@ -59,8 +59,9 @@ class Proof(msgspec.Struct, frozen=True):
 
 
 def masks_in(memory: int, num_logits: int = 0) -> NDArray[np.int32]:
-    """Map the rows of masks in shared memory; with `num_logits`, set its size first. Returns int32 of shape (MAX_ROWS,
-    words).
+    """Map the rows of masks in shared memory; with `num_logits`, set its size first.
+
+    Returns int32 of shape (MAX_ROWS, words).
     """
     if num_logits:
         os.ftruncate(memory, MAX_ROWS * -(-num_logits // WORD_BITS) * np.dtype(np.int32).itemsize)
@@ -68,8 +69,9 @@ def masks_in(memory: int, num_logits: int = 0) -> NDArray[np.int32]:
 
 
 def send_long(line: socket.socket, data: bytes) -> None:
-    """Send `data`, in several packets if needed; blocks while they are not read. Raises OSError if the other side
-    closed.
+    """Send `data`, in several packets if needed; blocks while they are not read.
+
+    Raises OSError if the other side closed.
     """
     line.sendall(len(data).to_bytes(8, "little"))
     for start in range(0, len(data), PACKET_BYTES):

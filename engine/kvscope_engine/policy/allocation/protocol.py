@@ -1,5 +1,6 @@
-"""The interface of allocation policies, which choose a request's next blocks. The scheduler does not depend on how they
-choose.
+"""The interface of allocation policies, which choose a request's next blocks.
+
+The scheduler does not depend on how they choose.
 """
 
 from __future__ import annotations

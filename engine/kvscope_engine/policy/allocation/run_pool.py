@@ -35,8 +35,9 @@ class RunPool(BlockPool):
         return self._runs.has_buddy(run[0], len(run))
 
     def extend_run(self, run: Sequence[int], owner: int) -> list[int]:
-        """Double the active `run` by its buddy before or after it. Returns the run of twice its length for request
-        `owner`.
+        """Double the active `run` by its buddy before or after it.
+
+        Returns the run of twice its length for request `owner`.
         """
         buddy = self._runs.take_buddy(run[0], len(run))
         self._activate(np.arange(buddy, buddy + len(run), dtype=np.int64), owner)

@@ -39,8 +39,9 @@ class LowerTier(Protocol):
     """Receives evicted blocks."""
 
     def offload(self, blocks: list[int], prefixes: list[Prefix]) -> list[bool]:
-        """Copy `blocks`, which hold `prefixes` and are about to be reused. Returns which prefixes can still be
-        found.
+        """Copy `blocks`, which hold `prefixes` and are about to be reused.
+
+        Returns which prefixes can still be found.
         """
 
 

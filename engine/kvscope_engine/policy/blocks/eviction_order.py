@@ -16,10 +16,9 @@ MAX_EVICTION_ORDER: Final = np.iinfo(np.uint32).max
 
 
 class ChangedRows:
-    """Set of rows of the ledger changed since the last frame, as flags and a list. Costs O(changed), bounded by the
-    pool.
+    """Set of rows of the ledger changed since the last frame, as flags and a list.
 
-    Adding and draining never scan all `num_rows`.
+    Costs O(changed), bounded by the pool. Adding and draining never scan all `num_rows`.
     """
 
     __slots__ = ("_ids", "_marks", "_marks_array")

@@ -1,5 +1,6 @@
-"""Log of which blocks changed owners or tiers since the last frame. Bounded; the code that drives a scheduler drains it
-after each step.
+"""Log of which blocks changed owners or tiers since the last frame.
+
+Bounded; the code that drives a scheduler drains it after each step.
 """
 
 from __future__ import annotations

@@ -84,10 +84,10 @@ class Admission:
         return causes.with_loaded_state(event) if is_state_loaded else event
 
     def _start_state(self, states: StatePool, request: Request, found: Reusable) -> bool:
-        """Give the request a slot with the recurrent state after its cached tokens. Returns whether it came from host
-        memory.
+        """Give the request a slot with the recurrent state after its cached tokens.
 
-        If not all blocks could be read back, the request resumes from the last retained state before the missing ones.
+        Returns whether it came from host memory. If not all blocks could be read back, the request resumes from the
+        last retained state before the missing ones.
         """
         size, is_whole = self._pool.block_size, request.num_computed_tokens == found.num_tokens
         request.parted_at = found.num_tokens + found.num_stateless if found.num_stateless else 0

@@ -239,8 +239,9 @@ class BlockTables:
                 self._pool.seal(block, prefix)
 
     def _move(self, request: Request, count: int, step: int, builder: PlanBuilder) -> None:
-        """Move all blocks of the request if the policy requires it. No target is a source of this step's copies, which
-        are unordered.
+        """Move all blocks of the request if the policy requires it.
+
+        No target is a source of this step's copies, which are unordered.
         """
         targets = self._allocation.move(request, count)
         if targets is None:
@@ -252,8 +253,9 @@ class BlockTables:
         self._changes.table(request, 0)
 
     def _shared_tails(self, request: Request) -> list[int]:
-        """Return the KV groups in which the request's next token goes to a block that others may read. Only forks have
-        such.
+        """Return the KV groups in which the request's next token goes to a block that others may read.
+
+        Only forks have such.
         """
         if request.number not in self._forked:
             return []
@@ -268,8 +270,9 @@ class BlockTables:
         return shared
 
     def _copy_shared_tails(self, request: Request, step: int, builder: PlanBuilder) -> int:
-        """Copy shared last blocks before the request writes to them (copy on write). Returns the number of blocks
-        allocated.
+        """Copy shared last blocks before the request writes to them (copy on write).
+
+        Returns the number of blocks allocated.
         """
         groups = self._shared_tails(request) if self._forked else []
         place = request.num_computed_tokens // self._pool.block_size

@@ -29,8 +29,9 @@ class Limited(Protocol):
 
 
 class EasedLimits:
-    """Reduces the limits of one scheduler. It is notified of each step and of idle time, by the engine's clock in
-    nanoseconds.
+    """Reduces the limits of one scheduler.
+
+    It is notified of each step and of idle time, by the engine's clock in nanoseconds.
     """
 
     def __init__(self, scheduler: Limited) -> None:

@@ -64,8 +64,9 @@ class PlanBuilder:
         self._copies.append((request, source, target))
 
     def undo_copy_from(self, source: int) -> tuple[Request, int] | None:
-        """Remove a copy from `source` from the plan. Returns its request and its target, or None if there is no such
-        copy.
+        """Remove a copy from `source` from the plan.
+
+        Returns its request and its target, or None if there is no such copy.
         """
         for copy in self._copies:
             if copy[1] == source:

@@ -70,8 +70,9 @@ class Preemption:
         self._states = states
 
     def give_up(self, victim: Request, step: int, builder: PlanBuilder) -> GivenUp:
-        """Swap out or free the blocks of `victim` and remove it from the plan. Its tokens are kept; the caller requeues
-        it.
+        """Swap out or free the blocks of `victim` and remove it from the plan.
+
+        Its tokens are kept; the caller requeues it.
         """
         given_up = self._give_up(victim, step, builder, self._mode)
         assert given_up is not None, "only who insists on a swap is told that there is no room"

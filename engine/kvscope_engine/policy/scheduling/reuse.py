@@ -83,8 +83,9 @@ def _with_states(
 
 
 def _with_saved(pool: BlockPool, request: Request, digests: list[bytes]) -> Reusable:
-    """Return the request's saved rows, or blocks of the pool with the same content. A partial block is always its own
-    row.
+    """Return the request's saved rows, or blocks of the pool with the same content.
+
+    A partial block is always its own row.
     """
     index, num_full = pool.index, request.num_saved_tokens // pool.block_size
     tables = []

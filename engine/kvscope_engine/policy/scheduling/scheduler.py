@@ -390,15 +390,17 @@ class Scheduler:
         return num_offloaded
 
     def pin(self, blocks: list[int]) -> None:
-        """Protect cached blocks from eviction. Raises BadInput, and pins none, if an unfinished request could no longer
-        run alone.
+        """Protect cached blocks from eviction.
+
+        Raises BadInput, and pins none, if an unfinished request could no longer run alone.
         """
         check_pins(self._pool, self._needs, self._requests.values(), blocks)
         self._pool.pin(blocks)
 
     def set_limits(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        """Set the limits for the following steps. Running requests above the limit continue; no others are admitted
-        meanwhile.
+        """Set the limits for the following steps.
+
+        Running requests above the limit continue; no others are admitted meanwhile.
         """
         assert min(max_num_seqs, max_num_batched_tokens) > 0, "a batch of nothing"
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
@@ -423,8 +425,9 @@ class Scheduler:
         self._token_cap = max_tokens
 
     def put_away(self, may_go_on: Callable[[], bool]) -> None:
-        """Write cached prefixes to disk at shutdown, until `may_go_on()` returns False. Nothing may be scheduled
-        afterwards.
+        """Write cached prefixes to disk at shutdown, until `may_go_on()` returns False.
+
+        Nothing may be scheduled afterwards.
         """
         if self.tiers is not None:
             self.tiers.put_away(may_go_on)
@@ -491,10 +494,10 @@ class Scheduler:
         return self._turns.victims_for_first(self.max_step_requests)
 
     def _admit(self, builder: PlanBuilder, victims: list[Request]) -> None:
-        """Admit waiting requests in order while they fit. If there are `victims`, preempt them and admit only one
-        request.
+        """Admit waiting requests in order while they fit.
 
-        Sets `waits_for` of the first request that does not fit.
+        If there are `victims`, preempt them and admit only one request. Sets `waits_for` of the first request that does
+        not fit.
         """
         if victims:
             self._make_way(self._waiting.first, victims, builder)
@@ -554,8 +557,9 @@ class Scheduler:
         self._state_moved(request)
 
     def _make_room(self, request: Request, stop: int, builder: PlanBuilder) -> bool:
-        """Allocate blocks for the request up to position `stop`, preempting where needed. Returns False if it was
-        preempted itself.
+        """Allocate blocks for the request up to position `stop`, preempting where needed.
+
+        Returns False if it was preempted itself.
         """
         while needed := self.tables.num_needed(request, stop):
             available = self.tables.num_available(request)

@@ -113,8 +113,9 @@ class LowerTiers:
         self._swapped.pop(request.number, None)
 
     def load(self, rows: Sequence[int], blocks: Sequence[int]) -> list[bool]:
-        """Load acquired `rows` into `blocks` of the pool. Returns which were read; the others can no longer be
-        found.
+        """Load acquired `rows` into `blocks` of the pool.
+
+        Returns which were read; the others can no longer be found.
         """
         on_host = [i for i, row in enumerate(rows) if row in self.host]
         self._mover.load(self.host.places([rows[i] for i in on_host]), [blocks[i] for i in on_host])
@@ -209,8 +210,9 @@ class LowerTiers:
         return min(count, max(0, self.host.num_free - self._num_bounce))
 
     def _push_down(self, count: int) -> int:
-        """Free up to `count` cached host slots, oldest first, and write their content to disk if possible. Returns how
-        many.
+        """Free up to `count` cached host slots, oldest first, and write their content to disk if possible.
+
+        Returns how many.
         """
         oldest = self.host.oldest(count)
         self._to_disk(oldest)
@@ -247,8 +249,9 @@ class LowerTiers:
         return there is not None
 
     def _write_to_disk(self, rows: list[int]) -> list[int | None]:
-        """Copy host rows to free slots on disk, with one reference each. Returns None for those that could not be
-        written.
+        """Copy host rows to free slots on disk, with one reference each.
+
+        Returns None for those that could not be written.
         """
         if not rows:
             return []

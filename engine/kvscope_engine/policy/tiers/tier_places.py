@@ -107,8 +107,9 @@ class TierPlaces:
             self._pool.touch_one(row)
 
     def release(self, rows: Sequence[int]) -> None:
-        """Remove a reference to these distinct rows. Those without any become cached if they are in the index,
-        otherwise free.
+        """Remove a reference to these distinct rows.
+
+        Those without any become cached if they are in the index, otherwise free.
         """
         columns, step = self._columns, self._pool.step
         for row in rows:
@@ -124,8 +125,9 @@ class TierPlaces:
                 self._clear(row)
 
     def refresh(self, row: int) -> None:
-        """Make a cached row the last to be evicted, because it was used. Rows that are held are not in the eviction
-        order.
+        """Make a cached row the last to be evicted, because it was used.
+
+        Rows that are held are not in the eviction order.
         """
         if row in self._cached:
             self._cached.refresh(row)

@@ -1,5 +1,6 @@
-"""A cost model in a file: written by benchmarks/step_costs.py, read by `simulate --costs`. JSON, validated on
-reading.
+"""A cost model in a file: written by benchmarks/step_costs.py, read by `simulate --costs`.
+
+JSON, validated on reading.
 """
 
 from __future__ import annotations

@@ -33,8 +33,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A measured step. `context`: positions attended to, summed over requests; `pairs`: of a token and one it attends
-    to.
+    """A measured step.
+
+    `context`: positions attended to, summed over requests; `pairs`: of a token and one it attends to.
     """
 
     num_tokens: int

@@ -49,8 +49,9 @@ class CostModel:
                 raise BadInput(f"{field.name}={value:g} is not accepted: a number from {low:g} to {MAX_VALUE:g}")
 
     def step_ns(self, plan: StepPlan, layout: KVLayout | None = None) -> int:
-        """Return the time of the step in ns, at least 1. With a `layout`, its groups determine what is read of the
-        context.
+        """Return the time of the step in ns, at least 1.
+
+        With a `layout`, its groups determine what is read of the context.
         """
         if layout is not None:
             kv_bytes, pairs = layout.read_bytes(plan.scheduled), layout.share_of_pairs(plan.scheduled)

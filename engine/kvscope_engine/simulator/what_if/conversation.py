@@ -1,5 +1,6 @@
-"""Reads lines of JSON and answers them. Owns the format of a line; an invalid line changes nothing and is answered with
-a complaint.
+"""Reads lines of JSON and answers them.
+
+Owns the format of a line; an invalid line changes nothing and is answered with a complaint.
 """
 
 from __future__ import annotations

@@ -41,16 +41,18 @@ class BlockGroup:
         return self.rule.num_unread(num_tokens, self.num_tokens) if self.num_tokens else 0
 
     def num_unread(self, num_tokens: int) -> int:
-        """Return the number of a request's tokens that no later token reads. Those read by some layers count
-        in part.
+        """Return the number of a request's tokens that no later token reads.
+
+        Those read by some layers count in part.
         """
         return int(sum(share * rule.first_read(num_tokens) for share, rule in self.readers))
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLayout:
-    """One pool: `num_blocks` blocks of `block_size` slots, and its groups. Remaining slots may be too few for
-    a block.
+    """One pool: `num_blocks` blocks of `block_size` slots, and its groups.
+
+    Remaining slots may be too few for a block.
     """
 
     num_slots: int
@@ -161,8 +163,9 @@ class GroupedMemory:
         return (PoolLayout(slots, block_size, token_bytes, (group,)), *self._state_pools())
 
     def expanded(self) -> tuple[PoolLayout, ...]:
-        """Return the engine's pools with keys and values in place of latents. Requires that `why_not_expanded` is
-        empty.
+        """Return the engine's pools with keys and values in place of latents.
+
+        Requires that `why_not_expanded` is empty.
         """
         size = self._memory.block_size
         wide = [

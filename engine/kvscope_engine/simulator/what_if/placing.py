@@ -52,8 +52,9 @@ class Placing:
         self._allocation = make_allocation(made_as, self._pool, max_model_len=max_model_len)
 
     def lengthen(self, request: Request, num_tokens: int, step: int) -> bool:
-        """Allocate blocks for the request's tokens. Returns False if there are too few; the caller must then release
-        it.
+        """Allocate blocks for the request's tokens.
+
+        Returns False if there are too few; the caller must then release it.
         """
         before, request.num_computed_tokens = request.num_computed_tokens, num_tokens
         if not request.num_let_go or len(request.block_tables) != len(self.layout.groups):

@@ -24,8 +24,9 @@ _SAMPLING: Final = ResolvedSampling()
 
 @dataclass(frozen=True, slots=True)
 class ShadowUse:
-    """Counts of slots of the first pool's size. The seven counts from `num_used` to `num_outside` sum up to
-    `num_slots`.
+    """Counts of slots of the first pool's size.
+
+    The seven counts from `num_used` to `num_outside` sum up to `num_slots`.
     """
 
     num_slots: int

@@ -21,8 +21,9 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def read_azure(path: Path, max_requests: int | None = None) -> Workload:
-    """Return the first `max_requests` of a trace (default: all). An output of 0 tokens counts as 1, that of the
-    prefill.
+    """Return the first `max_requests` of a trace (default: all).
+
+    An output of 0 tokens counts as 1, that of the prefill.
 
     Raises BadInput, with the line number, for a line that cannot be read, and for a trace without requests.
     """

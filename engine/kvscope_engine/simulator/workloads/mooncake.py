@@ -31,8 +31,9 @@ class MooncakeLine(msgspec.Struct, frozen=True):
 
 
 def read_mooncake(path: Path, max_requests: int | None = None) -> Workload:
-    """Return the first `max_requests` of a trace (default: all). An output of 0 tokens counts as 1, that of the
-    prefill.
+    """Return the first `max_requests` of a trace (default: all).
+
+    An output of 0 tokens counts as 1, that of the prefill.
 
     Raises BadInput, with the line number, for a line that cannot be read, and for a trace without requests.
     """
