@@ -48,7 +48,8 @@ class EasedLimits:
 
         Args:
             now_ns: Time on the engine's clock.
-            room_tokens: Tokens that had memory, see `StepOutcome`; None if nothing failed.
+            room_tokens: Tokens for which there seemed to be memory; None if it sufficed, or if smaller steps do not
+                help (`StepOutcome.room_tokens`).
             why: What happened to the step, for the message.
         """
         asked = self._scheduler.max_num_batched_tokens, self._scheduler.max_num_seqs

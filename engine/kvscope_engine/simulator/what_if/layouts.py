@@ -225,7 +225,7 @@ def _one(memory: Memory) -> _Kind:
 
 
 def _kind(group: KVGroup, memory: Memory) -> _Kind:
-    """Convert a KV group. A single group has the block size of the memory."""
+    """Convert a KV group. If it is the only one, its blocks have the memory's size in bytes."""
     num_bytes, expanded = group.block_bytes, group.expanded_bytes
     if len(memory.groups) == 1 and memory.block_bytes:
         expanded = expanded * memory.block_bytes // num_bytes if num_bytes else 0
