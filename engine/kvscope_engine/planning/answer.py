@@ -1,4 +1,7 @@
-"""A plan as what is said of it: parts that add up, rooms by length, and what to change. Owns the words."""
+"""Converts a plan to the answer that is shown: parts that add up, numbers of requests by length, and suggested changes.
+
+Owns the texts.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,13 @@ from kvscope_telemetry.messages.memory_plan import (
 )
 
 FEWER_TOKENS: Final = 2048
-"""Of a step: prompts are computed in smaller pieces."""
+"""Suggested `max_num_batched_tokens`: prompts are computed in smaller chunks."""
 GPU_SIZES_GIB: Final = (8, 12, 16, 24, 32, 40, 48, 80, 96, 141, 192)
 GIB: Final = 1 << 30
 MIN_GAIN: Final = 1.02
-"""Less is not worth a change."""
+"""Minimum factor by which a change must improve a plan to be suggested."""
 BUS_BYTES_A_SECOND: Final = 25e9
-"""Of PCIe 4.0 x16 as it is reached in practice."""
+"""Bandwidth of PCIe 4.0 x16 that is reached in practice, in bytes/s."""
 DEFAULT_LENGTHS: Final = (1024, 4096, 16384)
 _MOMENTS: Final = {
     "forward": "in the forward pass",
@@ -47,9 +50,13 @@ def answer(
     *,
     is_first: bool = False,
 ) -> PlanAnswer:
-    """All that is said. `lengths` in tokens; those beyond the longest request are left out, that one is added.
+    """Return the whole answer.
 
-    `is_first`: without what to change, which is as many plans again.
+    Lengths beyond the longest request are left out, and the length of the longest request is added.
+
+    Args:
+        lengths: Tokens of a request for which to show how many requests fit.
+        is_first: Omit the suggested changes, each of which takes another plan.
     """
     return PlanAnswer(
         model=skeleton.name,
@@ -202,15 +209,18 @@ def _gradients_note(plan: TrainingPlan, moment: str) -> str:
     return f"parts are of the worst moment, {moment}, when {some} of gradients are there"
 
 
-# What to change so that more fits: options tried one at a time, and only those that help are told of.
+# Suggested changes: options are tried one at a time, and only those that help are returned.
 def better_serving(skeleton: Skeleton, plan: InferencePlan) -> tuple[Change, ...]:
-    """Changes that let more tokens into the KV cache, most first within those that make the longest request fit."""
+    """Return changes that let more tokens into the KV cache.
+
+    Changes after which the longest request fits come first, then those with the most tokens.
+    """
     found = []
     for options, note, question in _serving_changes(skeleton, plan):
         try:
             other = plan_inference(skeleton, question)
         except BadInput:
-            continue  # heads that cannot be divided so, say
+            continue  # for example, the number of heads is not divisible
         if other.num_tokens > max(plan.num_tokens * MIN_GAIN, 0) or (other.holds_longest and not plan.holds_longest):
             found.append((other, _change(options, note, other)))
     found.sort(key=lambda one: (not one[0].holds_longest, -one[0].num_tokens))
@@ -218,7 +228,7 @@ def better_serving(skeleton: Skeleton, plan: InferencePlan) -> tuple[Change, ...
 
 
 def better_training(skeleton: Skeleton, plan: TrainingPlan, gpu_memory: int) -> tuple[Change, ...]:
-    """Where a step does not fit: what would make it smaller, smallest first."""
+    """Return changes that make a training step smaller, smallest first; none if it fits."""
     if plan.needed <= gpu_memory:
         return ()
     found = []
@@ -270,7 +280,7 @@ def _serving_changes(skeleton: Skeleton, plan: InferencePlan) -> Iterator[tuple[
 
 
 def _larger_gpus(skeleton: Skeleton, plan: InferencePlan) -> Iterator[tuple[str, str, InferenceQuestion]]:
-    """The smallest that holds the longest request, where the present one does not."""
+    """Yield the smallest GPU that holds the longest request, if the present one does not."""
     if plan.holds_longest:
         return
     for size in GPU_SIZES_GIB:

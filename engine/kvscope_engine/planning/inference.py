@@ -1,9 +1,9 @@
-"""What serving a model takes of each GPU, and how many tokens and requests that leaves room for.
+"""Memory that serving a model takes on each GPU, and how many tokens and requests fit into the rest.
 
-The sum is the engine's own (`model/device_memory/memory_plan.py`), with the same reserves; what it measures at a
-start is reckoned here. Weights: parameters times their bytes. KV: two vectors a head, layer and token, and a float32
-scale each where they have 8 bits; blocks by KV group, as the engine has them, of which windows hold few. Activations:
-transformers' forward of the largest step, run without data.
+The sum is the engine's own (`model/device_memory/memory_plan.py`), with the same reserves; what the engine measures at
+its start is estimated here. Weights: parameters times their bytes. KV: two vectors per head, layer and token, and a
+float32 scale for each if they have 8 bits; blocks by KV group, as in the engine, of which layers with a window hold
+few. Activations: transformers' forward pass of the largest step, run without data.
 """
 
 from __future__ import annotations
@@ -58,29 +58,29 @@ if TYPE_CHECKING:
     from kvscope_engine.model.kv_cache.kv_storage import LayerShape
 
 CONTEXT_BYTES: Final = 800 << 20
-"""Of the driver, CUDA's context and what libraries keep: 0.8 GiB as measured on H100 and H200."""
+"""Bytes of the driver, CUDA's context and libraries: 0.8 GiB as measured on H100 and H200."""
 PROCESSORS: Final = Processors(num_multiprocessors=132, capability=90)
-"""Of the GPU, for the partial results of split attention, which are small: an H100's."""
+"""Processors of an H100, assumed for the partial results of split attention, which are small."""
 SCALED: Final = {"int8": 128, "fp8": 4096, "int4": 128}
-"""Quantized weights that share a scale: a group's; in FP8 at least those of a row, about."""
+"""Number of quantized weights per scale: a group's; for FP8 about the minimum of a row."""
 RECURRENT_TOKENS: Final = 256
-"""That are run without data where some layers take them one by one; the rest is in proportion."""
+"""Maximum number of tokens run without data if some layers take them one by one; the rest is extrapolated."""
 SCALE_BYTES: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceQuestion:
-    """What is asked. Names are the engine's options."""
+    """Options of a plan, named as the engine's."""
 
     gpu_memory: int
     """Bytes of one GPU."""
     gpu_memory_utilization: float = 0.9
     dtype: str = "bfloat16"
-    """Of the weights; quantized ones compute in bfloat16."""
+    """Type of the weights; quantized ones compute in bfloat16."""
     kv_cache_dtype: str = "auto"
     block_size: int = 16
     max_model_len: int | None = None
-    """Tokens of one request; None: the model's own limit."""
+    """Maximum number of tokens of a request; None: the model's own limit."""
     max_num_seqs: int = 64
     max_num_batched_tokens: int = GPU_BATCHED_TOKENS
     enforce_eager: bool = False
@@ -88,7 +88,7 @@ class InferenceQuestion:
     pipeline_parallel: int = 1
     kv_host_memory: int = 0
     weights_on_host: int = 0
-    """Bytes of weights, a GPU, that stay in host memory and are read over the bus in each step."""
+    """Bytes of weights per GPU that stay in host memory and are read over the bus in each step."""
     others: int = CONTEXT_BYTES
 
     def __post_init__(self) -> None:
@@ -111,91 +111,91 @@ class InferenceQuestion:
 
     @property
     def activations(self) -> torch.dtype:
-        """The type that is computed in."""
         return {"float32": torch.float32, "float16": torch.float16}.get(self.dtype, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """One GPU of a pipeline stage."""
-
     stage: PipelineStage
     memory: MemoryPlan
     block_bytes: int
     num_blocks: int
-    """That fit, 0 where nothing does."""
+    """Number of blocks that fit; 0 if nothing fits."""
     num_host_blocks: int
     groups: tuple[LayerGroup, ...]
-    """KV groups of its layers."""
+    """KV groups of the stage's layers."""
     needs: BlockNeeds
-    """Blocks of a request in all of them, once its prompt is computed."""
+    """Blocks of a request in all groups, once its prompt is computed."""
     num_states: int = 0
-    """Slots for states of recurrent layers: of requests that run, and of prefixes."""
+    """Number of slots for states of recurrent layers, of running requests and of prefixes."""
     state_bytes: int = 0
-    """Of all of them."""
+    """Bytes of all these slots."""
     num_host_states: int = 0
-    """The same in host memory, of requests swapped out and of prefixes."""
+    """Number of state slots in host memory, for swapped-out requests and for prefixes."""
     host_state_bytes: int = 0
+    """Bytes of all state slots in host memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class InferencePlan:
-    """The answer: every GPU of a stage is as `stages` says; the stage with fewest blocks decides for all."""
+    """Result of a plan. Every GPU of a stage is as in `stages`; the stage with the fewest blocks limits all."""
 
     question: InferenceQuestion
     skeleton: Skeleton
     max_model_len: int
     stages: tuple[StagePlan, ...]
     expanded_times: float = 1.0
-    """Of a model of latents: how many times as much its KV would be as keys and values."""
+    """Factor by which the KV of a model with latents (MLA) would grow as keys and values."""
     why_own: str = ""
-    """Why the engine runs the model by transformers' own code; empty where it does not."""
+    """Why the engine runs the model with transformers' own code; empty if it does not."""
     index_bytes: int = 0
-    """Of a token, that indexers keep."""
+    """Bytes per token that indexers (sparse attention) store."""
 
     @property
     def tightest(self) -> StagePlan:
-        """The stage with least room."""
         return min(self.stages, key=lambda stage: (stage.num_blocks, stage.memory.kv))
 
     @property
     def num_blocks(self) -> int:
-        """Of the pool."""
         return self.tightest.num_blocks
 
     @property
     def num_tokens(self) -> int:
-        """That all requests together may have in the KV cache; of requests of the greatest length, where groups of
-        layers let go of what is behind a window."""
+        """Maximum number of tokens of all requests in the KV cache.
+
+        If layers have a window, for requests of the maximum length.
+        """
         if not self.lets_go:
             return self.num_blocks * self.question.block_size
         return int(self.num_blocks / self.tightest.needs.at_most(self.max_model_len) * self.max_model_len)
 
     @property
     def lets_go(self) -> bool:
-        """Whether any layers have a window that a request outgrows."""
+        """Whether any layers have a window that a request outgrows, so that blocks are freed while it runs."""
         return any(group.rule.window for stage in self.stages for group in stage.groups)
 
     def request_bytes(self, length: int) -> int:
-        """Of the KV of one request of `length` tokens, on all GPUs together."""
+        """Return the KV bytes of one request of `length` tokens, summed over all GPUs."""
         each = sum(stage.needs.at_most(length) * stage.block_bytes for stage in self.stages)
         return each * self.question.tensor_parallel
 
     def kept_bytes(self, length: int) -> int:
-        """The same if no layer let go of anything."""
+        """Return the KV bytes of one request of `length` tokens if no blocks were freed, summed over all GPUs."""
         dtype = storage_dtype(self.question.kv_cache_dtype, self.question.activations)
         one_block = sum(block_bytes(stage.stage.kv, self.question.block_size, dtype) for stage in self.stages)
         return num_blocks_for(length, self.question.block_size) * one_block * self.question.tensor_parallel
 
     def requests_if(self, held_bytes: float) -> int:
-        """How many requests would fit that hold `held_bytes` each, on all GPUs together."""
+        """Return how many requests would fit that hold `held_bytes` each, summed over all GPUs."""
         room = sum(stage.num_blocks * stage.block_bytes for stage in self.stages) * self.question.tensor_parallel
         return int(room // held_bytes) if held_bytes else 0
 
     @property
     def kv_bytes_a_token(self) -> float:
-        """On all GPUs together, each KV head counted as often as it is held; of a request of the greatest length,
-        where layers let go of what is behind a window."""
+        """KV bytes per token, summed over all GPUs, with replicated KV heads counted on each.
+
+        If layers have a window, the mean over a request of the maximum length.
+        """
         if self.lets_go:
             return self.request_bytes(self.max_model_len) / self.max_model_len
         whole = sum(stage.block_bytes for stage in self.stages) * self.question.tensor_parallel
@@ -208,20 +208,20 @@ class InferencePlan:
 
     @property
     def holds_longest(self) -> bool:
-        """Whether a request of `max_model_len` fits beside nothing else."""
+        """Whether a single request of `max_model_len` tokens fits."""
         return self.fits and self.requests(self.max_model_len) >= 1
 
     def requests(self, length: int) -> int:
-        """How many requests of `length` tokens, prompt and output, may run at once, sharing nothing."""
+        """Return how many requests of `length` tokens, prompt and output, may run concurrently, sharing nothing."""
         fitting = min(stage.num_blocks // max(1, stage.needs.at_most(length)) for stage in self.stages)
         return min(fitting, max(0, self.tightest.num_states - 1)) if self.tightest.num_states else fitting
 
 
 def plan_inference(skeleton: Skeleton, question: InferenceQuestion) -> InferencePlan:
-    """Where the memory of each GPU goes.
+    """Plan the memory of each GPU.
 
-    Raises BadInput for a length the model cannot do, heads or layers that cannot be divided, or a model that is
-    not served.
+    Raises BadInput for a length that the model does not support, heads or layers that cannot be divided, or a model
+    that is not served.
     """
     length = _length(skeleton, question)
     tokens = min(question.max_num_batched_tokens, length * question.max_num_seqs)
@@ -242,8 +242,10 @@ def plan_inference(skeleton: Skeleton, question: InferenceQuestion) -> Inference
 
 
 def _check_own(name: str, shape: ForwardShape, question: InferenceQuestion) -> None:
-    """What is not done with a model that is run by its own code. Latents are held whole by each GPU, which vLLM and
-    SGLang do."""
+    """Raise BadInput for options that are not supported if the model is run by transformers' own code.
+
+    Tensor parallelism is accepted if all layers hold latents, which vLLM and SGLang replicate on each GPU.
+    """
     if question.kv_cache_dtype != "auto":
         raise BadInput(
             f"kv_cache_dtype={question.kv_cache_dtype!r} is not accepted: model {name!r} is run by transformers' own"
@@ -254,13 +256,14 @@ def _check_own(name: str, shape: ForwardShape, question: InferenceQuestion) -> N
 
 
 def _expanded_times(calls: Sequence[LayerCall], num_ranks: int) -> float:
-    """Each rank has latents whole, and would have keys and values of its own heads."""
+    """Return the factor by which the KV would grow as keys and values: latents are replicated, heads are divided among
+    ranks.
+    """
     numbers = sum(call.shape.numbers / (1 if call.shape.latent_dim else num_ranks) for call in calls)
     return sum(shape.numbers / num_ranks for shape in expanded_layers(calls)) / numbers if numbers else 1.0
 
 
 def weight_bytes(stage: PipelineStage, dtype: str) -> int:
-    """Bytes of a stage's weights on one GPU."""
     each = wide = WEIGHT_BYTES[dtype]
     if dtype in SCALED:
         each, wide = each + SCALE_BYTES / SCALED[dtype], 2.0
@@ -318,9 +321,10 @@ def _stage_plan(
 
 
 def _activations(skeleton: Skeleton, shape: ForwardShape, question: InferenceQuestion, tokens: int) -> int:
-    """Of the largest step; what tensor parallelism leaves whole is the stream between layers, before and after.
+    """Return the activation bytes of the largest step.
 
-    In 16 bits the engine keeps that stream in float32.
+    Tensor parallelism divides all but the stream between layers, before and after each. For 16-bit models the engine
+    keeps that stream in float32.
     """
     itemsize = question.activations.itemsize
     numbers = 2 * tokens * int(skeleton.config.hidden_size)
@@ -363,9 +367,8 @@ def _reserves(
 
 @dataclass(frozen=True, slots=True)
 class ForwardShape:
-    """What a forward pass holds at its peak, and its layers keep: transformers' own code run on tensors without data.
-
-    Of a model's forward pass over some tokens.
+    """Peak memory of a model's forward pass over some tokens, and what its layers store: transformers' own code, run on
+    tensors without data.
     """
 
     calls: tuple[LayerCall, ...]
@@ -373,25 +376,26 @@ class ForwardShape:
     activations: int
     """Bytes at the peak, without the head."""
     states: tuple[LayerState, ...] = ()
-    """What each recurrent layer keeps for a request."""
+    """State that each recurrent layer stores per request."""
     why_own: str = ""
-    """Why it is run by transformers' own code; empty where our attention runs."""
+    """Why it is run by transformers' own code; empty if kvscope's attention is used."""
 
     @property
     def state_bytes(self) -> int:
-        """Of one request."""
+        """Bytes of all recurrent states of one request."""
         return state_bytes(self.states)
 
     @property
     def layers(self) -> Sequence[LayerShape]:
-        """The KV cache of each layer."""
         return [call.shape for call in self.calls]
 
 
 @lru_cache(maxsize=16)
 def forward_shape(skeleton: Skeleton, dtype: torch.dtype, num_tokens: int, length: int = 0) -> ForwardShape:
-    """Run `num_tokens` through a model without data, of requests of up to `length`; 0: as many. Raises BadInput where
-    the engine would refuse it."""
+    """Run `num_tokens` tokens of requests of up to `length` tokens (0: as many) through a model without data.
+
+    Raises BadInput if the engine would refuse the model.
+    """
     register_attention()
     with FakeTensorMode(), torch.inference_mode():
         module = build(skeleton.whole, dtype, torch.device("cpu")).eval()
@@ -406,7 +410,7 @@ def forward_shape(skeleton: Skeleton, dtype: torch.dtype, num_tokens: int, lengt
                 Forward(module).fill(ids, ids, NoAttention(length))
         except KvscopeError as error:
             raise BadInput(f"model {skeleton.name!r} is not supported: {error}") from error
-        except (RuntimeError, TypeError, ValueError, AttributeError) as error:  # a external model raises what it likes
+        except (RuntimeError, TypeError, ValueError, AttributeError) as error:  # external model code may raise these
             line = " ".join(str(error).split())
             raise BadInput(f"model {skeleton.name!r} cannot be planned: {type(error).__name__}: {line:.200}") from error
     activations = round(memory.peak["activations"] * num_tokens / num_run)

@@ -1,4 +1,4 @@
-"""The KV groups and states of a model, from its configuration alone, for the simulator: as its engine has them."""
+"""The KV groups and states of a model as in its engine, from its configuration alone, for the simulator."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kvscope_engine.policy.kv_groups import GroupRule
 from kvscope_engine.simulator.kv_layout import KVLayout, SimulatedGroup
 
 _FEW_TOKENS = 16
-"""To see how each layer calls its attention."""
+"""Number of tokens of the forward pass that shows how each layer calls its attention."""
 
 
 def model_layout(model: str, max_tokens: int, block_size: int, kv_cache_dtype: str = "auto") -> KVLayout:
-    """Of `model`, as `plan` takes it, where a request has `max_tokens` tokens at most.
+    """Return the layout of `model`, named as for `plan`, for requests of up to `max_tokens` tokens.
 
-    Raises BadInput for what is no model that the engine serves.
+    Raises BadInput for a model that the engine does not serve.
     """
     shape = forward_shape(read_skeleton(model), torch.bfloat16, _FEW_TOKENS)
     layers, wide = list(shape.layers), expanded_layers(shape.calls)

@@ -1,7 +1,7 @@
-"""Bytes of the tensors that are alive, by kind, while torch runs; real ones, or ones without data.
+"""Counts the bytes of live tensors by kind while torch runs, with or without data.
 
-Owns the count. A storage is counted once, however many tensors look at it, from the operation that made it until
-nobody holds it: what torch's allocator would be asked for, without its rounding and its unused rest.
+Owns the count. A storage is counted once, however many tensors view it, from the operation that created it until its
+last reference is dropped: the bytes requested from torch's allocator, without its rounding and unused rest.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ GRADIENTS: Final = "gradients"
 OPTIMIZER: Final = "optimizer states"
 ACTIVATIONS: Final = "activations"
 KINDS: Final = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS)
-"""What no one has named otherwise is an activation."""
+"""All kinds. Tensors that were not named otherwise are activations."""
 
 
 class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While active, counts what operations make. `shares`: how much of each kind this device holds (default: all)."""
+    """Counts what operations create while active.
+
+    `shares`: fraction of each kind that this device holds (default: all).
+    """
 
     def __init__(self, shares: Mapping[str, float] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -31,24 +34,22 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive: dict[int, tuple[str, int]] = {}
         self._bytes = dict.fromkeys(KINDS, 0.0)
         self.peak: dict[str, float] = dict(self._bytes)
-        """Bytes by kind at the moment when all of them together were most."""
+        """Bytes by kind at the moment when their sum was largest."""
 
     @property
     def now(self) -> dict[str, float]:
-        """Bytes alive, by kind."""
         return dict(self._bytes)
 
     @property
     def peak_bytes(self) -> int:
-        """Of all kinds together."""
         return round(sum(self.peak.values()))
 
     def restart_peak(self) -> None:
-        """Only what comes from now on counts for the peak."""
+        """Reset the peak to the live bytes."""
         self.peak = self.now
 
     def name(self, kind: str, tensors: Iterable[torch.Tensor]) -> None:
-        """From now on the storages of `tensors` are of that kind; those not seen before are counted from here."""
+        """Assign the storages of `tensors` to a kind; those not seen before are counted from now on."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             known = self._alive.get(storage._cdata)

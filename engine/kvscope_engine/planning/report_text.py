@@ -17,7 +17,6 @@ from kvscope_telemetry.messages.memory_plan import (
 
 
 def text(plan: PlanAnswer) -> str:
-    """All of it, in paragraphs."""
     modules = ", ".join(
         f"{name} {_number(count)}" for name, count in plan.modules if count >= plan.num_parameters // 200
     )

@@ -1,7 +1,7 @@
-"""How a model is divided among GPUs: each matrix by tensor parallelism, the layers in a row by pipeline parallelism.
+"""How a model is divided among GPUs: matrices by tensor parallelism, consecutive layers by pipeline parallelism.
 
-As vLLM does it, after Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053): matrices in equal parts, vectors whole on
-each; a KV head that there are too few of is held by several. Owns no dtype and no memory.
+As in vLLM, after Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053): matrices are divided equally, vectors are
+replicated, and KV heads are replicated if there are too few. Owns no dtype and no memory.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from kvscope_telemetry.errors import BadInput
 
 @dataclass(frozen=True, slots=True)
 class PipelineStage:
-    """What one GPU of a pipeline stage holds: numbers of parameters, and the KV cache's layers."""
+    """Part of the model on one GPU of a pipeline stage: numbers of parameters, and the KV cache's layers."""
 
     number: int
     first_layer: int
     layers: Parameters
     embedding: Parameters
-    """With the head: products by these stay in the type of the activations when the layers' are quantized."""
+    """Parameters of embedding and head. Their products stay in the activations' type when the layers' are quantized."""
     kv: tuple[LayerShape, ...]
     has_head: bool
 
 
 def check_divisible(num_query_heads: int, tensor_parallel: int) -> None:
-    """Raise BadInput where heads cannot be dealt out evenly."""
+    """Raise BadInput if the query heads cannot be divided evenly."""
     if num_query_heads % tensor_parallel:
         raise BadInput(
             f"tensor_parallel={tensor_parallel} is not accepted: {num_query_heads} query heads are not divisible by it"
@@ -37,7 +37,7 @@ def check_divisible(num_query_heads: int, tensor_parallel: int) -> None:
 def stages(
     skeleton: Skeleton, kv: tuple[LayerShape, ...], tensor_parallel: int, pipeline_parallel: int
 ) -> tuple[PipelineStage, ...]:
-    """A GPU of each stage, first to last. Raises BadInput for more stages than layers."""
+    """Return what a GPU of each stage holds, first to last. Raises BadInput for more stages than layers."""
     if pipeline_parallel > skeleton.num_layers:
         raise BadInput(
             f"pipeline_parallel={pipeline_parallel} is not accepted: the model has {skeleton.num_layers} layers"
@@ -47,7 +47,7 @@ def stages(
         is_last = number == pipeline_parallel - 1
         ends = Parameters()
         if number == 0 or (is_last and not skeleton.head.matrices):
-            ends += skeleton.embedding  # tied: whoever has the head has it too
+            ends += skeleton.embedding  # tied weights: the stage with the head needs the embedding as well
         if is_last:
             ends += skeleton.head
         own = sum(skeleton.layers[first : first + count], Parameters())
@@ -66,7 +66,10 @@ def stages(
 
 
 def _layer_counts(num_layers: int, num_stages: int) -> list[int]:
-    """As even as can be; those over go to the stages before the last, which has the head."""
+    """Return the layers of each stage, as even as possible.
+
+    Extra layers go to stages before the last, which has the head.
+    """
     each, over = divmod(num_layers, num_stages)
     counts = [each] * num_stages
     for index in range(over):
@@ -79,7 +82,10 @@ def _divided(parameters: Parameters, parts: int) -> Parameters:
 
 
 def _kv_part(layer: LayerShape, parts: int, first: int) -> LayerShape:
-    """A layer of the stage that begins with layer `first`; what it shares with an earlier stage it holds itself."""
+    """Return one GPU's part of a layer, in the stage that starts with layer `first`.
+
+    If the layer shares the KV of a layer of an earlier stage, the stage stores it itself.
+    """
     source = layer.shares_with
     own = None if source is None or source < first else source - first
     return replace(layer, num_kv_heads=max(1, layer.num_kv_heads // parts), shares_with=own)

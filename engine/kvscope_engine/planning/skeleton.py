@@ -1,6 +1,6 @@
-"""A model without memory: its configuration, its modules with shapes alone, and where its parameters are.
+"""A model without memory: its configuration, its modules with only shapes, and the location of its parameters.
 
-Owns how a name becomes a configuration without anything else being fetched.
+Owns how a name is resolved to a configuration without downloading anything else.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Numbers of parameters of a place in the model: in matrices, which can be divided among devices and quantized,
-    and in vectors (norms, biases), which are not."""
+    """Number of parameters of a part of the model: in matrices, which can be divided among devices and quantized, and
+    in vectors (norms, biases), which cannot.
+    """
 
     matrices: int = 0
     vectors: int = 0
@@ -39,46 +40,44 @@ class Parameters:
 
     @property
     def number(self) -> int:
-        """All of them."""
         return self.matrices + self.vectors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Skeleton:
-    """What a plan needs to know of a model. Each is its own: two of one name are not equal."""
+    """Properties of a model that a plan needs. Compared by identity: two with the same name are not equal."""
 
     name: str
     architecture: str
     config: PretrainedConfig
-    """Of the part that reads and writes text."""
+    """Configuration of the part that reads and writes text."""
     whole: PretrainedConfig
-    """What `build` takes."""
+    """Configuration of the whole model, as `build` takes it."""
     layers: tuple[Parameters, ...]
     embedding: Parameters
-    """Read by number; the head's too where the two are one."""
+    """Parameters of the input embedding; if weights are tied, the head uses them, too."""
     head: Parameters
-    """The last product, and the norm before it. Without the matrix where it is the embedding's."""
+    """Parameters of the final projection and the norm before it. Without the matrix if weights are tied."""
     by_module: tuple[tuple[str, int], ...]
-    """Parameters of each kind of module, such as "self_attn" and "mlp", over all layers; most first."""
+    """Parameters of each kind of module, such as "self_attn" and "mlp", over all layers; largest first."""
 
     @property
     def num_parameters(self) -> int:
-        """Of the whole model."""
         return self.embedding.number + self.head.number + sum(layer.number for layer in self.layers)
 
     @property
     def num_layers(self) -> int:
-        """Of decoder layers."""
         return len(self.layers)
 
 
 def read_skeleton(model: str) -> Skeleton:
-    """The skeleton of `model`: `default`, a Hugging Face id, a folder, a `.gguf` file, a `config.json`, or dummy:FILE.
+    """Return the skeleton of `model`: `default`, a Hugging Face id, a folder, a `.gguf` file, a `config.json`, or
+    dummy:FILE.
 
-    Raises BadInput for what is no model that this engine serves, KvscopeError when the hub cannot be reached.
+    Raises BadInput for a model that this engine does not serve, KvscopeError if the hub cannot be reached.
     """
     config = _config(model)
-    take_recipe(config, model)  # what quantized layers are planned as is asked by --dtype
+    take_recipe(config, model)  # --dtype, not the checkpoint, determines the type of planned quantized layers
     plan = blueprint(config, model)
     module = build(config, torch.bfloat16, torch.device("meta"))
     layers: dict[int, Parameters] = {}
@@ -109,13 +108,15 @@ def read_skeleton(model: str) -> Skeleton:
 
 
 def build(config: PretrainedConfig, dtype: torch.dtype, device: torch.device, attention: str = "eager") -> Any:
-    """The causal language model of `config`, without values on the device "meta" or inside a fake tensor mode."""
+    """Return the causal language model of `config`, without values on the device "meta" or inside a fake
+    tensor mode.
+    """
     with device:
         return make_model(config, dtype, attention)
 
 
 def _kind(name: str, match: re.Match[str] | None) -> str:
-    """The first part of a parameter's name below its layer; without a layer, the module that holds it."""
+    """Return the first part of a parameter's name below its layer; without a layer, the module that holds it."""
     parts = (name[match.end() :] if match else name.removeprefix("model.")).split(".")
     return parts[0]
 
@@ -140,7 +141,7 @@ def _there(path: Path, model: str) -> Path:
 
 
 def _gguf_config(path: Path | None) -> PretrainedConfig:
-    """Of a GGUF file by its head alone; of the default model's where None."""
+    """Return the configuration of a GGUF file from its header alone; of the default model if `path` is None."""
     from kvscope_engine.model.loader.download.default_model import default_gguf
     from kvscope_engine.model.loader.download.progress import TerminalProgress
     from kvscope_engine.model.loader.gguf.gguf_cache import entry_folder
@@ -151,7 +152,7 @@ def _gguf_config(path: Path | None) -> PretrainedConfig:
     file = path or default_gguf(TerminalProgress())
     for dtype in (torch.bfloat16, torch.float32, torch.float16):
         entry = entry_folder(content_sha256(file), dtype)
-        if is_intact(entry):  # a file that was converted: reading its head again takes seconds
+        if is_intact(entry):  # the file was converted before: reading its header again takes seconds
             return read_config(entry / "config.json")
     config: PretrainedConfig = config_of(file, check_gguf(file))
     return config

@@ -1,16 +1,16 @@
-"""What training a model takes of each GPU: a step of it run on tensors without data, and how ZeRO divides what is held.
+"""Memory that training a model takes on each GPU: one step is run on tensors without data, and divided as by ZeRO.
 
-Weights, gradients and the optimizer's states are counted as torch makes them; activations are what autograd really
-keeps of transformers' own forward, with the loss's float32 logits, at the worst moment of forward, backward and the
-optimizer's step. Sources of what is reckoned:
+Weights, gradients and the optimizer's states are counted as torch creates them; activations are what autograd retains
+of transformers' own forward pass, with the loss's float32 logits, at the worst moment of forward, backward and the
+optimizer's step. Sources of what is computed:
 
-- `mixed`: 16-bit weights and gradients beside float32 master weights and Adam's two moments, 2 + 2 + 12 bytes a
+- `mixed`: 16-bit weights and gradients, plus float32 master weights and Adam's two moments, 2 + 2 + 12 bytes per
   parameter: Rajbhandari et al. 2020, "ZeRO", arXiv:1910.02054, section 3.1.
-- ZeRO's stages divide among N data-parallel ranks: 1 the optimizer's states, 2 gradients too, 3 weights too, where
+- ZeRO's stages divide among N data-parallel ranks: 1 the optimizer's states, 2 also gradients, 3 also weights, where
   each rank gathers one layer at a time: the same, section 5 and figure 1.
-- Gradient checkpointing keeps each layer's input and computes the rest again: Chen et al. 2016, arXiv:1604.06174.
-- For GPT's layers with dropout, what is kept without it is s*b*h*(34 + 5*a*s/h) bytes a layer: Korthikanti et al.
-  2022, arXiv:2205.05198, equation 2; here it is counted, since today's layers are others.
+- Gradient checkpointing keeps each layer's input and recomputes the rest: Chen et al. 2016, arXiv:1604.06174.
+- For GPT's layers with dropout, s*b*h*(34 + 5*a*s/h) bytes per layer are retained without it: Korthikanti et al. 2022,
+  arXiv:2205.05198, equation 2; here they are counted, since today's layers differ.
 """
 
 from __future__ import annotations
@@ -36,29 +36,27 @@ if TYPE_CHECKING:
 PRECISIONS: Final = ("mixed", "autocast", "bfloat16", "float32")
 OPTIMIZERS: Final = ("adamw", "sgd")
 MASTER_BYTES: Final = 12
-"""A parameter in `mixed`: a float32 copy and Adam's two moments; without Adam the copy alone, 4."""
+"""Bytes per parameter in `mixed`: a float32 copy and Adam's two moments; without Adam only the copy, 4 bytes."""
 ZERO_STAGES: Final = (0, 1, 2, 3)
 DEFAULT_LENGTH: Final = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingQuestion:
-    """What is asked."""
-
     batch_size: int = 1
-    """Sequences of one forward pass on one GPU (micro batch)."""
+    """Sequences per forward pass on one GPU (micro batch)."""
     length: int | None = None
-    """Tokens of each; None: 2,048, or as many as the model can do where that is less."""
+    """Tokens per sequence; None: 2,048, or the model's limit if that is less."""
     precision: str = "mixed"
-    """`mixed`: 16-bit weights with float32 master weights; `autocast`: torch's, float32 weights whose products are in
-    bfloat16; or all in one type."""
+    """Number formats. `mixed`: 16-bit weights with float32 master weights; `autocast`: torch's, float32 weights with
+    products in bfloat16; `bfloat16` and `float32`: all in one type."""
     optimizer: str = "adamw"
     checkpointing: bool = False
-    """Gradient checkpointing."""
+    """Whether gradient checkpointing is used."""
     zero: int = 0
-    """ZeRO's stage."""
+    """Stage of ZeRO."""
     data_parallel: int = 1
-    """Ranks that it divides among."""
+    """Number of ranks among which ZeRO divides."""
 
     def __post_init__(self) -> None:
         for name, accepted in (("precision", PRECISIONS), ("optimizer", OPTIMIZERS), ("zero", ZERO_STAGES)):
@@ -72,12 +70,11 @@ class TrainingQuestion:
 
     @property
     def weights_dtype(self) -> torch.dtype:
-        """Of the weights that products read."""
         return torch.float32 if self.precision in ("autocast", "float32") else torch.bfloat16
 
     @property
     def shares(self) -> Mapping[str, float]:
-        """What this rank holds of each kind."""
+        """Fraction of each kind of memory that a rank holds."""
         part = 1.0 / self.data_parallel
         return {
             OPTIMIZER: part if self.zero >= 1 else 1.0,
@@ -93,44 +90,45 @@ class TrainingPlan:
     question: TrainingQuestion
     weights: int
     gradients: int
-    """All of them, as they are when the optimizer begins."""
+    """Bytes of all gradients when the optimizer starts."""
     optimizer: int
     activations: int
-    """At the end of the forward pass: what backward needs, and the loss."""
+    """Bytes at the end of the forward pass: what backward needs, and the loss."""
     worst: str
-    """"forward", "backward" or "optimizer": when most is held."""
+    """Moment when most is held: "forward", "backward" or "optimizer"."""
     at_worst: Mapping[str, int]
-    """What is held then, of each kind."""
+    """Bytes held at that moment, by kind."""
     gathered: int
-    """Then, of weights that ZeRO's third stage has whole for a while: the largest layer, twice."""
+    """Bytes of weights that ZeRO stage 3 has gathered at that moment: the largest layer, twice."""
     others: int = CONTEXT_BYTES
 
     @property
     def temporary(self) -> int:
-        """Of `at_worst`'s activations, what the forward pass had not kept: results of the operations that run then."""
+        """Activations at the worst moment that the forward pass did not retain: results of the operations that run
+        then.
+        """
         return max(0, self.at_worst[ACTIVATIONS] - self.activations)
 
     @property
     def peak(self) -> int:
-        """Of all kinds at the worst moment, `gathered` included."""
+        """Bytes of all kinds at the worst moment, including `gathered`."""
         return sum(self.at_worst.values()) + self.gathered
 
     @property
     def needed(self) -> int:
-        """What a GPU must have."""
         return self.peak + self.others
 
 
 def plan_training(skeleton: Skeleton, question: TrainingQuestion) -> TrainingPlan:
-    """A step of training on tensors without data.
+    """Plan a step of training, run on tensors without data.
 
-    Raises BadInput where the model cannot be that long, or its code cannot be run without data.
+    Raises BadInput if the model does not support the length, or its code cannot be run without data.
     """
     question = replace(question, length=_length(skeleton, question.length))
     try:
         with FakeTensorMode():
             return measured_step(skeleton, question)
-    except (RuntimeError, TypeError, ValueError, AttributeError) as error:  # a external model raises what it likes
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:  # external model code may raise these
         line = " ".join(str(error).split())
         raise BadInput(
             f"training of model {skeleton.name!r} cannot be planned: {type(error).__name__}: {line:.200}"
@@ -147,7 +145,7 @@ def _length(skeleton: Skeleton, asked: int | None) -> int:
 
 
 def measured_step(skeleton: Skeleton, question: TrainingQuestion) -> TrainingPlan:
-    """Build the model where the caller is, on a CPU or without data, train a step, and say what it took."""
+    """Build the model, on a CPU or in the caller's fake tensor mode, train a step, and return its memory."""
     module = _trainable(skeleton, question)
     parameters = list(module.parameters())
     memory = LiveMemory(question.shares)
@@ -190,7 +188,9 @@ def measured_step(skeleton: Skeleton, question: TrainingQuestion) -> TrainingPla
 
 
 def _trainable(skeleton: Skeleton, question: TrainingQuestion) -> nn.Module:
-    """With the attention that training would use: torch's own where the architecture can, else transformers' eager."""
+    """Return the model with the attention that training would use: torch's SDPA if supported, else
+    transformers' eager.
+    """
     dtype, cpu = question.weights_dtype, torch.device("cpu")
     try:
         module = build(skeleton.whole, dtype, cpu, "sdpa")
@@ -212,13 +212,13 @@ def _forward(module: Any, question: TrainingQuestion) -> torch.Tensor:
     if question.precision == "autocast":
         numbers = torch.autocast("cpu", torch.bfloat16)
     with numbers, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of transformers, on options that nobody here gave
+        warnings.simplefilter("ignore")  # transformers warns about options that are not set here
         loss: torch.Tensor = module(input_ids=ids, labels=ids, use_cache=False).loss
     return loss
 
 
 def _optimizer(question: TrainingQuestion, module: nn.Module, parameters: list[nn.Parameter]) -> Any:
-    """torch's own on the weights; None where it works on master weights, which are reckoned."""
+    """Return torch's optimizer of the weights; None in `mixed`, whose master weights `_master` accounts for."""
     if question.precision == "mixed":
         return None
     if question.optimizer == "adamw":
@@ -227,7 +227,7 @@ def _optimizer(question: TrainingQuestion, module: nn.Module, parameters: list[n
 
 
 def _master(question: TrainingQuestion, parameters: list[nn.Parameter]) -> list[torch.Tensor]:
-    """In `mixed`: what the optimizer holds in float32."""
+    """Return the float32 tensors that the optimizer holds in `mixed`; otherwise none."""
     if question.precision != "mixed":
         return []
     copies = 3 if question.optimizer == "adamw" else 1
@@ -235,7 +235,7 @@ def _master(question: TrainingQuestion, parameters: list[nn.Parameter]) -> list[
 
 
 def _have_states(optimizer: Any, parameters: list[nn.Parameter], memory: LiveMemory) -> None:
-    """As after the first step: an optimizer makes its states then."""
+    """Run a step, because an optimizer only creates its states then."""
     if optimizer is None:
         return
     for parameter in parameters:
@@ -247,7 +247,7 @@ def _have_states(optimizer: Any, parameters: list[nn.Parameter], memory: LiveMem
 
 
 def _gathered(skeleton: Skeleton, question: TrainingQuestion) -> int:
-    """One layer is used while the next is on its way."""
+    """Return the bytes of gathered weights: one layer in use and the next being fetched."""
     if question.zero < 3 or question.data_parallel == 1:
         return 0
     largest = max(*(layer.number for layer in skeleton.layers), skeleton.embedding.number)

@@ -1,1 +1,4 @@
-"""Requests, block pool, prefix index and scheduler: they decide who gets which block, and who runs. No tensors."""
+"""Requests, block pool, prefix index and scheduler: they decide which request gets which block and which requests run.
+
+No tensors.
+"""

@@ -1,4 +1,4 @@
-"""Which LoRA adapter a request is computed with. A value: knows neither weights nor where they lie."""
+"""Identifies the LoRA adapter that a request is computed with. A value: knows neither weights nor their location."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ NO_UPDATING: Final = (
 
 
 class Adapter(msgspec.Struct, frozen=True, gc=False):
-    """A loaded adapter. What was computed with one is of no use to another."""
+    """A loaded adapter. KV that was computed with one cannot be used with another."""
 
     name: str
     key: bytes
-    """32 bytes, of its name, scale and weights: another one loaded under the same name has another."""
+    """32 bytes derived from name, scale and weights: another adapter loaded under the same name has another key."""

@@ -11,12 +11,14 @@ from kvscope_telemetry.plural import counted
 
 
 def num_blocks_for(num_tokens: int, block_size: int) -> int:
-    """Blocks that hold `num_tokens` tokens."""
     return -(-num_tokens // block_size)
 
 
 class BlockNeeds:
-    """Blocks that requests hold at most in all KV groups together, when `max_chunk` tokens of one run in a step."""
+    """Maximum number of blocks that requests hold, summed over all KV groups.
+
+    `max_chunk`: maximum number of tokens of one request that run in a step.
+    """
 
     def __init__(self, groups: Sequence[GroupRule], block_size: int, max_chunk: int) -> None:
         self._groups = groups
@@ -24,15 +26,17 @@ class BlockNeeds:
         self._max_chunk = max_chunk
 
     def at_most(self, num_tokens: int) -> int:
-        """Of a request of so many tokens."""
+        """Return the maximum number of blocks that a request of `num_tokens` tokens holds."""
         return sum(rule.most_held(num_tokens, self._max_chunk, self._block_size) for rule in self._groups)
 
     def in_the_end(self, request: Request) -> int:
-        """With its prompt and all it may generate."""
+        """Return the maximum number of blocks for a request's prompt and all tokens that it may generate."""
         return self.at_most(_length(request))
 
     def longest(self, num_blocks: int, max_tokens: int) -> int:
-        """The most tokens, `max_tokens` at most, of a request that holds `num_blocks` at most."""
+        """Return the largest number of tokens, up to `max_tokens`, of a request that never holds more than
+        `num_blocks`.
+        """
         low, high = 0, max_tokens
         while low < high:
             middle = (low + high + 1) // 2
@@ -40,9 +44,9 @@ class BlockNeeds:
         return low
 
     def check_fits(self, request: Request, num_blocks: int, max_model_len: int) -> None:
-        """Raise BadInput with the numbers when the request could not run even with the engine to itself.
+        """Raise BadInput with the numbers if the request could not run even alone in the engine.
 
-        One that passes can always run alone, so a scheduler that falls back to one request never gets stuck.
+        A request that passes can always run alone, so a scheduler that falls back to one request always makes progress.
         """
         if not request.num_prompt_tokens:
             raise BadInput("the prompt is empty: at least 1 token is needed")
@@ -60,7 +64,7 @@ class BlockNeeds:
 
 
 def described_length(request: Request) -> str:
-    """Return the prompt tokens and the new tokens of `request`, for a refusal."""
+    """Return the prompt tokens and the new tokens of `request` as text for a refusal."""
     return f"{counted(request.num_prompt_tokens, 'prompt token')} and {counted(request.max_tokens, 'new one')}"
 
 

@@ -1,7 +1,8 @@
-"""KV groups: layers that read the same earlier tokens, and what of a request's text they therefore need.
+"""KV groups: sets of layers that read the same earlier tokens, and therefore need the same part of a request's KV.
 
-A request has a block table in each group, all of one length. Where a group's layers look back at most so far, blocks
-that no later token reads are let go of: their places in the table are `NULL_BLOCK`. Knows neither layers nor tensors.
+A request has a block table in each group, all of the same length. In a group whose layers have a limited window, blocks
+that no later token reads are freed: their entries in the table become `NULL_BLOCK`. Knows neither layers nor tensors.
+See docs/internals/decisions/0020-kv-groups-share-one-pool.md.
 """
 
 from __future__ import annotations
@@ -13,50 +14,54 @@ from typing import Final, NamedTuple
 from kvscope_telemetry import pins
 
 NULL_BLOCK: Final = 0
-"""In a block table: what was here was let go of. A pool with windows gives this block to nobody."""
+"""Entry of a block table whose block was freed. A pool with windows never allocates this block."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRule:
-    """Which earlier tokens the layers of a group read."""
+    """Rule for the earlier tokens that the layers of a group read."""
 
     window: int = 0
-    """Tokens that a query reads at most, itself among them; 0: all before it."""
+    """Maximum number of tokens that a query reads, itself included; 0: all before it."""
     is_chunked: bool = False
-    """The text is cut into windows, and a query reads none before its own (Llama 4)."""
+    """Whether the text is cut into chunks of `window` tokens, and a query reads none before its own chunk (Llama 4)."""
 
     def first_read(self, position: int) -> int:
-        """The first position that the token at `position` reads; those after it read none before that."""
+        """Return the first position that the token at `position` reads. No later token reads an earlier one."""
         if not self.window:
             return 0
         return position // self.window * self.window if self.is_chunked else max(0, position - self.window + 1)
 
     def num_unread(self, num_tokens: int, block_size: int) -> int:
-        """Blocks from the first that no token reads which follows the first `num_tokens`."""
+        """Return the number of leading blocks that no token after the first `num_tokens` reads."""
         return self.first_read(num_tokens) // block_size
 
     def most_held(self, num_tokens: int, max_chunk: int, block_size: int) -> int:
-        """Blocks that a request of `num_tokens` tokens holds at most at a time, computed `max_chunk` at a time."""
+        """Return the maximum number of blocks that a request of `num_tokens` tokens holds, computed in chunks of
+        `max_chunk`.
+        """
         return pins.most_held(num_tokens, window=self.window, max_chunk=max_chunk, block_size=block_size)
 
 
 ONE_GROUP: Final = (GroupRule(),)
-"""All layers read everything."""
+"""A single group whose layers read all earlier tokens."""
 
 
 def group_digest(digest: bytes, group: int) -> bytes:
-    """What a prefix is found by in a group: each holds and loses blocks of a text by itself."""
+    """Return the key under which a prefix is found in a group: each group caches and evicts blocks of a text
+    independently.
+    """
     return digest + bytes((group,)) if group else digest
 
 
 class PrefixMatch(NamedTuple):
-    """The longest cached prefix of a text for which all groups have what the next token reads."""
+    """Longest cached prefix of a text for which all groups have the blocks that the next token reads."""
 
     num_places: int
     tables: tuple[list[int], ...] = ()
-    """What is at each place, one list a group; `NULL_BLOCK` where the next token does not read."""
+    """Block at each index, one list per group; `NULL_BLOCK` where the next token does not read."""
     num_let_go: tuple[int, ...] = ()
-    """Places of each group, from the first, that are not needed."""
+    """Number of leading entries of each group's table that are not needed."""
 
 
 NOTHING: Final = PrefixMatch(0)
@@ -65,9 +70,9 @@ NOTHING: Final = PrefixMatch(0)
 def find_prefix(
     groups: Sequence[GroupRule], digests: Sequence[bytes], block_size: int, get: Callable[[bytes], int | None]
 ) -> PrefixMatch:
-    """The longest beginning of a text, whose full blocks have `digests`, after which the text can go on.
+    """Return the longest prefix of a text, whose full blocks have `digests`, after which its computation can continue.
 
-    `get` says where a block of a group is, by its `group_digest`.
+    `get` returns the block of a group by its `group_digest`, or None.
     """
     found: list[list[int]] = []
     num_places = len(digests)
@@ -83,7 +88,7 @@ def find_prefix(
         found.append(blocks)
     windows = [(group, rule) for group, rule in enumerate(groups) if rule.window]
     before = -1
-    while windows and num_places != before:  # what is too long for one may be too long for another when it is cut
+    while windows and num_places != before:  # a prefix shortened for one group may then be incomplete in another
         before = num_places
         for group, rule in windows:
             num_places = _longest_end(rule, group, digests[:num_places], block_size, get)
@@ -99,7 +104,7 @@ def find_prefix(
 def _longest_end(
     rule: GroupRule, group: int, digests: Sequence[bytes], block_size: int, get: Callable[[bytes], int | None]
 ) -> int:
-    """Of the first blocks of a text, how many at most, so that the group has all that is read after them."""
+    """Return the largest number of leading blocks after which the group has all blocks that the next token reads."""
     end = place = len(digests)
     while place > rule.num_unread(end * block_size, block_size):
         place -= 1

@@ -1,4 +1,4 @@
-"""The scheduler's plan for one step, and the runner's result of it. Values, no behaviour."""
+"""The scheduler's plan for one step, and the runner's result of it. Values without behaviour."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from kvscope_telemetry.messages.commands import TokenLogprobs
 
 
 class Scheduled(NamedTuple):
-    """A request and how many of its tokens run in this step. (A tuple: a frozen dataclass takes 4 times as long.)
+    """A request and how many of its tokens run in this step. (A tuple: a frozen dataclass takes 4 times as long to
+    create.)
 
-    The tokens are positions `start` to `start + num_tokens`; blocks for them are in the request's table.
+    The tokens are positions `start` to `start + num_tokens`; the request's table has blocks for them.
     """
 
     request: Request
     start: int
     num_tokens: int
     samples: bool
-    """Whether the last of them is the last known token, so that a new one is sampled after it."""
+    """Whether the last of these tokens is the last known one, so that a new token is sampled after it."""
     drafts: tuple[int, ...] = ()
-    """Guesses of the tokens after the last known one, which run behind it and are counted in `num_tokens`; a token is
-    sampled after each. Once the step is over, `num_tokens` is that of the tokens that turned out to be right."""
+    """Draft tokens after the last known token, counted in `num_tokens`; a token is sampled after each. After the step,
+    `num_tokens` counts only the accepted ones."""
 
 
 class StateSave(NamedTuple):
-    """The state of a request's recurrent layers after its first `num_tokens` tokens goes to a slot of its own."""
+    """Copy of a request's recurrent state after its first `num_tokens` tokens, kept in a separate slot."""
 
     request: Request
     num_tokens: int
@@ -43,66 +44,65 @@ class StepPlan:
 
     scheduled: tuple[Scheduled, ...]
     num_single_token: int
-    """How many of `scheduled`, from the first, compute exactly one token."""
+    """Number of leading entries of `scheduled` that compute exactly one token."""
     copies: tuple[tuple[int, int], ...] = ()
-    """Blocks to copy, (from, to), before anything is written: copy on write."""
+    """Copy-on-write block copies, (from, to), made before anything is written."""
     state_copies: tuple[tuple[int, int], ...] = ()
-    """Slots of recurrent states to copy, (from, to), one after the other before the step."""
+    """Copies between slots of recurrent states, (from, to), made in this order before the step."""
     state_saves: tuple[StateSave, ...] = ()
-    """States to keep amid the step, each after tokens that run in it."""
+    """Recurrent states to keep during the step, each after tokens that run in it."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens computed in the step."""
         return sum(item.num_tokens for item in self.scheduled)
 
     @property
     def changes_states(self) -> bool:
-        """Whether it goes on from states of recurrent layers, so that it cannot be run a second time."""
+        """Whether the step updates recurrent states, so that it cannot be run a second time."""
         return any(item.request.state_slot >= 0 for item in self.scheduled)
 
     @property
     def has_drafts(self) -> bool:
-        """Whether tokens run that are only guessed."""
         return any(item.drafts for item in self.scheduled[self.num_single_token :])
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What came out, one entry for each of `StepPlan.scheduled`."""
+    """Result of a step, one entry for each of `StepPlan.scheduled`."""
 
     token_ids: tuple[tuple[int, ...], ...]
-    """The tokens that follow, in their order; none where the prefill goes on. With drafts: as many of them as are
-    what was sampled in their place, and the one after."""
+    """New tokens of each entry in order; none if its prefill continues. With drafts: the accepted drafts and one more
+    token."""
     logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()
-    """One for each of these tokens where they were asked for; empty when no request asked for any."""
+    """Logprobs of each of these tokens where they were requested; empty if no request asked for any."""
     forward_ns: int = 0
     block_shares: NDArray[np.float32] | None = None
-    """(groups, num_single_token, blocks): the share of each decode's attention, in the layers of each KV group, that
-    fell on each of its blocks; None where it was not measured."""
+    """Shape (groups, num_single_token, blocks): share of each decode's attention on each of its blocks, over the layers
+    of each KV group. None if it was not measured."""
     graph_size: int = 0
-    """Requests that the CUDA graph it ran as has room for; 0: it ran without one."""
+    """Number of requests that the CUDA graph of the step was captured for; 0: no graph was used."""
     wait_ns: int = 0
-    """The host stood still until it was there."""
+    """Time that the host was blocked, waiting for the result."""
     block_skips: NDArray[np.float32] | None = None
-    """(num_single_token, blocks): of the layers and KV heads that choose among blocks, the share that passed over each
-    of each decode's; None where it was not counted."""
+    """Shape (num_single_token, blocks): for each block of each decode, the share of the sparse layers' KV heads that
+    skipped it. None if it was not counted."""
     launches: int = 0
-    """That the forward pass was handed to the device in; 0: not counted."""
+    """Number of launches that the forward pass took; 0: not counted."""
     graph_tokens: int = 0
-    """Tokens that the CUDA graphs have room for that it ran as between attention; 0: it ran without them."""
+    """Number of tokens that the piecewise CUDA graphs (between attention) were captured for; 0: none were used."""
     logit_sums: tuple[tuple[int, ...], ...] = ()
-    """Of each entry, for each token that follows, the sum of its logits' bits; empty where nobody asked."""
+    """Sums of the bits of the logits, one per new token of each entry; empty if not requested."""
 
 
 def without_ended(plan: StepPlan, result: StepResult) -> tuple[StepPlan, StepResult]:
-    """What is left of both once the rows of requests that ended while they ran are taken out."""
+    """Return plan and result without the requests that ended while they ran."""
     return keep_items(plan, result, [not item.request.is_finished for item in plan.scheduled])
 
 
 def to_run_again(plan: StepPlan) -> StepPlan:
-    """What is left of a plan that waited: without requests that ended meanwhile, and without those whose form does not
-    say yet which token may come, which sit the step out."""
+    """Return a plan that waited without the requests that ended meanwhile, and without those whose next allowed tokens
+    are not known yet, which skip the step.
+    """
     is_kept = [
         not item.request.is_finished and not (item.samples and item.request.awaits_its_form) for item in plan.scheduled
     ]
@@ -110,7 +110,7 @@ def to_run_again(plan: StepPlan) -> StepPlan:
 
 
 def keep_items(plan: StepPlan, result: StepResult, is_kept: Sequence[bool]) -> tuple[StepPlan, StepResult]:
-    """What is left of both once the rows of some requests are taken out, as if they had not run."""
+    """Return plan and result with only the entries marked in `is_kept`, as if the others had not run."""
     kept = [index for index, keeps in enumerate(is_kept) if keeps]
     if len(kept) == len(plan.scheduled):
         return plan, result
@@ -134,8 +134,9 @@ def keep_items(plan: StepPlan, result: StepResult, is_kept: Sequence[bool]) -> t
 
 
 def keep_emitted(plan: StepPlan, result: StepResult, num_emitted: Sequence[int]) -> tuple[StepPlan, StepResult]:
-    """Return plan and result cut to the `num_emitted` tokens of each entry: wrong drafts, and drafts behind an end,
-    count as not run.
+    """Return plan and result cut to the first `num_emitted` tokens of each entry.
+
+    Wrong drafts, and drafts after the end of the output, count as not run.
     """
     scheduled = tuple(
         item._replace(num_tokens=said) if item.drafts else item
@@ -146,7 +147,7 @@ def keep_emitted(plan: StepPlan, result: StepResult, num_emitted: Sequence[int])
 
 
 def without_drafts(plan: StepPlan) -> StepPlan:
-    """The plan's decodes alone, a token each."""
+    """Return a plan of only the decodes of `plan`, with one token each."""
     drafted = [item._replace(num_tokens=1, drafts=()) for item in plan.scheduled if item.drafts]
     singles = (*plan.scheduled[: plan.num_single_token], *drafted)
     return replace(plan, scheduled=singles, num_single_token=len(singles))

@@ -1,4 +1,4 @@
-"""The order of service: higher priority first, then first come, first served."""
+"""Requests in the order of service: higher priority first, then first come, first served."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from kvscope_engine.policy.request import Request
 
 
 def rank(request: Request) -> tuple[int, int, int]:
-    """Sorts requests in the order of service; no two are equal, and it never changes."""
+    """Sort key of the order of service. No two requests have the same key, and it never changes."""
     return (-request.priority, request.arrival_ns, request.number)
 
 
 class RankedQueue:
-    """Requests in the order of service. Finding a place is O(log n); moving pointers is a memmove."""
+    """Requests in the order of service. A lookup is O(log n); inserting and removing move pointers (memmove)."""
 
     __slots__ = ("_requests",)
 
@@ -25,24 +25,23 @@ class RankedQueue:
         return len(self._requests)
 
     def __iter__(self) -> Iterator[Request]:
-        """From first to last. Nobody may come or go meanwhile."""
+        """Iterate from first to last. The queue must not change meanwhile."""
         return iter(self._requests)
 
     @property
     def first(self) -> Request:
-        """The next to be served. There must be one."""
+        """Next request to be served. The queue must not be empty."""
         return self._requests[0]
 
     def add(self, request: Request) -> None:
-        """Put a request in its place."""
         insort(self._requests, request, key=rank)
 
     def remove(self, request: Request) -> None:
-        """Take out a request that is here."""
+        """Remove a request, which must be in the queue."""
         place = bisect_left(self._requests, rank(request), key=rank)
         assert self._requests[place] is request, f"request {request.number} is not where its rank puts it"
         del self._requests[place]
 
     def pop_first(self) -> Request:
-        """Take out the next to be served."""
+        """Remove and return the next request to be served."""
         return self._requests.pop(0)

@@ -1,7 +1,7 @@
-"""A request: prompt, tokens so far, sampling, state, its block tables. Knows no tensors.
+"""A request: prompt, tokens so far, sampling parameters, state and block tables. Knows no tensors.
 
-The scheduler owns `state`, `block_tables`, `num_let_go`, `saved_tables` and `num_computed_tokens`; the engine's
-commit appends to `output_token_ids` and ends the request. Nobody else writes here.
+The scheduler owns `state`, `block_tables`, `num_let_go`, `saved_tables` and `num_computed_tokens`; the engine's commit
+appends to `output_token_ids` and ends the request. No other code writes to these fields.
 """
 
 from __future__ import annotations
@@ -25,104 +25,111 @@ NOTHING_LET_GO: Final = (0,)
 class Request:
     """One completion of one prompt. `number` counts from 1 within an engine's life.
 
-    What does not change is in tuples: of very many requests, Python's collector of cycles looks through lists alone.
+    Values that do not change are tuples: with very many requests, Python's cyclic garbage collector scans only the
+    lists.
     """
 
     number: int
     request_id: str
     prompt_token_ids: Sequence[int]
-    """A tuple, but where only its length is known."""
+    """A tuple, except where only the length of the prompt is known."""
     sampling: ResolvedSampling
     max_tokens: int
-    """Resolved: `sampling.max_tokens`, bounded by what the model's limit leaves."""
+    """Maximum number of output tokens: `sampling.max_tokens`, limited by what the model's maximum length leaves."""
     arrival_ns: int
     index: int = 0
     priority: int = 0
     output_token_ids: list[int] = field(default_factory=list)
     state: RequestState = RequestState.WAITING
     block_tables: tuple[list[int], ...] = field(default_factory=lambda: ([],))
-    """One a KV group, all of one length."""
+    """One block table per KV group, all of the same length."""
     num_let_go: tuple[int, ...] = NOTHING_LET_GO
-    """Of each group's table, the places from the first whose blocks were let go of (`NULL_BLOCK`)."""
+    """Number of leading entries of each group's table that are `NULL_BLOCK`, because their blocks were freed."""
     num_computed_tokens: int = 0
-    """Tokens, from the first, whose KV is in the blocks of the table."""
+    """Number of leading tokens whose KV is in the blocks of the table."""
     num_cached_tokens: int = 0
-    """Prompt tokens that the prefix cache gave, at the first admission."""
+    """Prompt tokens found in the prefix cache at the first admission."""
     waits_for: WaitsFor = WaitsFor.UNTOLD
-    """While it is first in the queue: what for, where counts of blocks and of requests do not say it."""
+    """Why the request was not admitted when it was last first in the queue, or PROMPT while it waits for its parent's
+    prompt."""
     num_preemptions: int = 0
     preempted_ns: int = 0
-    """When it last was, 0: never."""
+    """Time of the last preemption; 0 if there was none."""
     num_lost_tokens: int = 0
-    """The most tokens, from the first, whose KV was in its blocks when it was preempted."""
+    """Largest number of leading tokens whose KV was in the request's blocks at any of its preemptions."""
     num_restarts: int = 0
-    """How often a step that failed spoilt its state since it had `restarted_at` tokens; the scheduler's."""
+    """Number of failed steps that invalidated its recurrent state since it had `restarted_at` tokens. Set by the
+    scheduler."""
     restarted_at: int = 0
     saved_tables: tuple[list[int], ...] = ()
-    """While it is swapped out: rows of lower tiers that hold its first tokens' KV, place by place, a list a KV group,
-    of which `num_let_go` places are not there; else empty."""
+    """While the request is swapped out: rows of the lower tiers that hold the KV of its first tokens, one table per KV
+    group, whose first `num_let_go` entries are `NULL_BLOCK`. Empty otherwise."""
     num_saved_tokens: int = 0
-    """Tokens in them."""
+    """Number of tokens in `saved_tables`."""
     parent: int = 0
-    """Request from which it is to be forked once that one's prompt is computed, 0 for none."""
+    """Number of the request from which this one is forked once that request's prompt is computed; 0 for none."""
     expected_tokens: int | None = None
-    """Prompt and output together in the end, where somebody knows: only the simulator does."""
+    """Final number of tokens, prompt and output, where it is known: only the simulator knows it."""
     num_reserved_tokens: int = 0
-    """Slots set aside for it under a policy that reserves, those in use among them; 0 under one that does not."""
+    """Token slots reserved for the request, used ones included, under an allocation policy that reserves; otherwise 0.
+    """
     block_digests: list[bytes] = field(default_factory=list)
-    """Chained digests of its full blocks, as far as they were needed; the scheduler's, empty without a prefix
-    cache. They follow from the tokens, so they outlive preemption."""
+    """Chained digests of its full blocks, as far as they were needed. Set by the scheduler, empty without a prefix
+    cache. They depend only on the tokens, so they remain valid after a preemption."""
     admitted_ns: int | None = None
     first_token_ns: int | None = None
     last_token_ns: int | None = None
     finish_reason: FinishReason | None = None
     cache_salt: str = ""
-    """Its blocks are shared only with requests of the same."""
+    """Blocks are shared only between requests with the same salt."""
     adapter: Adapter | None = None
-    """That it is computed with; its blocks are shared only with requests of the same."""
+    """LoRA adapter that the request is computed with. Blocks are shared only between requests with the same adapter."""
     client: str = ""
-    """Whose it is: clients are served in turn (`waiting_queue`)."""
+    """Client that sent the request. Clients are served in turn (`waiting_queue`)."""
     batch: str = ""
-    """What its client asked for at once, this request among it; empty: the completions of its own prompt."""
+    """Identifier of the group of requests that the client sent together; empty: the completions of this request's
+    prompt."""
     num_draft_tokens: int = 0
-    """Tokens that were guessed ahead for it and checked, and those of them that were right; the scheduler's."""
+    """Draft tokens checked for this request. `num_accepted_tokens` of them were accepted. Both are set by the
+    scheduler."""
     num_accepted_tokens: int = 0
     state_slot: int = -1
-    """Where the state of its recurrent layers is while it runs; -1: nowhere. The state pool's."""
+    """Slot of the state of its recurrent layers while it runs, otherwise -1. Set by the state pool."""
     saved_state_slot: int = -1
-    """Where it is in host memory while the request is swapped out; -1: nowhere."""
+    """Slot of that state in host memory while the request is swapped out, otherwise -1."""
     state_tables: tuple[list[int], ...] = ()
-    """One table with the ledger's row of either, empty while it has none; no table where the model has no such
-    layers."""
+    """One table with the ledger row of `state_slot` or `saved_state_slot`, empty while the request has neither. No
+    table where the model has no recurrent layers."""
     parted_at: int = 0
-    """Tokens, from the first, that blocks were found for beyond the last state that could be gone on from."""
+    """End of the cached blocks, in tokens, if the request could not resume there because no recurrent state was kept; 0
+    if it could. A state is kept there this time, since the texts of prompts diverge at this position."""
     matcher: TokenMatcher | None = None
-    """Keeps its output to a form; the stream of its output drives it, the sampler asks it."""
+    """Restricts the output to the requested format. The code that handles the output advances it, the sampler queries
+    it."""
 
     num_prompt_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """Counted once: each step asks each request."""
-        self.num_prompt_tokens = len(self.prompt_token_ids)
+        self.num_prompt_tokens = len(self.prompt_token_ids)  # counted once: each step reads it for each request
 
     @property
     def block_table(self) -> list[int]:
-        """That of the first KV group."""
+        """Block table of the first KV group."""
         return self.block_tables[0]
 
     @property
     def kv_tables(self) -> tuple[list[int], ...]:
-        """Where the KV of its tokens is, a table a KV group: blocks, or rows of lower tiers while it is swapped out."""
+        """Tables of the KV of its tokens, one per KV group: blocks, or rows of lower tiers while it is swapped out."""
         return self.saved_tables or self.block_tables
 
     @property
     def tables(self) -> tuple[list[int], ...]:
-        """Rows of the ledger that it holds, one table per KV group, then that of its recurrent state."""
+        """Rows of the ledger that the request holds: one table per KV group, then the table of its recurrent state."""
         return (*self.kv_tables, *self.state_tables)
 
     @property
     def held_blocks(self) -> list[int]:
-        """Of all groups, in the order of the text: what is read last comes last."""
+        """Blocks of all groups in the order of the text: those of the last tokens come last."""
         tables = self.block_tables
         if len(tables) == 1 and not self.num_let_go[0]:
             return tables[0]
@@ -135,40 +142,41 @@ class Request:
 
     @property
     def saved_rows(self) -> list[int]:
-        """Of all groups."""
+        """Rows of lower tiers of all KV groups."""
         return [
             row for table, let_go in zip(self.saved_tables, self.num_let_go, strict=False) for row in table[let_go:]
         ]
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens generated so far."""
         return len(self.output_token_ids)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens known so far, prompt and output."""
         return self.num_prompt_tokens + len(self.output_token_ids)
 
     @property
     def follows_its_tokens(self) -> bool:
-        """Whether how its next token is sampled depends on which its last ones were: by a form, or by penalties."""
+        """Whether the sampling of the next token depends on the values of the previous ones: by structured output or
+        penalties.
+        """
         return self.matcher is not None or self.is_penalized
 
     @property
     def awaits_its_form(self) -> bool:
-        """Whether it is still being computed which tokens may come next: a step may not sample for it."""
+        """Whether the mask of allowed next tokens is still being computed: no token may be sampled until it is
+        ready.
+        """
         return self.matcher is not None and not self.matcher.is_ready
 
     @property
     def is_penalized(self) -> bool:
-        """Whether it asks for a penalty on tokens that were seen."""
+        """Whether the request asks for a penalty on tokens that it already has."""
         asked = self.sampling
         return asked.repetition_penalty != 1.0 or asked.presence_penalty != 0.0 or asked.frequency_penalty != 0.0
 
     @property
     def is_finished(self) -> bool:
-        """Whether it ended, for whatever reason."""
         return self.state is RequestState.FINISHED
 
     def tokens(self, start: int, stop: int) -> Sequence[int]:
@@ -182,24 +190,24 @@ class Request:
 
 
 class TokenMatcher(Protocol):
-    """What keeps a completion to the form that was asked for, as the engine sees it.
+    """Restricts one completion to the requested output format, as the engine sees it.
 
-    Of one request. It follows the tokens that the request has, so neither preemption nor a batch can hurt it.
+    It depends only on the tokens that the request has, so preemption and batching do not affect it.
     """
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is known which tokens may come next: until then the request samples none."""
+        """Whether the set of allowed next tokens is known. Until then no token is sampled for the request."""
 
     def fill(self, words: NDArray[np.int32], row: int, *, may_end: bool) -> None:
-        """Write into `words[row]` which tokens may come next: bit token % 32 of word token // 32.
+        """Write the allowed next tokens into `words[row]`: bit token % 32 of word token // 32. Changes no state.
 
-        Changes nothing. Where it may not end yet, an end is allowed only when nothing else is.
+        Unless `may_end`, the end-of-sequence token is allowed only if no other token is.
         """
 
     def accept(self, token_id: int) -> None:
-        """Go on by a token that was sampled. Raises KvscopeError for one that is not of the form."""
+        """Advance by a sampled token. Raises KvscopeError if the format does not allow it."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether an end was accepted."""
+        """Whether an end-of-sequence token was accepted."""

@@ -1,12 +1,14 @@
-"""Slots for the states of recurrent layers: each running request has one, and the others keep checkpoints of prefixes.
+"""Slots for the states of recurrent layers: one for each running request, the others for checkpoints of prefixes.
 
-A state stands for all tokens before it and cannot be taken apart, so a cached prefix is of use only up to a place
-where a state was kept: a *checkpoint*, found by the digest of the prefix's last block. It is copied to a request that
-goes on from there. Slots in host memory hold the states of swapped-out requests, and checkpoints that had to leave the
-device. Owns who has which slot, which checkpoints there are, and the order in which they are evicted (the least
-recently used first). Knows no tensors: copies are asked for in the step's plan, and take effect as if each were over
-when it is asked for, since they are made in that order before the step. Each slot has a row in the ledger of the block
-pool, behind all others, in a KV group of its own.
+A recurrent state covers all tokens before it and cannot be split, so a cached prefix can only be used up to a position
+where a state was kept: a *checkpoint*, found by the digest of the prefix's last block. It is copied for a request that
+resumes from there. Slots in host memory hold the states of swapped-out requests, and checkpoints evicted from the
+device.
+
+Owns the owner of each slot, the checkpoints, and the order in which they are evicted (least recently used first). Knows
+no tensors: copies are part of the step's plan, and count as complete when they are requested, since they are made in
+that order before the step. Each slot has a row in the ledger of the block pool, after all others, in a separate KV
+group.
 """
 
 from __future__ import annotations
@@ -26,34 +28,35 @@ from kvscope_telemetry.messages.validity import MAX_BLOCK_SIZE
 
 
 def most_told(max_model_len: int) -> int:
-    """Tokens that the ledger can say a state is of."""
+    """Return the maximum number of tokens that the ledger can record for a state."""
     return min(max_model_len, MAX_BLOCK_SIZE)
 
 
 class StatePool:
-    """A slot for each row that `pool` has for states, those in host memory last. With `keeps` they are kept at block
-    boundaries, for prefixes to be found again:
+    """Allocates the rows of `pool` that hold states: first those on the device, then those in host memory.
 
-    - before the last block of a prompt that is full and is not its end, where the same prompt and the next turn of a
-      conversation go on;
-    - where the text of a prompt parted from one that was seen before, since a third is likely to part there, too;
+    With `keeps`, checkpoints are kept at block boundaries:
+
+    - at the last block boundary before the end of a prompt, where the same prompt and the next turn of a conversation
+      resume;
+    - where the text of a prompt diverged from an earlier one, since a third is likely to diverge there, too;
     - every `interval` tokens, rounded up to whole blocks.
 
-    Each costs a copy of one state, and its slot until it is evicted. A row says of how many tokens it is the state, at
-    most `max_tokens`. `copy_seconds` is what a copy to host memory or back takes.
+    Each checkpoint costs the copy of one state, and its slot until it is evicted. A row records the number of tokens
+    that its state covers, at most `max_tokens`. `copy_seconds`: time of a copy to host memory or back.
     """
 
     def __init__(
         self, pool: BlockPool, interval: int, max_tokens: int, *, keeps: bool, copy_seconds: float = 0.0
     ) -> None:
         self.num_slots = pool.num_states
-        """On the device; those from this number on are in host memory."""
+        """Number of slots on the device; slots with this number or a greater one are in host memory."""
         self.num_host_slots = pool.num_host_states
         self.copy_seconds = copy_seconds
         self.block_size = pool.block_size
         self.interval = -(-interval // self.block_size) * self.block_size
         self.group = len(pool.groups)
-        """KV group of its rows."""
+        """KV group of the pool's rows."""
         self._pool = pool
         self._max_tokens = max_tokens
         self._keeps = keeps
@@ -63,43 +66,42 @@ class StatePool:
         self._free_below = list(range(num_all - 1, self.num_slots - 1, -1))
         self._checkpoints: OrderedDict[bytes, int] = OrderedDict()
         self._below: OrderedDict[bytes, int] = OrderedDict()
-        """Checkpoints in host memory; a prefix may have one on the device as well."""
+        """Checkpoints in host memory. A prefix may have one on the device as well."""
         self._copies: list[tuple[int, int]] = []
         self._saving: dict[int, StateSave] = {}
         self.num_kept = 0
         self.num_restored = 0
         self.num_evicted = 0
         self.num_offloaded = 0
-        """Of checkpoints, since the start; those that went to host memory are among the evicted."""
+        """Checkpoints moved to host memory since the start. Like all of these counters of checkpoints, it is a total
+        since the start; offloaded ones are included in `num_evicted`."""
         self.num_swapped = 0
-        """States of preempted requests that went to host memory, since the start."""
+        """States of preempted requests moved to host memory since the start."""
         self.num_loaded = 0
-        """States of either kind that came back."""
+        """States of requests and checkpoints loaded from host memory since the start."""
         self._evicted_for: list[int] = []
 
     @property
     def num_checkpoints(self) -> int:
-        """Prefixes whose state is kept on the device."""
         return len(self._checkpoints)
 
     @property
     def num_checkpoints_below(self) -> int:
-        """Prefixes whose state is kept in host memory."""
+        """Number of checkpoints in host memory."""
         return len(self._below)
 
     @property
     def num_free(self) -> int:
-        """Slots on the device that hold nothing of use."""
         return len(self._free)
 
     @property
     def num_free_below(self) -> int:
-        """The same in host memory."""
+        """Number of free slots in host memory."""
         return len(self._free_below)
 
     @property
     def num_available(self) -> int:
-        """Slots that a request could be given now."""
+        """Number of slots that could be allocated to requests now, free or by eviction of a checkpoint."""
         return len(self._free) + len(self._checkpoints)
 
     @property
@@ -108,19 +110,22 @@ class StatePool:
         return bool(self._free_below or self._below)
 
     def checkpoints(self, digests: Sequence[bytes], *, below: bool) -> Iterator[int]:
-        """How many of the first blocks of a text can be gone on from, most first; with what is `below`, or without."""
+        """Return the numbers of leading blocks after which a text can resume, largest first.
+
+        `below`: include host memory.
+        """
         counts = range(len(digests), 0, -1)
         return (count for count in counts if self._is_kept(digests[count - 1], below=below))
 
     def load_seconds(self, digest: bytes) -> float:
-        """What it takes to have a kept state on the device."""
+        """Return the time to load the checkpoint of `digest` to the device; 0 if it is there."""
         return 0.0 if digest in self._checkpoints else self.copy_seconds
 
     def begin(self, request: Request, digest: bytes | None) -> bool:
-        """A slot for a request that starts to run: from nothing, or from the checkpoint of `digest`. Returns whether
-        that comes from host memory.
+        """Allocate a slot for a request that starts to run, empty or with a copy of the checkpoint of `digest`.
 
-        There must be one (`num_available`); the checkpoint itself becomes the request's where there is no other.
+        Returns whether the checkpoint is in host memory. A slot must be available (`num_available`); if there is no
+        other, the request takes over the checkpoint's own slot.
         """
         assert request.state_slot < 0, f"request {request.number} has a state"
         if digest is None:
@@ -128,7 +133,7 @@ class StatePool:
             return False
         is_here = digest in self._checkpoints
         kept = self._checkpoints if is_here else self._below
-        source = kept.pop(digest)  # so that nobody is given its slot now
+        source = kept.pop(digest)  # so that its slot is not allocated below
         self.num_restored += 1
         if is_here and not self.num_available:
             self._evict(digest, source, request)
@@ -140,12 +145,11 @@ class StatePool:
         return not is_here
 
     def fork(self, parent: Request, child: Request) -> None:
-        """The child goes on from where the parent is."""
         assert child.state_slot < 0, f"request {child.number} has a state"
         self._copy(parent.state_slot, child)
 
     def swap_out(self, request: Request) -> None:
-        """The state of a request that no longer runs goes to host memory, which must have room (`has_room_below`)."""
+        """Move the state of a preempted request to host memory, which must have space (`has_room_below`)."""
         slot = self._take_below()
         assert slot is not None, "a state is swapped out without room for it"
         source, request.state_slot = request.state_slot, -1
@@ -156,17 +160,18 @@ class StatePool:
         self.num_swapped += 1
 
     def swap_in(self, request: Request) -> None:
-        """A swapped-out request starts to run where it was; there must be a slot (`num_available`)."""
+        """Load the state of a swapped-out request to the device, where a slot must be available (`num_available`)."""
         saved, request.saved_state_slot = request.saved_state_slot, -1
         self._copy(saved, request)
         self._clear(saved)
 
     def row(self, slot: int) -> int:
-        """Of the ledger."""
         return self._pool.first_state + slot
 
     def prefix(self, row: int) -> Prefix | None:
-        """What the last block before a kept state holds, while the pool has it; None for every other row."""
+        """Return the prefix of the last block before a checkpoint, while the pool caches it; None for every
+        other row.
+        """
         slot, pool = row - self._pool.first_state, self._pool
         kept = self._checkpoints if slot < self.num_slots else self._below
         digest = next((digest for digest, at in kept.items() if at == slot), b"")
@@ -174,7 +179,7 @@ class StatePool:
         return None if block is None else pool.prefix(block)
 
     def release(self, request: Request) -> None:
-        """Its state is of no use any more, wherever it is."""
+        """Free the request's slots on the device and in host memory."""
         for slot in (request.state_slot, request.saved_state_slot):
             if slot >= 0:
                 self._clear(slot)
@@ -182,13 +187,15 @@ class StatePool:
         request.state_slot = request.saved_state_slot = -1
 
     def plan(self, scheduled: Iterable[Scheduled]) -> tuple[tuple[tuple[int, int], ...], tuple[StateSave, ...]]:
-        """Of the step that is being planned: copies (from, to) before it, and states to be kept amid it."""
+        """Return the state copies (from, to) before the planned step, and the states to keep during it."""
         saves = tuple(self._saves(scheduled)) if self._keeps else ()
         copies, self._copies = tuple(self._copies), []
         return copies, saves
 
     def commit(self, scheduled: Iterable[Scheduled], saves: Iterable[StateSave]) -> None:
-        """The step was run, and its blocks are sealed: what it kept can be found from now on."""
+        """Record that the step ran and its blocks are sealed: the checkpoints that it kept can be found from
+        then on.
+        """
         running = [item.request for item in scheduled if item.request.state_slot >= 0]
         rows = np.array([self.row(request.state_slot) for request in running], np.int64)
         counts = [min(request.num_computed_tokens, self._max_tokens) for request in running]
@@ -209,24 +216,25 @@ class StatePool:
                 self._pool.moves.copied([self.row(slot)])
 
     def take_evicted(self) -> list[int]:
-        """Of each checkpoint that had to leave the device since the last call, the request that got its slot."""
+        """Return and clear, for each checkpoint evicted from the device, the number of the request that got
+        its slot.
+        """
         evicted, self._evicted_for = self._evicted_for, []
         return evicted
 
     def drop_uncommitted(self) -> None:
-        """Whatever was to be kept by a step that never came back."""
+        """Free the slots of checkpoints that a step which was never committed would have kept."""
         self._free += self._saving
         self._saving.clear()
 
     def reset(self) -> None:
-        """Forget all checkpoints."""
         for slot in (*self._checkpoints.values(), *self._below.values()):
             self._clear(slot)
         self._checkpoints.clear()
         self._below.clear()
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raise AssertionError unless each slot is exactly one of: free, a request's, a checkpoint, saving."""
+        """Raise AssertionError unless each slot is exactly one of: free, a request's, a checkpoint, being saved."""
         told = {
             request: slot for request in requests if (slot := max(request.state_slot, request.saved_state_slot)) >= 0
         }
@@ -271,7 +279,7 @@ class StatePool:
             yield save
 
     def _places(self, item: Scheduled) -> list[int]:
-        """Tokens after which the state is kept, those of most use first."""
+        """Return the token counts after which to keep the state, the most useful first."""
         request, size, start = item.request, self.block_size, item.start
         end = start + item.num_tokens
         turn = (request.num_prompt_tokens - 1) // size * size
@@ -284,7 +292,7 @@ class StatePool:
         return request.block_digests[number] if 0 <= number < len(request.block_digests) else None
 
     def _copy(self, source: int, request: Request) -> None:
-        """The request goes on from a copy."""
+        """Give the request a new slot with a copy of `source`."""
         slot = self._take(request)
         self._copies.append((source, slot))
         self._give(request, slot)
@@ -299,8 +307,11 @@ class StatePool:
         self._write(slot, BlockState.ACTIVE, request.number, request.num_computed_tokens)
 
     def _take(self, request: Request, *, of_last: bool = False) -> int:
-        """The first that is free, or the last: those who run lie side by side, apart from checkpoints, as far as can
-        be, and decode in place then."""
+        """Allocate the lowest slot that is free, or with `of_last` the highest; without a free one, evict a checkpoint.
+
+        Slots of running requests are thus mostly contiguous and separate from checkpoints, which lets decodes run in
+        place.
+        """
         if self._free:
             slot = max(self._free) if of_last else min(self._free)
             self._free.remove(slot)
@@ -310,7 +321,10 @@ class StatePool:
         return slot
 
     def _evict(self, digest: bytes, slot: int, request: Request) -> None:
-        """A checkpoint that is found no more makes room for a request: it goes to host memory where that has room."""
+        """Evict a checkpoint, already removed from the index, for a request.
+
+        It is offloaded if host memory has space.
+        """
         self.num_evicted += 1
         self._evicted_for.append(request.number)
         self._offload(digest, slot)
@@ -330,7 +344,7 @@ class StatePool:
             self.num_offloaded += 1
 
     def _take_below(self) -> int | None:
-        """A slot in host memory, for which a checkpoint may be forgotten; None where requests have them all."""
+        """Allocate a slot in host memory, dropping a checkpoint if needed. None if requests hold all of them."""
         if self._free_below:
             return self._free_below.pop()
         if not self._below:
@@ -351,14 +365,14 @@ class StatePool:
         self._pool.touch_one(row)
 
     def _clear(self, slot: int) -> None:
-        """It holds nothing of use any more. Whoever gets it writes to it after all copies that were asked for."""
+        """Free a slot. Its next owner writes to it after all copies requested so far."""
         self._write(slot, BlockState.FREE, NO_OWNER, 0)
         (self._free if slot < self.num_slots else self._free_below).append(slot)
 
     def _write(
         self, slot: int, state: BlockState, owner: int, num_tokens: int, digest: bytes = b"", before: bytes = b""
     ) -> None:
-        """A slot's row of the ledger; `digest` and `before` as they are in the first KV group."""
+        """Write a slot's row of the ledger; `digest` and `before` are those of the first KV group."""
         ledger, row = self._pool.ledger, self.row(slot)
         ledger.state[row], ledger.ref_count[row] = state, state is BlockState.ACTIVE
         ledger.owner[row], ledger.filled[row] = owner, min(num_tokens, self._max_tokens)

@@ -1,24 +1,33 @@
-"""How a KV memory is divided among states of recurrent layers and blocks. Knows sizes alone."""
+"""Divides KV memory between states of recurrent layers and blocks. Knows only sizes."""
 
 from __future__ import annotations
 
 from typing import Final
 
 MIN_SLOTS: Final = 2
-"""A request's, and one to copy from while another begins."""
+"""One slot for a request, and one to copy from while another request starts."""
 STATES_SHARE: Final = 0.5
-"""Of the KV memory, that states may take."""
+"""Maximum share of the KV memory that states may take."""
 MAX_EMPTY_BLOCKS: Final = 1 << 16
 
 
 def slots_and_blocks(
     room: int, one_block: int, one_state: int, wanted: int, longest: int, num_pads: int = 0
 ) -> tuple[int, int]:
-    """Slots for states, and blocks, in a KV memory of `room` bytes; no blocks where there is not enough of it.
+    """Return the number of state slots and of blocks in a KV memory of `room` bytes; no blocks if it is too small.
 
-    Slots for the states of `wanted` requests and prefixes, and one to copy from while another request begins, within
-    half of it, beside `num_pads` that are nobody's. Where no layer has keys and values it may be all: blocks are texts'
-    places in the prefix cache, `longest` for a request of the greatest length, and take nothing.
+    There are slots for the states of `wanted` requests and prefixes, plus one to copy from while another request
+    starts, within half of the memory, in addition to `num_pads` padding slots that belong to no request. If no layer
+    has keys and values (`one_block` is 0), states may take all of the memory: blocks then are only positions of texts
+    in the prefix cache, take no memory, and there are `longest` per slot (the blocks of a request of maximum length).
+
+    Args:
+        room: KV memory in bytes.
+        one_block: Bytes of a block; 0 if no layer has keys and values.
+        one_state: Bytes of a state.
+        wanted: Requests and prefixes that should have a slot.
+        longest: Blocks of a request of maximum length.
+        num_pads: Slots for padding.
     """
     share = STATES_SHARE if one_block else 1.0
     slots = max(MIN_SLOTS, min(wanted + 1, int(share * max(room, 0)) // one_state - num_pads))
@@ -29,7 +38,9 @@ def slots_and_blocks(
 
 
 def host_slots(host_bytes: int, one_block: int, one_state: int, wanted: int) -> int:
-    """Slots for states in `host_bytes` of host memory: as many as `wanted`, within half of it and beside a block. It
-    may be all of it where no layer has keys and values."""
+    """Return the number of state slots in `host_bytes` of host memory: at most `wanted`.
+
+    They take at most half of it and leave space for a block. If no layer has keys and values, they may take all of it.
+    """
     share = STATES_SHARE if one_block else 1.0
     return min(wanted, max(0, min(int(share * host_bytes), host_bytes - one_block)) // one_state)

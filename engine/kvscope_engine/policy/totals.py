@@ -1,4 +1,4 @@
-"""What the scheduler counts. Totals since the start; `messages.Counters` shows them."""
+"""Counters of the scheduler since the start. `messages.Counters` publishes them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Totals:
-    """Only the scheduler writes these."""
+    """Counters that only the scheduler writes. Those without a docstring have the meaning of `messages.Counters`."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     restored_tokens: int = 0
     recomputed_tokens: int = 0
-    """These four as in `messages.Counters`."""
     preemptions: int = 0
     admitted: int = 0
-    """First admissions; a request that comes back after a preemption is not counted again."""
+    """First admissions; a request that returns after a preemption is not counted again."""
     finished: int = 0
     aborted: int = 0
     refused: int = 0
@@ -25,12 +24,10 @@ class Totals:
     loaded_blocks: int = 0
     copied_blocks: int = 0
     lost_blocks: int = 0
-    """These five as in `messages.Counters`."""
     draft_tokens: int = 0
     accepted_tokens: int = 0
-    """Both as there."""
 
     def begin(self, num_prompt_tokens: int, num_cached_tokens: int) -> None:
-        """A request runs for the first time, with so much of its prompt found."""
+        """Count a first admission, with the prompt tokens found in the prefix cache and those left to compute."""
         self.cached_tokens += num_cached_tokens
         self.prompt_tokens += max(0, num_prompt_tokens - num_cached_tokens)

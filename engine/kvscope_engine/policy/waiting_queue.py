@@ -1,12 +1,14 @@
-"""Requests that wait, in the order of service: by priority, then clients in turn, then first come, first served.
+"""Waiting requests in the order of service: by priority, then by client and batch in turn, then first come, first
+served.
 
-Among requests of one priority it is the turn of the client whose running requests hold the fewest tokens; among that
-client's batches (what it asked for at once: several prompts, several completions of one) of the batch that holds the
-fewest; in a batch, and among equals, of who came first. So a client, or a batch, with thousands of requests delays
-somebody else's single one by no more than its own. Of one client with batches of one request each this is the order in
-which they came. Tokens count as many as they were when their request was let in.
+Among requests of one priority, the client whose running requests hold the fewest tokens is next; among that client's
+batches (requests that it sent together: several prompts, or several completions of one), the batch whose running
+requests hold the fewest; within a batch, and if these are equal, the request that came first. So a client or batch with
+thousands of requests delays another client's single request by no more than one of its own requests. For one client
+with batches of one request each, this is the order of arrival. A request counts with its tokens at its admission.
 
-Owns what each client and batch runs. Coming, going and being next are O(log n), however many wait.
+Owns the totals of what each client and batch runs. Adding, removing and finding the next request are O(log n) in the
+number of waiting requests.
 """
 
 from __future__ import annotations
@@ -22,21 +24,21 @@ from kvscope_engine.policy.request import Request
 
 _Thing = TypeVar("_Thing", bound=Hashable)
 _Batch: TypeAlias = tuple[str, str]
-"""A client, and what it asked for at once."""
+"""Client and the identifier of a batch."""
 
 
 @dataclass(slots=True)
 class Held:
-    """What somebody's running requests are."""
+    """Totals of the running requests of a client or a batch."""
 
     num_requests: int = 0
     num_tokens: int = 0
     num_spare: int = 0
-    """Of a client: its batches that run several requests."""
+    """Number of the client's batches with at least two running requests; 0 for a batch."""
 
 
 class WaitingQueue:
-    """`start` and `stop` say who runs, `add_request` and `remove` who waits."""
+    """Queue of waiting requests. `add_request` and `remove` change the queue, `start` and `stop` the running totals."""
 
     def __init__(self) -> None:
         self._num_waiting = 0
@@ -45,20 +47,20 @@ class WaitingQueue:
         self._requests: dict[_Batch, _Ranking[Request]] = {}
         self._held: dict[str | _Batch, Held] = {}
         self.num_spare = 0
-        """Clients that run several requests."""
+        """Number of clients with at least two running requests."""
         self._charged: dict[int, int] = {}
-        """Tokens of each running request when it was let in."""
+        """Tokens of each running request at its admission, by request number."""
 
     def __len__(self) -> int:
         return self._num_waiting
 
     @property
     def first(self) -> Request:
-        """The next to be served. There must be one."""
+        """Next request to be served. The queue must not be empty."""
         return self._requests[self._batches[self._clients.first].first].first
 
     def add_request(self, request: Request) -> None:
-        """Put a request in its place. It must not be here."""
+        """Enqueue a request. The request must not be queued already."""
         batch = batch_of(request)
         waiting = self._requests.setdefault(batch, _Ranking())
         assert request not in waiting, f"request {request.number} waits already"
@@ -67,7 +69,6 @@ class WaitingQueue:
         self._place(batch)
 
     def remove(self, request: Request) -> None:
-        """Take out a request that is here."""
         batch = batch_of(request)
         waiting = self._requests.get(batch)
         assert waiting is not None, f"request {request.number} does not wait"
@@ -77,20 +78,20 @@ class WaitingQueue:
         self._place(batch)
 
     def start(self, request: Request) -> None:
-        """It runs: from here on its client and batch hold its tokens."""
+        """Record that a request runs: its tokens count to its client and batch until `stop`."""
         self._charged[request.number] = request.num_tokens
         self._charge(batch_of(request), 1, request.num_tokens)
 
     def stop(self, request: Request) -> None:
-        """It runs no more."""
+        """Record that a request no longer runs."""
         self._charge(batch_of(request), -1, -self._charged.pop(request.number))
 
     def held_by_client(self, request: Request) -> Held:
-        """What the client of `request` runs. Not to be changed."""
+        """Totals of the running requests of the client of `request`. Callers must not change them."""
         return self._held.get(request.client, Held())
 
     def held_by_batch(self, request: Request) -> Held:
-        """What the batch of `request` runs. Not to be changed."""
+        """Totals of the running requests of the batch of `request`. Callers must not change them."""
         return self._held.get(batch_of(request), Held())
 
     def _charge(self, batch: _Batch, num_requests: int, num_tokens: int) -> None:
@@ -108,7 +109,7 @@ class WaitingQueue:
         self._place(batch)
 
     def _place(self, batch: _Batch) -> None:
-        """Who waits in the batch, or what it or its client holds, has changed: put both where they belong."""
+        """Update the ranks of a batch and its client after a change of their waiting requests or running totals."""
         client = batch[0]
         batches = self._batches.get(client)
         waiting = self._requests.get(batch)
@@ -132,12 +133,15 @@ class WaitingQueue:
 
 
 def batch_of(request: Request) -> _Batch:
-    """The batch that a request counts to: the completions of one prompt are one where nobody says more."""
+    """Return the client and batch of a request. Without a batch, the completions of one prompt form one."""
     return request.client, request.batch or request.request_id
 
 
 class _Ranking(Generic[_Thing]):
-    """Things by a key that may change. Who leaves or moves keeps a place that no longer counts, until too many do."""
+    """Priority queue whose keys may change.
+
+    Removed and moved items leave stale heap entries, which are compacted in bulk.
+    """
 
     __slots__ = ("_heap", "_numbers", "_places")
 
@@ -154,11 +158,10 @@ class _Ranking(Generic[_Thing]):
 
     @property
     def first(self) -> _Thing:
-        """That of the smallest key. There must be one."""
+        """Item with the smallest key. The queue must not be empty."""
         return self._heap[0][2]
 
     def put(self, thing: _Thing, key: tuple[int, ...]) -> None:
-        """Here, by this key from now on."""
         place = self._places.get(thing)
         if place is None or place[0] != key:
             place = self._places[thing] = (key, next(self._numbers), thing)
@@ -166,12 +169,13 @@ class _Ranking(Generic[_Thing]):
             self._tidy()
 
     def drop(self, thing: _Thing) -> None:
-        """No longer here; nothing happens when it is not."""
         if self._places.pop(thing, None) is not None:
             self._tidy()
 
     def _tidy(self) -> None:
-        """The first in the heap is one that counts."""
+        """Restore the invariant that the first entry of the heap is not stale; compact the heap if it has too many
+        stale ones.
+        """
         if len(self._heap) > 2 * len(self._places) + 16:
             self._heap = list(self._places.values())
             heapify(self._heap)

@@ -1,1 +1,4 @@
-"""The scheduler and the block pool on a clock of their own: workloads, a cost model, a report. No tensors."""
+"""Simulator: runs the scheduler and the block pool on a simulated clock, with workloads, a cost model, and a report.
+
+No tensors.
+"""

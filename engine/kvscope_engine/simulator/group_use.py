@@ -1,4 +1,4 @@
-"""How many blocks each KV group held in a run: sums of a tally, and the result. Knows neither requests nor time."""
+"""Number of blocks that each KV group held in a run: sums and result. Knows neither requests nor time."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kvscope_telemetry.ledger import BlockState
 
 
 class GroupUse(msgspec.Struct, frozen=True, kw_only=True):
-    """One KV group. Blocks that requests held, over all steps."""
+    """Blocks of one KV group that requests held, over all steps."""
 
     kind: str
     window: int
-    """0: none."""
+    """Window in tokens; 0: none."""
     num_layers: int
     token_bytes: float
     mean_blocks: float
@@ -23,8 +23,6 @@ class GroupUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupTally:
-    """The sums."""
-
     def __init__(self, layout: KVLayout) -> None:
         self._layout = layout
         self._num_steps = 0
@@ -32,7 +30,6 @@ class GroupTally:
         self._most = np.zeros(len(layout.groups), np.int64)
 
     def add(self, pool: BlockPool) -> None:
-        """A step was committed."""
         ledger = pool.ledger.part(0, pool.num_blocks)
         held = np.bincount(ledger.group[ledger.state == BlockState.ACTIVE], minlength=len(self._sums))
         self._num_steps += 1
@@ -40,7 +37,6 @@ class GroupTally:
         np.maximum(self._most, held, out=self._most)
 
     def uses(self) -> tuple[GroupUse, ...]:
-        """Of each group."""
         return tuple(
             GroupUse(
                 kind=group.kind,

@@ -1,4 +1,4 @@
-"""What a simulated model keeps of each token, as an engine has it: KV groups, and states of recurrent layers."""
+"""Memory that a simulated model takes per request, as in an engine: KV groups, and states of recurrent layers."""
 
 from __future__ import annotations
 
@@ -17,64 +17,62 @@ _MAX_GROUPS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class SimulatedGroup:
-    """Layers with a block table of their own."""
+    """Layers that share a block table."""
 
     kind: str
-    """A word of `KVGroup.kind`."""
+    """One of the values of `KVGroup.kind`."""
     rule: GroupRule
     num_layers: int
     token_bytes: float
-    """Over its layers."""
+    """Bytes per token, over the group's layers."""
     expanded_bytes: float = 0.0
-    """Of a token of latents as keys and values; 0: no latents, or unknown."""
+    """Bytes per token if latents (MLA) were stored as keys and values; 0: no latents, or unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Of a model; blocks of all groups are of one size in bytes."""
+    """KV groups and states of a model. Blocks of all groups have the same size in bytes."""
 
     groups: tuple[SimulatedGroup, ...]
     state_bytes: int = 0
-    """Of all recurrent layers, a request; 0: there are none."""
+    """Bytes per request of the states of all recurrent layers; 0: there are none."""
 
     @property
     def token_bytes(self) -> float:
-        """Of a token that all layers hold."""
+        """Bytes of a token that all layers hold."""
         return sum(group.token_bytes for group in self.groups)
 
     @property
     def num_layers(self) -> int:
-        """That keep keys and values."""
+        """Number of layers that store keys and values."""
         return sum(group.num_layers for group in self.groups)
 
     @property
     def rules(self) -> tuple[GroupRule, ...]:
-        """Of each group."""
         return tuple(group.rule for group in self.groups)
 
     @property
     def lets_go(self) -> bool:
-        """Whether any layers have a window or chunks."""
+        """Whether any layers have a window or chunks, so that blocks are freed while their request runs."""
         return any(rule.window for rule in self.rules)
 
     @property
     def why_not_expanded(self) -> str:
-        """Why it cannot be simulated with keys and values in place of latents; empty where it can."""
+        """Why keys and values in place of latents cannot be simulated; empty if they can."""
         latents = [group for group in self.groups if group.kind == "latent"]
         if not latents:
             return "no layer holds latents"
         return "" if all(group.expanded_bytes for group in latents) else "the recording does not tell their size"
 
     def block_bytes(self, block_size: int) -> int:
-        """Of a block of the pool: that of the largest group."""
+        """Return the bytes of a block of the pool, which the largest group determines."""
         return round(max(group.token_bytes for group in self.groups) * block_size)
 
     def whole(self) -> KVLayout:
-        """All layers in one group that lets go of nothing."""
+        """Return a layout with all layers in one group without a window."""
         return replace(self, groups=(SimulatedGroup("full", GroupRule(), self.num_layers, self.token_bytes),))
 
     def expanded(self) -> KVLayout:
-        """With keys and values in place of latents."""
         wide = (
             replace(group, kind="full", token_bytes=group.expanded_bytes) if group.kind == "latent" else group
             for group in self.groups
@@ -82,8 +80,10 @@ class KVLayout:
         return replace(self, groups=tuple(wide))
 
     def read_bytes(self, scheduled: Iterable[Scheduled]) -> float:
-        """Read by attention in a step: each request's context, as far as a group's layers look back; and states, which
-        are read and written."""
+        """Return the bytes that a step reads in attention, as far as each group's layers look back.
+
+        The states of recurrent layers are included twice, since they are read and written.
+        """
         total = 0.0
         for item in scheduled:
             end = item.start + item.num_tokens
@@ -92,7 +92,7 @@ class KVLayout:
         return total
 
     def share_of_pairs(self, scheduled: Iterable[Scheduled]) -> float:
-        """Pairs of a token and one it attends to, the mean over layers."""
+        """Return the number of pairs of a token and one it attends to, as the mean over layers."""
         shares = [(group.rule, group.num_layers / max(1, self.num_layers)) for group in self.groups]
         return sum(
             share * (_pairs(rule, item.start + item.num_tokens) - _pairs(rule, item.start))
@@ -102,9 +102,9 @@ class KVLayout:
 
 
 def recorded_layout(cache: CacheInfo) -> KVLayout | None:
-    """That of a recorded engine; None where it names no KV groups, or not what they take.
+    """Return the layout of a recorded engine; None if it names no KV groups, or not their sizes.
 
-    Groups that have blocks of several sizes are cut into such as have one, of as many layers as divide all.
+    Groups with blocks of different sizes are split into groups of equally many layers, the greatest common divisor.
     """
     kept = [group for group in cache.groups if group.kind not in _KEPT_BESIDE]
     states = [group.block_bytes for group in cache.groups if group.kind == "state"]
@@ -117,23 +117,23 @@ def recorded_layout(cache: CacheInfo) -> KVLayout | None:
 
 
 def recorded_token_bytes(cache: CacheInfo) -> float:
-    """Keys and values of a token over all layers, of an engine whose blocks hold all of them; 0: unknown."""
+    """Return the KV bytes per token over all layers of an engine whose blocks hold all layers; 0: unknown."""
     return cache.block_bytes / cache.block_size if cache.block_size else 0.0
 
 
 def recorded_slots(cache: CacheInfo) -> int:
-    """Tokens that a recorded pool holds; 0: unknown."""
+    """Return the number of tokens that a recorded pool holds; 0: unknown."""
     return cache.pool_tokens or (cache.num_physical_blocks or cache.num_blocks) * cache.block_size
 
 
 def recorded_pool_bytes(cache: CacheInfo) -> float:
-    """Of a recorded pool and its recurrent states; 0: unknown."""
+    """Return the bytes of a recorded pool and its recurrent states; 0: unknown."""
     blocks = (cache.num_physical_blocks or cache.num_blocks) * cache.block_bytes
     return float(blocks + cache.num_states * cache.state_bytes)
 
 
 def recorded_tiers(cache: CacheInfo) -> tuple[int, int]:
-    """Bytes of host memory and disk below a recorded pool; 0: no such tier, or unknown."""
+    """Return the bytes of host memory and disk below a recorded pool; 0: no such tier, or unknown."""
     return cache.host_tier_bytes, cache.num_disk_blocks * cache.block_bytes
 
 
@@ -159,7 +159,7 @@ def _cut(groups: Sequence[SimulatedGroup]) -> list[SimulatedGroup]:
 
 
 def _pairs(rule: GroupRule, num_tokens: int) -> int:
-    """Of the first tokens of a text, with those that each attends to."""
+    """Return the number of pairs of a token and one it attends to, over the first `num_tokens` tokens of a text."""
     window = rule.window or num_tokens
     if rule.is_chunked:
         chunks, rest = divmod(num_tokens, window)

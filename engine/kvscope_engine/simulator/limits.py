@@ -12,22 +12,22 @@ MAX_BLOCKS: Final = 1 << 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedLimits:
-    """Raises BadInput for a value outside its range."""
+    """Sizes of a simulated engine. Raises BadInput for a value out of range."""
 
     num_blocks: int
     block_size: int = 16
-    """Slots (tokens) a block."""
+    """Token slots per block."""
     max_num_seqs: int = 256
-    """Requests that run in one step."""
+    """Maximum number of requests per step."""
     max_num_batched_tokens: int = 2048
-    """Tokens computed in one step."""
+    """Maximum number of tokens per step."""
     max_model_len: int = 2048
-    """Tokens of prompt and output together."""
+    """Maximum number of tokens of a request, prompt and output."""
     enable_prefix_caching: bool = True
-    """Under `paged`; no other policy shares blocks."""
+    """Whether prefixes are cached under `paged`; no other policy shares blocks."""
 
     def of(self, num_blocks: int) -> SimulatedLimits:
-        """With a pool of another size. Raises BadInput where that is none."""
+        """Return the same limits with a pool of another size. Raises BadInput if `num_blocks` is less than 1."""
         return replace(self, num_blocks=min(num_blocks, MAX_BLOCKS))
 
     def __post_init__(self) -> None:

@@ -1,16 +1,16 @@
 """Effective memory use as in PagedAttention's figure 2 (SOSP'23): what the KV slots of the pool were used for.
 
-A sample is taken in every step that leaves requests waiting, after the step's tokens were written and before
-requests that are done leave. It puts each slot of the pool into one class, as `policy.fragmentation` counts them:
+A sample is taken in every step that leaves requests waiting, after the step's tokens were written and before finished
+requests leave. It assigns each slot of the pool to one class, as `policy.allocation.fragmentation` counts them:
 
-- states: holds the KV of a token of a running request (once, when several share it);
-- reserved: set aside for a token that its request will still compute;
-- internal: set aside for a request that will never use it, or the rest of a last block;
-- external and others: free, or held only because an allocator has nothing but powers of two;
+- states: holds the KV of a token of a running request (counted once if several share it);
+- reserved: reserved for a token that its request will still compute;
+- internal: reserved for a request that will never use it, or the rest of a last block;
+- external and others: free, or held only because an allocator has only powers of two;
 - cached: kept for a later prompt, held by no request. The paper's cache has none.
 
-A share is the mean over these samples, each with the same weight, of slots over all slots of the pool; the five
-add up to 1. Without a sample they are not known.
+A share is the mean over these samples, with equal weights, of slots over all slots of the pool; the five add up to 1.
+Without a sample they are unknown.
 """
 
 from __future__ import annotations
@@ -29,12 +29,10 @@ class MemoryShares(msgspec.Struct, frozen=True, kw_only=True):
     external_and_others: float
     cached: float
     external_fragmentation: float
-    """Mean of 1 - largest free run / free slots; not a part of the sum."""
+    """Mean of 1 - largest free run / free slots; not included in the sum."""
 
 
 class MemoryUse:
-    """The sums of the samples."""
-
     __slots__ = ("_sums", "num_samples")
 
     def __init__(self) -> None:
@@ -42,7 +40,6 @@ class MemoryUse:
         self._sums = [0.0] * 6
 
     def add(self, use: KVUse) -> None:
-        """One sample."""
         self.num_samples += 1
         slots = use.num_slots
         sums = self._sums
@@ -54,7 +51,7 @@ class MemoryUse:
         sums[5] += use.external_fragmentation
 
     def shares(self) -> MemoryShares | None:
-        """The means; None when no step was under load."""
+        """Return the means; None if no step was under load."""
         if not self.num_samples:
             return None
         states, reserved, internal, external, cached, fragmentation = (value / self.num_samples for value in self._sums)

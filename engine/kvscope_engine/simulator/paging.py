@@ -1,4 +1,4 @@
-"""Memory in pages, for the policy `virtual`: how a simulated cache is cut into them. Knows nothing of the run."""
+"""Memory in pages, for the policy `virtual`: how a simulated cache is divided into them. Knows nothing of the run."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MAX_PAGE_BYTES: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Paging:
-    """Each layer's keys and values are one tensor with pages of its own. Raises BadInput for values out of range."""
+    """Pages of a cache with one tensor of keys and values per layer. Raises BadInput for values out of range."""
 
     num_layers: int = 1
     page_bytes: int = 2 * MIB
-    """The least that CUDA's driver maps."""
+    """Bytes per page. The default is the minimum that CUDA's driver maps."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_layers <= MAX_LAYERS:
@@ -32,7 +32,7 @@ class Paging:
             )
 
     def space(self, limits: SimulatedLimits, kv_bytes_per_token: float) -> AddressSpace:
-        """Addresses and page groups for a pool of these limits. Raises BadInput when it is too small for pages."""
+        """Return addresses and page groups for a pool of these limits. Raises BadInput if it is too small for pages."""
         layer_bytes = max(1, round(kv_bytes_per_token / self.num_layers * limits.block_size))
         return address_space(
             block_bytes=(layer_bytes,) * self.num_layers,

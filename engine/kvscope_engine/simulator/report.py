@@ -1,4 +1,4 @@
-"""The result of a run under one policy, as values for a table or JSON. Frozen; derived from a tally alone."""
+"""The result of a run under one policy, as values for a table or JSON. Frozen; derived from the run alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvscope_engine.simulator.tier_use import TierUse, tier_use
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """Of finished requests, in seconds; linear between the two nearest values, as numpy does."""
+    """Percentiles over finished requests, in seconds, interpolated linearly as by numpy."""
 
     p50: float
     p90: float
@@ -23,61 +23,62 @@ class Percentiles(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy. Rates are over `simulated_s`, from the first arrival to the end of the last request.
+    """Result for one policy. Rates are over `simulated_s`, from the first arrival to the end of the last request.
 
-    What needs a finished request is None without one, what needs a step under load (one that left requests
-    waiting) is None without one.
+    Values that need a finished request are None without one; values that need a step under load (one that left requests
+    waiting) are None without one.
     """
 
     allocator: str
     question: str
-    """What was otherwise than in the engine, beside the policy; empty: nothing."""
+    """Difference from the engine besides the policy; empty if there is none."""
     num_blocks: int
     block_bytes: int
     num_finished: int
     num_refused: int
-    """Could not have run even alone; they are in nothing else here."""
+    """Requests that could not run even alone; nothing else here counts them."""
     first_refusal: str
-    """Why the first of these was refused; empty without one."""
+    """Reason of the first refusal; empty if there was none."""
     num_steps: int
     num_steps_under_load: int
     simulated_s: float
     memory: MemoryShares | None
     """Effective memory use, as `memory_use` defines it."""
     mean_batch: float | None
-    """Requests in a step, over all steps."""
+    """Mean number of requests per step, over all steps."""
     mean_batch_under_load: float | None
-    """The same over steps under load."""
+    """Mean number of requests per step, over steps under load."""
     requests_per_s: float | None
     output_tokens_per_s: float | None
     tokens_per_page_group: float | None
-    """Tokens that one page of each layer holds: what a request wastes is less. None but under `virtual`."""
+    """Tokens that one page of each layer holds; a request wastes less than this. Only set under `virtual`."""
     num_preemptions: int
     num_preempted_requests: int
     num_recomputed_tokens: int
-    """Computed once more after a preemption."""
+    """Tokens computed again after a preemption."""
     num_evicted_blocks: int
     prefix_hit_rate: float | None
-    """Share of the prompts' tokens that the prefix cache gave, at the first admission."""
+    """Share of the prompts' tokens that was found in the prefix cache at the first admission, 0 to 1."""
     groups: tuple[GroupUse, ...]
-    """What each KV group held; none where nothing is known of groups."""
+    """Blocks held in each KV group; empty if the groups are unknown."""
     num_states: int
-    """Slots for states of recurrent layers, and the next three: of prefixes that were kept, gone on from, evicted."""
+    """Number of slots for states of recurrent layers. The next three count prefix checkpoints: kept, restored,
+    evicted."""
     num_states_kept: int
     num_states_restored: int
     num_states_evicted: int
     tiers: TierUse | None
-    """None without lower tiers, which only `paged` has."""
+    """Use of lower tiers, which only `paged` has; None without them."""
     ttft_s: Percentiles | None
-    """From a request's arrival to its first token."""
+    """Time from a request's arrival to its first token."""
     latency_s: Percentiles | None
-    """From its arrival to its last token."""
+    """Time from a request's arrival to its last token."""
     normalized_latency_s: Percentiles | None
-    """That over its output tokens."""
+    """Latency divided by the number of output tokens."""
 
 
 def report(simulation: Simulation) -> Report:
-    """What a run that has ended came to."""
+    """Return the report of a run that has ended."""
     tally, seconds = simulation.tally, simulation.now_ns / 1e9
     samples, states = tally.memory.num_samples, simulation.states
     return Report(

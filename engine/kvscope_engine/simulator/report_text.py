@@ -1,4 +1,4 @@
-"""Reports as tables for a terminal."""
+"""Formats reports as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 def text(workload: Workload, limits: SimulatedLimits, reports: Sequence[Report], notes: Sequence[str] = ()) -> str:
-    """What was run, with `notes` on it, and a table each for memory, throughput and latency, a row a policy."""
+    """Describe the run, with `notes`, and append tables for memory, throughput and latency, with a row per policy."""
     sections = [
         "\n".join([_setup(workload, limits), *notes]),
         "KV slots under load (mean over steps with waiting requests), % of all\n" + _memory(reports),
@@ -27,7 +27,7 @@ def text(workload: Workload, limits: SimulatedLimits, reports: Sequence[Report],
 
 
 def label(report: Report) -> str:
-    """The policy, with the question."""
+    """Return the name of the policy, with the question."""
     return f"{report.allocator}, {report.question}" if report.question else report.allocator
 
 
@@ -93,7 +93,7 @@ def _latency(reports: Sequence[Report]) -> str:
 
 
 def _groups(reports: Sequence[Report]) -> Iterator[str]:
-    """Blocks of each KV group; nothing where none is known."""
+    """Yield the table of the blocks of each KV group; nothing if no groups are known."""
     rows = [
         [
             f"{label(one)} ({one.num_blocks})",
@@ -113,7 +113,7 @@ def _groups(reports: Sequence[Report]) -> Iterator[str]:
 
 
 def _states(reports: Sequence[Report]) -> Iterator[str]:
-    """Slots for states of recurrent layers; nothing where there are none."""
+    """Yield the table of slots for states of recurrent layers; nothing if there are none."""
     rows = [
         [label(one), *map(str, (one.num_states, one.num_states_kept, one.num_states_restored, one.num_states_evicted))]
         for one in reports
@@ -149,10 +149,7 @@ def _percentiles(found: Percentiles | None) -> str:
 
 
 def tier_lines(reports: Sequence[Report]) -> Iterator[str]:
-    """The lower tiers of reports as tables for a terminal.
-
-    Two tables, and who has no lower tiers; nothing where nobody has.
-    """
+    """Yield two tables about the lower tiers, and the policies without; nothing if no policy has any."""
     uses = [(label(one), one.tiers) for one in reports if one.tiers is not None]
     if not uses:
         return

@@ -1,7 +1,7 @@
-"""One run: a workload through the scheduler under one allocation policy, on a clock that the cost model moves.
+"""One run: a workload through the scheduler under one allocation policy, on a clock that the cost model advances.
 
-Owns the clock, and plays the engine's part: it brings requests when they come, makes up the sampled tokens and
-ends requests at their length. Who runs and who gets which block is decided by the same code as in the engine.
+Owns the clock, and plays the engine's part: adds requests when they arrive, makes up the sampled tokens and ends
+requests at their length. Scheduling and block allocation are the engine's own code.
 """
 
 from __future__ import annotations
@@ -36,33 +36,35 @@ SALT: Final = b"simulation"
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What runs where. `allocator` is a name that `make_allocation` knows."""
+    """Configuration of a run. `allocator` is a name that `make_allocation` knows."""
 
     workload: Workload
     limits: SimulatedLimits
     cost: CostModel
     allocator: str
     paging: Paging = field(default_factory=Paging)
-    """For `virtual` alone."""
+    """Pages, used only by `virtual`."""
     tiers: Tiers = field(default_factory=Tiers)
-    """For `paged` alone: the others run without."""
+    """Lower tiers, used only by `paged`; the other policies run without."""
     layout: KVLayout | None = None
-    """KV groups and states of the model; None: one group, of as many bytes as the cost model has."""
+    """KV groups and states of the model; None: one group, with the bytes per token of the cost model."""
     question: str = ""
-    """What is otherwise than in the engine: `NOT_FREED`, `EXPANDED`, or empty."""
+    """Difference from the engine: `NOT_FREED`, `EXPANDED`, or empty."""
     num_states: int = 0
-    """Slots for states of recurrent layers, which a layout with states needs."""
+    """Number of slots for states of recurrent layers, needed by a layout with states."""
     state_interval: int = 512
-    """Tokens between two states that are kept."""
+    """Tokens between two checkpoints of a recurrent state."""
 
     @property
     def label(self) -> str:
-        """The allocator, with the question."""
         return f"{self.allocator}, {self.question}" if self.question else self.allocator
 
     @property
     def held(self) -> KVLayout | None:
-        """What blocks are for: allocators that reserve have one group, which lets go of nothing."""
+        """Layout that blocks are allocated for.
+
+        Allocators that reserve have one group, which frees nothing while a request runs.
+        """
         if self.layout is None:
             return None
         layout = self.layout.expanded() if self.question == EXPANDED else self.layout
@@ -70,27 +72,28 @@ class Setup:
 
     @property
     def read(self) -> KVLayout | None:
-        """What attention reads, which is no more where more is held."""
+        """Layout that attention reads: the model's (with keys and values for `EXPANDED`), even if blocks hold more."""
         return self.layout.expanded() if self.layout is not None and self.question == EXPANDED else self.layout
 
     @property
     def token_bytes(self) -> float:
-        """Of a token over all layers."""
+        """KV bytes per token over all layers."""
         return self.cost.kv_bytes_per_token if self.held is None else self.held.token_bytes
 
     @property
     def block_bytes(self) -> int:
-        """Of a block of the pool, keys and values."""
+        """Bytes of a block of the pool, keys and values."""
         if self.held is not None:
             return self.held.block_bytes(self.limits.block_size)
         return round(self.cost.kv_bytes_per_token * self.limits.block_size)
 
     def sized(self, kv_bytes: float, state_checkpoints: int | None = None, *, for_blocks: bool = False) -> Setup:
-        """With as many blocks as fit into a memory of `kv_bytes`, and slots for states of requests and of
-        `state_checkpoints` prefixes (as many as requests without it), as the engine divides it. `for_blocks`: states
-        are beside that.
+        """Return a setup with the blocks and state slots that fit into a memory of `kv_bytes`, divided as by the
+        engine.
 
-        Raises BadInput where not one block fits.
+        There are state slots for requests and for `state_checkpoints` prefixes (by default, as many as requests). With
+        `for_blocks`, all of `kv_bytes` is for blocks, and states are in addition. Raises BadInput if not one block
+        fits.
         """
         limits = self.limits
         if self.layout is None or not self.layout.state_bytes:
@@ -104,7 +107,7 @@ class Setup:
 
     @property
     def num_places(self) -> tuple[int, int]:
-        """Blocks that fit in host memory and on disk; raises BadInput as `Tiers` does."""
+        """Numbers of blocks that fit in host memory and on disk. Raises BadInput as `Tiers` does."""
         if self.allocator != "paged":
             return 0, 0
         taken = self.num_host_states * self._state_bytes
@@ -112,14 +115,13 @@ class Setup:
 
     @property
     def num_host_states(self) -> int:
-        """Slots for states in host memory, as the engine divides it."""
         if not self.num_states or self.allocator != "paged":
             return 0
         return host_slots(self.tiers.kv_host_memory, self.block_bytes, self._state_bytes, self.num_states - 1)
 
     @property
     def state_copy_seconds(self) -> float:
-        """A state to host memory or back."""
+        """Time to copy a state to host memory or back."""
         return self._state_bytes / self.cost.host_bandwidth
 
     @property
@@ -128,20 +130,20 @@ class Setup:
 
 
 class Watcher(Protocol):
-    """Is told of each step; takes the scheduler's changes, which nobody else does then."""
+    """Observer of each step. It drains the scheduler's changes, which the simulation otherwise does."""
 
     def step(self, plan: StepPlan, result: StepResult, waited_ns: int) -> None:
-        """A step is over: its tokens are in the requests, and those that are done have ended.
+        """Observe a step that ended: its tokens are in the requests, and finished requests have ended.
 
-        It waited `waited_ns` for lower tiers before its forward pass.
+        The step waited `waited_ns` for lower tiers before its forward pass.
         """
 
     def end(self) -> None:
-        """The last request has ended."""
+        """Observe that the last request has ended."""
 
 
 class Simulation:
-    """A pool, a scheduler, and a clock that starts at 0. Deterministic: equal setups give equal runs.
+    """A pool, a scheduler, and a clock that starts at 0 ns. Deterministic: equal setups give equal runs.
 
     Raises BadInput for an allocator that does not exist or cannot serve such a pool.
     """
@@ -159,7 +161,6 @@ class Simulation:
         space = setup.paging.space(limits, setup.token_bytes) if is_virtual else None
         num_host, num_disk = setup.num_places
         self.mover = SimulatedMover(setup.cost, setup.block_bytes, has_disk=num_disk > 0) if num_host else None
-        """None without lower tiers."""
         self.pool = make_pool(
             setup.allocator,
             limits.num_blocks,
@@ -174,7 +175,7 @@ class Simulation:
             groups=ONE_GROUP if held is None else held.rules,
         )
         self.states = None
-        """Slots for states; None where the model has none."""
+        """Slots for recurrent states; None if the model has none."""
         if setup.num_states:
             self.states = StatePool(
                 *(self.pool, setup.state_interval, most_told(limits.max_model_len)),
@@ -191,8 +192,8 @@ class Simulation:
             preemption=setup.tiers.preemption if self.mover is not None else "recompute",
             states=self.states,
         )
-        # A step admits at most max_num_seqs requests. With more than that in the queue, later arrivals change
-        # nothing, so their prompts need not be in memory yet: the queue that is seen is never longer.
+        # A step admits at most max_num_seqs requests. If more than that are queued, later arrivals change
+        # nothing, so they are added later to save memory. The queue is never longer than this.
         self._max_queued = limits.max_num_seqs + 1
         self._num_brought = 0
         self.now_ns = 0
@@ -201,21 +202,20 @@ class Simulation:
         self._watcher: Watcher | None = None
 
     def watch(self, watcher: Watcher) -> None:
-        """Tell `watcher` of each step from now on."""
+        """Notify `watcher` of each step from now on."""
         self._watcher = watcher
 
     @property
     def num_requests(self) -> int:
-        """Of the workload."""
         return len(self._workload.requests)
 
     def run(self) -> None:
-        """Until the last request has ended. Raises KvscopeError when the policy can never place one."""
+        """Run until the last request has ended. Raises KvscopeError if the policy can never schedule a request."""
         while self.advance():
             pass
 
     def advance(self) -> bool:
-        """One step, or a jump to the next arrival when there is nothing to do; False at the end."""
+        """Run one step, or jump to the next arrival if nothing can run. Returns False at the end."""
         self._bring_arrivals()
         started_ns = self.now_ns
         plan = self._schedule()
@@ -232,7 +232,7 @@ class Simulation:
         return True
 
     def _schedule(self) -> StepPlan:
-        """The next step's plan; the clock goes on by what it waits for lower tiers."""
+        """Plan the next step, and advance the clock by the time it waits for lower tiers."""
         if self.mover is None:
             return self.scheduler.schedule(self.step_count + 1, self.now_ns)
         self.mover.begin(self.now_ns)
@@ -259,7 +259,7 @@ class Simulation:
             self._watcher.step(plan, StepResult(tokens, forward_ns=elapsed_ns), waited_ns)
 
     def _sample(self, request: Request) -> None:
-        """The token of request `number` is `-number`, which no other request's text contains."""
+        """Append the token `-number` to request `number`; no other request's text contains it."""
         output = request.output_token_ids
         output.append(-request.number)
         if request.first_token_ns is None:

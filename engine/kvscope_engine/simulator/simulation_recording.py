@@ -1,6 +1,7 @@
-"""A recording of a simulation: what the engine's own step recorder says of its scheduler and pool, at simulated time.
+"""Recording of a simulation: the output of the engine's own step recorder, at simulated time.
 
-Owns the hello that describes an engine that does not exist, and the file. The desktop plays it like any other.
+Owns the hello message, which describes an engine that does not exist, and the file. The desktop plays it like any other
+recording.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from kvscope_telemetry.recordings.writer import RecordingWriter
 
 
 class SimulationRecording:
-    """Watches `simulation`, made of `setup` and not begun; `model` is what the cost model stands for.
+    """Records `simulation`, created from `setup` and not started; `model` names what the cost model represents.
 
-    Raises BadInput for a path that will not do; leaving it raises KvscopeError when the file could not be written.
+    Raises BadInput for an unsuitable path. Leaving the context raises KvscopeError if the file could not be written.
     """
 
     def __init__(self, simulation: Simulation, setup: Setup, path: Path, model: str) -> None:
@@ -61,18 +62,17 @@ class SimulationRecording:
         self._writer.__exit__(kind, error, trace)
 
     def step(self, plan: StepPlan, result: StepResult, waited_ns: int) -> None:
-        """One frame."""
         simulation = self._simulation
         timings = Timings(schedule_ns=waited_ns, run_ns=result.forward_ns, forward_ns=result.forward_ns)
         self._step_recorder.record(plan, result, timings, simulation.step_count, simulation.now_ns)
 
     def end(self) -> None:
-        """What changed after the last step, and that it is over."""
+        """Record the changes after the last step, and the end."""
         self._step_recorder.record_idle(self._simulation.step_count, self._simulation.now_ns)
         self._writer.write(Goodbye(epoch=self._hello.epoch), wait=True)
 
     def _publish(self, frame: Frame) -> None:
-        self._writer.write(frame, wait=True)  # a simulation has time
+        self._writer.write(frame, wait=True)  # a simulation may wait for the disk
 
 
 def _hello(setup: Setup, simulation: Simulation, model: str) -> Hello:
@@ -118,7 +118,7 @@ def _hello(setup: Setup, simulation: Simulation, model: str) -> Hello:
 
 
 def _groups(setup: Setup) -> tuple[KVGroup, ...]:
-    """As the engine would name them: none where one keeps all of a text as keys and values."""
+    """Return the KV groups as the engine publishes them: none for a single group with full attention and no states."""
     groups = () if setup.held is None else setup.held.groups
     if len(groups) == 1 and groups[0].kind == "full" and not setup.num_states:
         return ()

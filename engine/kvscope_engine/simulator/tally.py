@@ -1,4 +1,4 @@
-"""What is counted during a run. Knows the scheduler's totals, and nothing of how it is printed (`report`)."""
+"""Counters of a run. Knows the scheduler's totals, but not how they are printed (`report`)."""
 
 from __future__ import annotations
 
@@ -16,53 +16,51 @@ from kvscope_telemetry.ledger import Tier
 
 
 class SimulationTally:
-    """Sums over steps and values of finished requests, in the order they ended. Times in ns of the run's clock."""
+    """Sums over steps, and values of finished requests in the order they ended. Times in ns on the run's clock."""
 
     def __init__(self, groups: GroupTally | None = None) -> None:
         self.groups = groups
-        """Where there are KV groups."""
+        """Use of KV groups; None if the groups are unknown."""
         self.num_steps = 0
         self.num_scheduled = 0
-        """Requests in each step, summed up."""
+        """Number of scheduled requests, summed over all steps."""
         self.num_scheduled_under_load = 0
-        """The same over steps that left requests waiting: those of `memory`."""
+        """Number of scheduled requests, summed over the steps that left requests waiting, which `memory` samples."""
         self.memory = MemoryUse()
         self.num_refused = 0
         self.first_refusal = ""
         self.num_prompt_tokens = 0
-        """Of finished requests."""
+        """Prompt tokens of finished requests."""
         self.num_cached_tokens = 0
-        """Of these, what the prefix cache gave at the first admission."""
+        """Number of `num_prompt_tokens` found in the prefix cache at the first admission."""
         self.num_loaded_tokens = {Tier.HOST: 0, Tier.DISK: 0}
-        """Of the cached ones, what came from lower tiers."""
+        """Number of `num_cached_tokens` that came from each lower tier."""
         self.num_output_tokens = 0
         self.num_computed_tokens = 0
-        """In all steps, those of unfinished requests among them."""
+        """Tokens computed in all steps, including those of unfinished requests."""
         self.num_needed_tokens = 0
-        """What finished requests would have computed had none been preempted."""
+        """Tokens that finished requests would have computed without preemptions."""
         self.num_preempted = 0
-        """Finished requests that were preempted at least once."""
+        """Number of finished requests that were preempted at least once."""
         self.ttft_ns = array("d")
         self.total_ns = array("d")
         self.per_token_ns = array("d")
 
     @property
     def num_finished(self) -> int:
-        """Requests that ran to their end."""
         return len(self.total_ns)
 
     @property
     def num_recomputed_tokens(self) -> int:
-        """Computed once more, after preemptions; of a run that is over."""
+        """Tokens computed again after preemptions; valid once the run has ended."""
         return self.num_computed_tokens - self.num_needed_tokens
 
     @property
     def num_ended(self) -> int:
-        """Finished and refused ones."""
         return self.num_finished + self.num_refused
 
     def step(self, plan: StepPlan, scheduler: Scheduler, pool: BlockPool) -> None:
-        """A step was committed; its requests have not been ended yet."""
+        """Count a step that was committed, and whose requests have not been ended yet."""
         batch = len(plan.scheduled)
         self.num_steps += 1
         self.num_scheduled += batch
@@ -74,10 +72,10 @@ class SimulationTally:
             self.memory.add(kv_use(pool, _holders(plan, scheduler)))
 
     def loaded(self, plan: StepPlan, block_size: int, origins: MutableMapping[int, Tier]) -> None:
-        """The blocks in `origins` were loaded from there for requests of the plan; they are taken out of it.
+        """Count and remove the blocks in `origins`, which maps blocks loaded in this step to their tiers.
 
-        Whoever shares one that another request of the plan loaded found it in the pool. What preempted requests got
-        back was never asked of the prefix cache.
+        A block shared by several requests of the plan counts as a pool hit for all but the first. Blocks loaded for
+        preempted requests do not count: they are no hits of the prefix cache.
         """
         for item in plan.scheduled:
             request = item.request
@@ -88,7 +86,7 @@ class SimulationTally:
                         self.num_loaded_tokens[tier] += block_size
 
     def finish(self, request: Request) -> None:
-        """A request is done; its first and last token have their times."""
+        """Count a finished request, whose first and last token have their times."""
         assert request.first_token_ns is not None, f"request {request.number} ended without a token"
         assert request.last_token_ns is not None, f"request {request.number} has no end"
         num_output_tokens = len(request.output_token_ids)
@@ -104,13 +102,13 @@ class SimulationTally:
         self.num_preempted += request.num_preemptions > 0
 
     def refuse(self, cause: str) -> None:
-        """A request could not run even alone."""
+        """Count a request that could not run even alone."""
         self.num_refused += 1
         self.first_refusal = self.first_refusal or cause
 
 
 def _holders(plan: StepPlan, scheduler: Scheduler) -> Iterable[Request]:
-    """Requests among which are all that hold blocks; those of the plan are fewer, where they are enough."""
+    """Return requests that include all that hold blocks: those of the plan if they suffice, since they are fewer."""
     if len(plan.scheduled) == scheduler.num_running:
         return [item.request for item in plan.scheduled]
     return scheduler.requests.values()

@@ -1,4 +1,4 @@
-"""What the lower tiers did in a run, as values for a table or JSON. Frozen."""
+"""Use of the lower tiers in a run, as values for a table or JSON. Frozen."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from kvscope_telemetry.ledger import Tier
 
 
 class TierUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts are of blocks, times are what the run stood still. Hit rates are shares of the prompts' tokens."""
+    """Counts of blocks, and times for which the run waited. Hit rates are shares of the prompts' tokens."""
 
     num_host_blocks: int
-    """Places there."""
+    """Capacity of host memory; `num_disk_blocks` is that of the disk."""
     num_disk_blocks: int
     swapped_blocks: int
-    """Of preempted requests, to host memory."""
+    """Blocks of preempted requests, copied to host memory."""
     offloaded_blocks: int
-    """Evicted from the pool, to host memory."""
+    """Blocks evicted from the pool, copied to host memory."""
     disk_blocks: int
-    """From host memory to disk."""
+    """Blocks copied from host memory to disk."""
     loaded_blocks: int
-    """Back to the pool, swapped or offloaded."""
+    """Swapped or offloaded blocks that were loaded to the pool."""
     loaded_from_disk_blocks: int
-    """Of these."""
+    """Number of `loaded_blocks` that came from disk."""
     pool_hit_rate: float | None
-    """This and the next two add up to the prefix hit rate."""
+    """Share found in the pool. This and the next two rates add up to the prefix hit rate."""
     host_hit_rate: float | None
     disk_hit_rate: float | None
     load_s: float
-    """Waited for loads from host memory to the pool."""
+    """Time waited for loads from host memory to the pool."""
     disk_read_s: float
-    """Waited for the disk, before that."""
+    """Time waited for reads from disk to host memory."""
     save_s: float
-    """Waited for saves, which otherwise run beside the forward pass."""
+    """Time waited for copies to host memory, which otherwise overlap with the forward pass."""
     disk_write_s: float
-    """Waited for the disk to take what was offloaded."""
+    """Time waited for the disk to accept offloaded blocks."""
 
 
 def tier_use(simulation: Simulation) -> TierUse | None:
-    """Of a run that has ended; None for one without lower tiers."""
+    """Return the use of lower tiers in a run that has ended; None for one without lower tiers."""
     mover, pool, totals = simulation.mover, simulation.pool, simulation.scheduler.totals
     if mover is None:
         return None

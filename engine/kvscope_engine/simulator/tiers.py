@@ -1,4 +1,4 @@
-"""The lower tiers of a simulated engine: their sizes, and what happens to preempted requests. Values."""
+"""The lower tiers of a simulated engine: their sizes, and how requests are preempted. Values."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ MAX_PLACES: Final = 1 << 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiers:
-    """Raises BadInput for a value outside its range, and for a disk or swapping without host memory."""
+    """Sizes of the lower tiers.
+
+    Raises BadInput for a value out of range, and for a disk or swapping without host memory.
+    """
 
     kv_host_memory: int = 0
     """Bytes of host memory below the pool; 0: no lower tier."""
     kv_disk: int = 0
-    """Bytes of the disk below it; 0: none."""
+    """Bytes of the disk below host memory; 0: none."""
     preemption: str = "auto"
 
     def __post_init__(self) -> None:
@@ -38,7 +41,10 @@ class Tiers:
         return self.kv_host_memory > 0
 
     def num_places(self, block_bytes: int) -> tuple[int, int]:
-        """Blocks that fit in host memory and on disk. Raises BadInput for a tier that holds none, or too many."""
+        """Return the number of blocks that fit in host memory and on disk.
+
+        Raises BadInput for a tier that holds none or too many.
+        """
         return (
             _places("kv_host_memory", self.kv_host_memory, block_bytes),
             _places("kv_disk", self.kv_disk, block_bytes),

@@ -1,1 +1,1 @@
-"""Structured output: text in a requested form (JSON, a regex, a grammar, a choice), by XGrammar."""
+"""Structured output: text in a requested format (JSON, a regex, a grammar, a choice), enforced by XGrammar."""

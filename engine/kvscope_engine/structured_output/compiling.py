@@ -1,6 +1,6 @@
-"""From what was asked for to a compiled grammar, and what is wrong with it in a line.
+"""Compiles a request for structured output to an XGrammar grammar, with one-line errors.
 
-Only in a form's own process: what this calls may run for ever, or end the process.
+Runs only in the process of a grammar: the code called here may run forever, or crash the process.
 """
 
 from __future__ import annotations
@@ -19,23 +19,22 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.structured import Structured
 
 OUT_OF_MEMORY: Final = "std::bad_alloc"
-"""In what XGrammar raises."""
+"""Text in XGrammar's exceptions when memory is exhausted."""
 MAX_WHITESPACE: Final = 32
-"""Characters between two parts of JSON, for a line and its indentation: a model may otherwise go on with them for
-ever."""
+"""Maximum number of whitespace characters between two parts of JSON, for a line break and indentation: otherwise a
+model may continue them forever."""
 _WHERE: Final = re.compile(r"^\[[\d:]+\] \S+:\d+: (?:Check failed: .*? is false: )?")
 _REST: Final = re.compile(r"\s*The JSON string is.*$", re.DOTALL)
 _WARNING: Final = re.compile(r"^\[[\d:]+\] \S+:\d+: Warning: (.*)$", re.MULTILINE)
 _MAX_HEARD: Final = 1 << 20
 _HARMLESS: Final = ("oneOf with overlapping",)
-"""Warnings of what `unenforced` has looked at more closely."""
+"""Warnings that `unenforced` checks more precisely."""
 
 
 def compile_form(compiler: Any, form: Structured) -> Any:
-    """XGrammar's compiled grammar, by its `GrammarCompiler`; may take long. Raises MemoryError, and BadInput with
-    the reason.
+    """Return XGrammar's compiled grammar; may take long. Raises MemoryError, and BadInput with the reason.
 
-    What it would leave out with a warning on standard error, which is nobody else's here, is refused.
+    A grammar is refused if XGrammar warns on standard error, which is only used here, that it would not enforce a part.
     """
     _check(form)
     warnings: list[str] = []
@@ -54,7 +53,7 @@ def compile_form(compiler: Any, form: Structured) -> Any:
 
 @contextmanager
 def _heard(warnings: list[str]) -> Iterator[None]:
-    """What is written to standard error meanwhile, its warnings one by one."""
+    """Capture standard error, and append the warnings in it to `warnings`."""
     before, heard = os.dup(2), os.memfd_create("warnings")
     os.dup2(heard, 2)
     try:
@@ -82,7 +81,7 @@ def _compile(compiler: Any, form: Structured) -> Any:
 
 
 def _check(form: Structured) -> None:
-    """What XGrammar would say at length."""
+    """Raise BadInput for errors that XGrammar would report at length."""
     try:
         form.text.encode()
     except UnicodeEncodeError as error:
@@ -101,7 +100,7 @@ def _check(form: Structured) -> None:
 
 
 def _literal(text: str) -> str:
-    """As XGrammar's grammars write a string: escapes like JSON's, beyond the first plane in eight digits."""
+    """Return a string literal of XGrammar's grammars: escapes as in JSON, with eight digits above U+FFFF."""
     plain = json.dumps(text, ensure_ascii=False)
     return "".join(c if c.isprintable() or c in '"\\' else _escaped(c) for c in plain)
 

@@ -1,8 +1,8 @@
-"""A form's own process: compiles it, tries it, and then says which tokens may come next for each of its completions.
+"""The process of one grammar: compiles it, tries it, and then computes the allowed next tokens of its completions.
 
-Whatever a form costs, it costs here: the engine kills this process when that is too much. Compiling and trying are on a
-thread that yields to everybody's; a token's mask is not, it is waited for. What a step asks for comes in one packet and
-is answered in one, unless it takes long: then those that are there are told first.
+All costs of a grammar arise here: the engine kills this process if they are too high. Compiling and trying run on a
+thread with low priority; computing a token's mask does not, because the engine waits for it. The requests of a step
+arrive in one packet and are answered in one, unless that takes long: then the masks that are ready are sent first.
 """
 
 from __future__ import annotations
@@ -28,29 +28,31 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.structured import Structured
 
 HOLDS_JSON: Final = ("json_schema", "json_object", "structural_tag")
-"""Kinds whose texts are, or have in them, JSON."""
+"""Kinds of grammars whose texts are or contain JSON."""
 MAX_MASK_S: Final = 0.02
-"""Of computing for a token while a form is tried: longer ones are too costly. A busy machine lets one take longer now
-and then, so a way is gone twice before it counts."""
+"""Maximum CPU time per token while a grammar is tried, in seconds; slower grammars are refused. On a busy machine
+single tokens may take longer, so a walk is repeated before it counts."""
 FAR_TOO_LONG: Final = 5
-"""Times as long is no chance."""
+"""Factor of `MAX_MASK_S` above which a walk is not repeated, because it cannot be chance."""
 NUM_WALKS: Final = 6
 MAX_WALK: Final = 24
-"""Tokens of a way through a form that it is tried on."""
+"""Maximum number of tokens of each trial walk through a grammar."""
 MAX_TRYING_S: Final = 0.25
 MAX_MORE_BYTES: Final = 256 << 20
-"""Of address space beyond what the keeper has."""
+"""Maximum address space in addition to the keeper's, in bytes."""
 MAX_UNTOLD_NS: Final = 1_000_000
-"""Of computing, after which the masks that are there are told."""
+"""CPU time after which the masks that are ready are sent, in nanoseconds."""
 YIELDING: Final = 19
-"""`nice`."""
+"""`nice` value of the compiling thread."""
 MIB: Final = 1 << 20
 
 
 def run_form(
     line: socket.socket, info: Any, num_logits: int, ends: Collection[int], no_controls: NDArray[np.int32]
 ) -> None:
-    """Until the engine closes `line`: first the form, then its completions."""
+    """Serve one grammar until the engine closes `line`: first receive and try the grammar, then answer for its
+    completions.
+    """
     descriptors = [os.pidfd_open(os.getpid()), os.memfd_create("masks")]
     masks = wire.masks_in(descriptors[1], num_logits)
     socket.send_fds(line, [os.getpid().to_bytes(4, "little")], descriptors)
@@ -72,27 +74,25 @@ def run_form(
 
 
 class _Form:
-    """Compiled."""
-
     def __init__(
         self, compiled: Any, masks: NDArray[np.int32], ends: Collection[int], within: NDArray[np.int32] | None
     ) -> None:
-        """Masks are written into the rows of `masks`; `within` has the only tokens that may ever come; None: all."""
+        """Masks are written into the rows of `masks`; `within` is a mask of the only tokens ever allowed; None: all."""
         self._compiled = compiled
         self._ends = ends
         self._within = within
         self._masks = masks
 
     def matcher(self) -> Any:
-        """XGrammar's, at the beginning of the form."""
+        """Return an XGrammar matcher at the beginning of the grammar."""
         import xgrammar
 
         return xgrammar.GrammarMatcher(self._compiled, terminate_without_stop_token=not self._ends)
 
     def mask(self, matcher: Any, row: int = 0) -> NDArray[np.int32]:
-        """Which tokens may come next, written into this row."""
+        """Write the mask of the allowed next tokens into the row and return it."""
         mask: NDArray[np.int32] = self._masks[row]
-        mask.fill(-1)  # what is not written when everything may
+        mask.fill(-1)  # XGrammar writes nothing if all tokens are allowed
         matcher.fill_next_token_bitmask(self._masks, row)
         if self._within is not None:
             mask &= self._within
@@ -100,7 +100,7 @@ class _Form:
 
 
 class _Trial:
-    """Makes `form`, None where it is not accepted, and `proof`."""
+    """Compiles and tries a grammar. Sets `form`, None if it is not accepted, and `proof`."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class _Trial:
         self._within = no_controls if asked.kind in HOLDS_JSON else None
 
     def run(self) -> None:
-        """On a thread of its own."""
+        """Compile and try the grammar, on a separate thread with low priority."""
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), YIELDING)
         kind = self._asked.kind
         try:
@@ -145,7 +145,10 @@ class _Trial:
         self.form = form
 
     def _walk(self, form: _Form) -> None:
-        """Along some ways through the form, each token drawn from those that may come."""
+        """Try the grammar on several walks, whose tokens are drawn from the allowed ones.
+
+        Raises BadInput if a token takes too long.
+        """
         began = time.thread_time()
         for seed in range(NUM_WALKS):
             if time.thread_time() - began > MAX_TRYING_S:
@@ -161,7 +164,10 @@ class _Trial:
 
 
 def _longest_token_s(form: _Form, seed: int) -> float:
-    """Of computing, on a way through the form; what is too long ends it."""
+    """Return the longest CPU time of a token, in seconds, on a walk through the grammar.
+
+    The walk ends if a token is too slow.
+    """
     matcher, drawn, longest_s, began = form.matcher(), random.Random(seed), 0.0, time.thread_time()
     for _ in range(MAX_WALK):
         started = time.thread_time()
@@ -200,7 +206,7 @@ def _serve(line: socket.socket, form: _Form) -> None:
 
 
 def _next_mask(form: _Form, matcher: Any, row: int, token: int) -> int:
-    """Written into `row`; what has become of the completion."""
+    """Accept the token and write the next mask into `row`. Returns the state of the completion."""
     if not matcher.accept_token(token):
         return wire.REFUSED
     if matcher.is_terminated():
@@ -209,8 +215,8 @@ def _next_mask(form: _Form, matcher: Any, row: int, token: int) -> int:
 
 
 def _give_back() -> None:
-    """To the system, what compiling or answers took and need no more."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
+    """Return to the system the memory that compiling or answering no longer needs."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
     if trim is not None:
         trim(0)
 

@@ -1,10 +1,11 @@
-"""The forms that clients ask for: each is compiled and tried in a process of its own before it is accepted, and kept.
+"""Compiled grammars of structured output: each is compiled and tried in a separate process before it is accepted.
 
-C++ cannot be interrupted, and a regex of twenty characters can keep it busy for ever, while it is compiled or at its
-hundredth token. So nothing of a form is computed in the engine: what is too costly is killed, and hurts nobody else.
+C++ code cannot be interrupted, and a regex of twenty characters can keep it busy forever, during compilation or at its
+hundredth token. So nothing of a grammar is computed in the engine: a process that takes too long is killed without
+affecting other requests (docs/internals/decisions/0024-grammars-run-in-their-own-processes.md).
 
-Owns the keeper, which is started when the first one asks, and what is kept. `get` is called on any thread,
-`await_masks` on the engine's.
+Owns the keeper process, which is started for the first grammar, and the cache of grammars. `get` may be called on any
+thread, `await_masks` only on the engine's.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.structured import Structured
 
 MAX_COMPILE_S: Final = 5.0
-"""Of computing, to compile a form and to try it."""
+"""Maximum CPU time to compile and try a grammar, in seconds."""
 MAX_WAIT_S: Final = 60.0
-"""For that much computing, beside what else the machine does."""
+"""Maximum time to wait for a grammar, in seconds, on a machine that is busy with other work."""
 MAX_FORMS: Final = 64
-"""At a time, a process each: those in use, being compiled, and kept."""
+"""Maximum number of grammars, each with a process: in use, being compiled, and cached."""
 MAX_BYTES: Final = 1 << 30
-"""Of their processes' memory together, beyond which no other form is accepted."""
+"""Memory of all grammar processes above which no further grammar is accepted, in bytes."""
 MAX_KEPT: Final = 32
 MAX_KEPT_BYTES: Final = 64 << 20
-"""A larger one is there only while it is used."""
+"""Maximum memory of the cached grammars, in bytes. A larger grammar only exists while it is in use."""
 MAX_DEPTH: Final = 128
-"""Nested objects and arrays of a JSON schema. XGrammar's time grows with the cube of the depth: 0.2 s at 128, 8 s and
-more at 500, during which other forms of the same client wait."""
+"""Maximum nesting depth of objects and arrays in a JSON schema. XGrammar's time grows with the cube of the depth: 0.2 s
+at 128, 8 s and more at 500, during which other grammars of the same client wait."""
 _STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _BRACKET: Final = re.compile(r"[][{}]")
 UNWANTED: Final = "no client waits for this form any more"
@@ -54,12 +55,11 @@ Wanted = Callable[[], bool]
 
 
 def always() -> bool:
-    """Of who waits to the end."""
     return True
 
 
 class _Trial:
-    """Of a form that is being compiled; `wanted` are all who wait for it."""
+    """A grammar that is being compiled; `wanted` are the callbacks of all callers that wait for it."""
 
     def __init__(self) -> None:
         self.wanted: list[Wanted] = []
@@ -67,7 +67,14 @@ class _Trial:
 
 
 class Forms:
-    """For a model with `tokenizer`, whose logits are `num_logits` wide and whose texts end with one of `ends`."""
+    """Compiles and caches the grammars of one model.
+
+    Args:
+        tokenizer: Tokenizer of the model.
+        num_logits: Width of the model's logits.
+        ends: Token ids that may end a text.
+        max_s: Maximum CPU time to compile and try a grammar, in seconds.
+    """
 
     def __init__(
         self, tokenizer: Tokenizer, num_logits: int, ends: Collection[int], max_s: float = MAX_COMPILE_S
@@ -83,21 +90,21 @@ class Forms:
         self._keeper: KeeperProcess | None = None
         self._keeper_lock = threading.Lock()
         self._busy: set[FormProcess] = set()
-        """Those that owe the engine's thread an answer, or are to be told of completions that are over: any thread adds
-        such, so that one goes through a copy."""
+        """Processes that owe the engine's thread an answer, or must be informed of completions that ended. Any thread
+        adds to this set, so it must be copied before iterating."""
         self._is_closed = False
 
     def has(self, asked: Structured) -> bool:
-        """Whether it is there already, so that `get` takes no time."""
+        """Whether the grammar is compiled already, so that `get` returns immediately."""
         with self._lock:
             form = self._alive.get(asked)
             return form is not None and not form.process.failure
 
     def get(self, asked: Structured, is_wanted: Wanted = always) -> Form:
-        """The form, compiled and tried if it is not yet; given up once nobody wants it.
+        """Return the grammar, compiled and tried if it is new. Compilation is cancelled once no caller wants it.
 
-        Raises BadInput, in a line that names it, for what cannot be compiled, what no text can be of, what takes
-        more than `max_s` of computing, and while too many are in use.
+        Raises BadInput with one line that names the grammar if it cannot be compiled, no text can match it, it takes
+        more than `max_s` of CPU time, or too many grammars are in use.
         """
         _check_text(asked)
         keeper = self._ready_keeper(asked)
@@ -124,14 +131,14 @@ class Forms:
                     raise BadInput(UNWANTED) from None
 
     def send(self) -> None:
-        """Ask the processes for the masks after all tokens that were accepted: a packet each."""
+        """Ask the processes for the masks after all accepted tokens, with one packet per process."""
         for process in list(self._busy):
             process.send()
 
     def await_masks(self, *, is_idle: bool) -> None:
-        """Take in what the processes say, and wait a moment for those that will answer in it.
+        """Receive masks from the processes, and wait briefly for those that will answer soon.
 
-        With `is_idle` there is nothing to do until one of them answers, so for all of them.
+        With `is_idle` the engine has nothing to do until a process answers, so it waits for any of them.
         """
         deadline_s = time.monotonic() + SLOW_S
         while self._busy:
@@ -143,10 +150,9 @@ class Forms:
             wait_for_any(awaited, left_s)
 
     def close(self) -> None:
-        """End every process."""
         self._is_closed = True
         if (keeper := self._keeper) is not None:
-            keeper.kill()  # whoever waits for it to start holds the lock
+            keeper.kill()  # a thread that waits for it to start holds the lock
         with self._keeper_lock, self._lock:
             for form in list(self._alive.values()):
                 form.process.end()
@@ -157,7 +163,7 @@ class Forms:
     def _run(self, keeper: KeeperProcess, asked: Structured, trial: _Trial) -> None:
         try:
             form = self._tried(keeper, asked, trial)
-        except Exception as error:  # told to who waits, and to who asks next: it is tried again
+        except Exception as error:  # raised in all waiting callers; the next caller compiles it again
             with self._lock:
                 self._trials.pop(asked, None)
             trial.form.set_exception(error)
@@ -203,7 +209,7 @@ class Forms:
                 raise BadInput(f"the engine is behind: {asked.kind} was not compiled within {MAX_WAIT_S:g} s")
             with self._lock:
                 if self._is_closed or not any(wanted() for wanted in trial.wanted):
-                    self._trials.pop(asked, None)  # who asks from now on begins anew
+                    self._trials.pop(asked, None)  # later callers start another compilation
                     raise BadInput(UNWANTED)
 
     def _ready_keeper(self, asked: Structured) -> KeeperProcess:
@@ -224,7 +230,10 @@ class Forms:
             return self._keeper
 
     def _make_room(self, asked: Structured) -> None:
-        """Under the lock. Raises BadInput when all are in use."""
+        """Evict cached grammars until there is capacity for another. Must be called with the lock held.
+
+        Raises BadInput if the remaining ones are all in use.
+        """
         while self._kept and (len(self._alive) + len(self._trials) >= MAX_FORMS or self._num_bytes() > MAX_BYTES):
             self._kept.popitem(last=False)  # its process ends, unless it is in use
         if len(self._alive) + len(self._trials) >= MAX_FORMS:
@@ -235,7 +244,7 @@ class Forms:
             raise BadInput(f"the engine is behind: {reason}")
 
     def _measure(self) -> None:
-        """Those that are used grow."""
+        """Update the memory used by all grammars, which grows with use."""
         with self._lock:
             forms = list(self._alive.values())
         for form in forms:
@@ -258,7 +267,7 @@ class Forms:
 
 
 class PreparedPrompt(list[int]):
-    """Token ids of a prompt, and the form of its answer: so that nothing has to be compiled between two steps."""
+    """Token ids of a prompt with the grammar of its answer, so that nothing has to be compiled between two steps."""
 
     def __init__(self, token_ids: list[int], form: Form) -> None:
         super().__init__(token_ids)
@@ -268,7 +277,10 @@ class PreparedPrompt(list[int]):
 def prepared(
     token_ids: list[int], asked: Structured | None, forms: Forms | None, is_wanted: Wanted = always
 ) -> list[int]:
-    """With the form, where one is asked for. Raises BadInput as `Forms.get` does, and for a model without text."""
+    """Return `token_ids` with the compiled grammar, if one is requested.
+
+    Raises BadInput as `Forms.get` does, and for a model without a tokenizer.
+    """
     if asked is None or isinstance(token_ids, PreparedPrompt):
         return token_ids
     if forms is None:
@@ -277,7 +289,7 @@ def prepared(
 
 
 def matcher_for(token_ids: list[int]) -> FormMatcher | None:
-    """Of one completion of a prompt; None where no form is asked for."""
+    """Return a matcher for one completion of a prompt; None if no structured output is requested."""
     return token_ids.form.matcher() if isinstance(token_ids, PreparedPrompt) else None
 
 
@@ -295,7 +307,7 @@ def _check_text(asked: Structured) -> None:
 
 
 def _json_depth(text: str) -> int:
-    """Return how deep objects and arrays of a JSON text are nested, in one pass and without recursion."""
+    """Return how deeply objects and arrays of a JSON text are nested, in one pass and without recursion."""
     depth = deepest = 0
     for bracket in _BRACKET.findall(_STRING.sub("", text)):
         depth += 1 if bracket in "[{" else -1

@@ -1,7 +1,7 @@
-"""The process that every form's process is forked from: it has XGrammar and the vocabulary, and no torch.
+"""The process that every grammar's process is forked from: it has XGrammar and the vocabulary, and no torch.
 
-It waits for words of the engine and forks, and does nothing that could take long. It ends with the engine, and its
-children with it, whatever they compute.
+It waits for requests of the engine and forks, and does nothing that could take long. It ends with the engine, and its
+children end with it, whatever they compute.
 
 See docs/internals/decisions/0024-grammars-run-in-their-own-processes.md.
 """
@@ -30,9 +30,9 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def main() -> None:
-    """With the socket's descriptor as the only argument."""
+    """Run the keeper. The only command-line argument is the descriptor of its socket."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # a terminal's are for the engine, with which this ends
+        signal.signal(number, signal.SIG_IGN)  # signals of a terminal are for the engine, with which this ends
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     line = socket.socket(fileno=int(sys.argv[1]))
     _without_torch()
@@ -42,7 +42,7 @@ def main() -> None:
     num_logits = len(vocabulary.tokens)
     del vocabulary
     gc.collect()
-    gc.freeze()  # what is shared stays shared
+    gc.freeze()  # so that collections do not write to pages shared with the forked processes
     line.send(READY)
     keeper = os.getpid()
     while descriptor := _next_form(line):
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def _next_form(line: socket.socket) -> int:
-    """The descriptor of the next form's socket; 0 when the engine is gone."""
+    """Return the descriptor of the next grammar's socket; 0 if the engine ended."""
     while True:
         try:
             data, ancillary, _, _ = line.recvmsg(len(FORK), socket.CMSG_SPACE(array.array("i").itemsize))
@@ -71,7 +71,7 @@ def _next_form(line: socket.socket) -> int:
 
 
 class _Nothing(type):
-    """Stands for any class of a library that is not there, and for what hangs on it."""
+    """Stand-in for any class of a library that is not loaded, and for its attributes."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -87,7 +87,11 @@ class _Absent(types.ModuleType):
 
 
 def _without_torch() -> None:
-    """XGrammar names torch and transformers in signatures and in what nobody calls here: 200 MB and two seconds."""
+    """Replace torch and transformers by stubs before importing XGrammar.
+
+    XGrammar mentions them only in signatures and in functions that are not called here; they take 200 MB and two
+    seconds.
+    """
     os.environ["TVM_FFI_DISABLE_TORCH_C_DLPACK"] = "1"
     for name in ("torch", "transformers"):
         absent = _Absent(name)

@@ -1,4 +1,4 @@
-"""A form that was accepted, and each completion's way through it: what its process says, where the engine wants it."""
+"""A compiled grammar, and the state of each completion in it, as reported by the grammar's process."""
 
 from __future__ import annotations
 
@@ -16,50 +16,50 @@ from kvscope_telemetry.errors import KvscopeError
 
 
 class Form:
-    """Accepted. Its process ends when nobody has it any more."""
+    """A grammar that was accepted. Its process ends when the last reference to it is dropped."""
 
     def __init__(self, process: FormProcess, proof: Proof, ends: Collection[int]) -> None:
         self.process = process
         self.ends = ends
         self.first_mask = np.frombuffer(proof.mask, np.int32)
         self.num_bytes = process.own_bytes
-        """Of memory, when it was last measured."""
+        """Memory of the process when it was last measured, in bytes."""
         weakref.finalize(self, process.end)
 
     def matcher(self) -> FormMatcher:
-        """One completion's way through it, from its beginning."""
+        """Return a matcher for one completion, at the beginning of the grammar."""
         return FormMatcher(self)
 
 
 class FormMatcher:
-    """A `TokenMatcher`. The mask after a token is asked for with the next `Forms.send`."""
+    """A `TokenMatcher`. The mask after a token is requested with the next `Forms.send`."""
 
     def __init__(self, form: Form) -> None:
         self._form = form
         self._mask: NDArray[np.int32] | None = form.first_mask
-        """None while it is computed."""
+        """Mask of the allowed next tokens; None while it is computed."""
         self._is_stuck = False
-        """No token goes on: the mask says nothing."""
+        """Whether no token can continue the text, so that the mask has no meaning."""
         self._has_ended = False
         self._number = form.process.follow(self)
 
     @property
     def is_ready(self) -> bool:
-        """Whether `fill` has something to write. True as well for one whose form failed: `accept` says so."""
+        """Whether `fill` need not wait. Also true if the grammar's process failed, which `accept` reports."""
         return self._mask is not None or self._has_ended or bool(self._form.process.failure)
 
     def fill(self, words: NDArray[np.int32], row: int, *, may_end: bool) -> None:
-        """Write which tokens may come next; waits for it where that is not known yet."""
+        """Write the allowed next tokens; waits for the mask if it is not known yet."""
         mask = self._known_mask()
         if mask is None or self._is_stuck:
-            words[row] = -1  # a row without any token is no distribution; `accept` ends the request
+            words[row] = -1  # a row without any token is not a distribution; `accept` ends the request
             return
         words[row] = mask
         if not may_end:
             self._keep_from_ending(words[row])
 
     def accept(self, token_id: int) -> None:
-        """Go on by a token that was sampled."""
+        """Advance by a sampled token. Raises KvscopeError if the grammar does not allow it, or its process failed."""
         mask = self._known_mask()
         if mask is None:
             raise KvscopeError(self._form.process.failure or "its structured output has ended")
@@ -75,19 +75,19 @@ class FormMatcher:
 
     @property
     def has_ended(self) -> bool:
-        """Whether an end was accepted; of a model that knows none, whether the text is whole."""
+        """Whether an end-of-sequence token was accepted or, for a model without one, whether the text is complete."""
         if not self._form.ends:
             self._known_mask()
         return self._has_ended
 
     def answered(self, state: int, mask: NDArray[np.int32]) -> None:
-        """Of the form's process."""
+        """Receive the state and the mask from the grammar's process."""
         self._has_ended = state == wire.ENDED
         self._is_stuck = state != wire.GOES_ON
         self._mask = mask
 
     def _known_mask(self) -> NDArray[np.int32] | None:
-        """Waits for it; None when the form failed."""
+        """Wait for the mask and return it; None if the process failed, did not answer in time, or the text ended."""
         if self._mask is not None:
             return self._mask
         process, deadline_s = self._form.process, time.monotonic() + MAX_SILENT_S
@@ -97,7 +97,7 @@ class FormMatcher:
         return self._mask
 
     def _keep_from_ending(self, mask: NDArray[np.int32]) -> None:
-        """No end may be sampled, unless the form allows nothing else."""
+        """Remove end-of-sequence tokens from the mask, unless it allows nothing else."""
         open_mask = mask.copy()
         for token in self._form.ends:
             open_mask.view(np.uint32)[token // WORD_BITS] &= ~np.uint32(1 << token % WORD_BITS)

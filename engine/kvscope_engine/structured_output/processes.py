@@ -1,6 +1,6 @@
-"""The engine's side of its forms' processes: the keeper that they are forked from, and each of them.
+"""The engine's side of the grammar processes: the keeper that they are forked from, and each of them.
 
-Owns their sockets and their end: whatever is to be killed is, also in the middle of C++.
+Owns their sockets and their termination: a process that must be killed is killed, even within C++ code.
 """
 
 from __future__ import annotations
@@ -28,28 +28,34 @@ from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.structured import Structured
 
 START_S: Final = 120.0
-"""For the keeper to import and take the vocabulary in, on a machine that does much else."""
+"""Timeout for the keeper to import its libraries and process the vocabulary, in seconds, on a busy machine."""
 SLOW_S: Final = 0.005
-"""A form whose token takes longer is not waited for in a step: its requests go on in the step after it is there."""
+"""A step does not wait longer than this for a grammar's mask, in seconds; its requests run in a step after it
+arrived."""
 MAX_TOKEN_S: Final = 0.25
-"""Of computing for one token: the process is killed then, and its form's requests end."""
+"""Maximum CPU time for one token, in seconds: after that the process is killed, and the requests of its grammar end."""
 MAX_SILENT_S: Final = 60.0
-"""The same for one that does not compute either: it was stopped, or the machine has no time for it."""
+"""Maximum time without an answer of a process that does not compute either, in seconds: it was stopped, or is
+starved."""
 YIELDING: Final = 19
-"""`nice` of a process that is slow."""
+"""`nice` value for a process that is slow."""
 POLL_S: Final = 0.1
 
 
 class Awaiting(Protocol):
-    """Who is told the masks of one completion."""
+    """Receiver of the masks of one completion."""
 
     def answered(self, state: int, mask: NDArray[np.int32]) -> None:
-        """The mask after the last token; of no meaning unless `state` is `wire.GOES_ON`."""
+        """Receive the mask after the last token; it has no meaning unless `state` is `wire.GOES_ON`."""
 
 
 class KeeperProcess:
-    """The process that forms' processes are forked from, started for the first form. It forks once it has the
-    vocabulary. Raises KvscopeError, with the reason, where it cannot run."""
+    """The process that grammar processes are forked from, started for the first grammar.
+
+    It forks once it has the vocabulary.
+
+    Raises KvscopeError with the reason if it cannot run.
+    """
 
     def __init__(self) -> None:
         if importlib.util.find_spec("xgrammar") is None:
@@ -67,7 +73,7 @@ class KeeperProcess:
                 raise KvscopeError(f"its process does not start: {error}") from error
 
     def introduce(self, vocabulary: Vocabulary) -> None:
-        """Tell it, and wait until it has imported what it needs. Raises KvscopeError, also after `kill`."""
+        """Send the vocabulary, and wait until the process is ready. Raises KvscopeError, also after `kill`."""
         try:
             self._line.settimeout(START_S)
             wire.send_long(self._line, msgspec.msgpack.encode(vocabulary))
@@ -80,11 +86,11 @@ class KeeperProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can fork."""
+        """Whether the process runs and can fork."""
         return self._process.poll() is None
 
     def fork(self, busy: set[FormProcess]) -> FormProcess:
-        """A new process without a form yet; it is in `busy` while an answer is to come. Raises KvscopeError."""
+        """Return a new process without a grammar. It is in `busy` while it owes an answer. Raises KvscopeError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
@@ -109,33 +115,33 @@ class KeeperProcess:
         return FormProcess(ours, int.from_bytes(data, "little"), descriptors[0], masks, busy)
 
     def kill(self) -> None:
-        """Nobody waits for it any more. On any thread."""
+        """Kill the process without waiting for its end. May be called on any thread."""
         self._process.kill()
 
     def close(self) -> None:
-        """It ends, and all that it forked."""
+        """Kill the process and wait for its end. All processes forked from it end as well."""
         self._line.close()
         self._process.kill()
         self._process.wait()
 
 
 class FormProcess:
-    """One form's. After `prove` its methods are the engine's thread's, but `end`."""
+    """Process of one grammar. Once it has a proof, its methods must be called on the engine's thread, except `end`."""
 
     def __init__(
         self, line: socket.socket, pid: int, descriptor: int, masks: NDArray[np.int32], busy: set[FormProcess]
     ) -> None:
         self.failure = ""
-        """Why it answers no more."""
+        """Why the process no longer answers; empty while it does."""
         self._line = line
         self._pid = pid
         self._descriptor = descriptor
         self._masks = masks
         self._busy = busy
         self._rows: dict[int, int] = {}
-        """Of `masks`, by a completion's number, from its first token on."""
+        """Row of `masks` by the number of the completion, from its first token on."""
         self._free_rows: list[int] = []
-        """Those of them that were given back."""
+        """Rows that were used before and are free again."""
         self._awaiting: weakref.WeakValueDictionary[int, Awaiting] = weakref.WeakValueDictionary()
         self._dropped: deque[int] = deque()
         self._outgoing = bytearray()
@@ -146,15 +152,18 @@ class FormProcess:
         self._is_slow = self._is_yielding = False
         self._is_ended = False
 
-    # While it is tried, on any thread.
+    # Methods for the trial of the grammar, on any thread.
 
     def begin(self, asked: Structured) -> None:
-        """Hand it its form."""
-        with contextlib.suppress(OSError):  # it is noticed when the proof does not come
+        """Send the grammar to the process."""
+        with contextlib.suppress(OSError):  # then no proof arrives, which is detected
             wire.send_long(self._line, msgspec.msgpack.encode(asked))
 
     def proof(self) -> Proof | None:
-        """What came of it; None when nothing has after a moment. Raises EOFError when the process has ended."""
+        """Return the result of the trial; None if there is none after `POLL_S`.
+
+        Raises EOFError if the process has ended.
+        """
         if not _can_be_read(self._line, POLL_S):
             return None
         try:
@@ -164,7 +173,7 @@ class FormProcess:
 
     @property
     def own_bytes(self) -> int:
-        """Of its memory that no other process shares."""
+        """Memory of the process that it shares with no other process, in bytes."""
         try:
             with open(f"/proc/{self._pid}/smaps_rollup", encoding="ascii") as file:
                 lines = [line.split() for line in file]
@@ -174,20 +183,22 @@ class FormProcess:
 
     @property
     def computed_s(self) -> float:
-        """Of a processor's time, so far."""
         return self._cpu_ns() / 1e9
 
-    # Its completions, on the engine's thread.
+    # Methods for completions, on the engine's thread.
 
     def follow(self, completion: Awaiting) -> int:
-        """The number of a new completion, which is at the beginning of the form."""
+        """Register a new completion at the beginning of the grammar. Returns its number."""
         self._last_number += 1
         self._awaiting[self._last_number] = completion
         weakref.finalize(completion, self._drop, self._last_number).atexit = False
         return self._last_number
 
     def accept(self, number: int, token: int) -> None:
-        """Ask for the mask after one more token, with the next `send`. Raises KvscopeError for one too many."""
+        """Request the mask after one more token, with the next `send`.
+
+        Raises KvscopeError if there are too many completions.
+        """
         row = self._rows.get(number)
         if row is None:
             row = self._rows[number] = self._free_row()
@@ -199,15 +210,15 @@ class FormProcess:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether its answer will be here in a moment, from how long the last ones took."""
+        """Whether its answer is expected soon, judging by how long the last ones took."""
         return bool(self._num_unanswered) and not self._is_slow and not self.failure
 
     def fileno(self) -> int:
-        """Of what can be read when an answer is here."""
+        """Return the descriptor that becomes readable when an answer arrives."""
         return self._line.fileno()
 
     def pump(self) -> bool:
-        """Take in what it said, without waiting; whether there was anything. One that takes too long is killed."""
+        """Receive answers without waiting. Returns whether there were any. A process that takes too long is killed."""
         self.send()
         any_heard = False
         while self._num_unanswered and not self.failure:
@@ -230,7 +241,7 @@ class FormProcess:
         return any_heard
 
     def end(self) -> None:
-        """Kill it, from any thread. Idempotent."""
+        """Kill the process. Idempotent; may be called on any thread."""
         if not self._is_ended:
             self._is_ended = True
             with contextlib.suppress(ProcessLookupError):
@@ -239,16 +250,16 @@ class FormProcess:
             self._line.close()
 
     def send(self) -> None:
-        """Ask all that was not asked yet, in one packet."""
+        """Send all pending requests, in one packet if they fit."""
         self._take_dropped()
         try:
             while self._outgoing:
                 self._line.send(self._outgoing[: wire.MAX_ASK_BYTES], socket.MSG_DONTWAIT)
                 del self._outgoing[: wire.MAX_ASK_BYTES]
         except BlockingIOError:
-            return  # it computes: what it has not read goes later
+            return  # the process is busy: the rest is sent later
         except OSError:
-            self._outgoing.clear()  # it has ended, as will be read
+            self._outgoing.clear()  # the process has ended, as the next recv will report
 
     def _hear(self, data: bytes) -> None:
         (longest_ns,) = wire.LONGEST.unpack_from(data)
@@ -261,7 +272,7 @@ class FormProcess:
                 completion.answered(state, self._masks[self._rows[number]])
 
     def _drop(self, number: int) -> None:
-        """On any thread."""
+        """Record that a completion ended. Called on any thread."""
         self._dropped.append(number)
         self._busy.add(self)
 
@@ -282,7 +293,7 @@ class FormProcess:
         return len(self._rows)
 
     def _look(self) -> None:
-        """How long the answer that is due takes."""
+        """Check how long the answer that is due takes, and lower the priority of the process or kill it."""
         silent_s = (time.monotonic_ns() - self._since_ns) / 1e9
         if silent_s <= SLOW_S:
             return
@@ -305,13 +316,13 @@ class FormProcess:
 
     def _cpu_ns(self) -> int:
         try:
-            return time.clock_gettime_ns(~self._pid << 3 | 2)  # the processor's time of a process, as Linux numbers it
+            return time.clock_gettime_ns(~self._pid << 3 | 2)  # Linux's clock id of a process's CPU time
         except OSError:
             return 0
 
 
 def wait_for_any(processes: list[FormProcess], max_s: float) -> None:
-    """Until one of them has something to say."""
+    """Wait until one of the processes can be read, at most `max_s` seconds."""
     poll = select.poll()
     for process in processes:
         if process.fileno() >= 0:

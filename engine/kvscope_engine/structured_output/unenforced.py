@@ -1,8 +1,7 @@
-"""Parts of a JSON schema that XGrammar (0.2.8) reads over in silence: refused by name, so that an answer is never less
-than its schema says.
+"""Finds parts of a JSON schema that XGrammar (0.2.8) ignores silently.
 
-What XGrammar warns of is refused by its own words (`compiling`); docs/reference/structured-output.md
-lists what is enforced.
+They are refused by name, so that an answer always satisfies its whole schema. Parts that XGrammar warns about are
+refused with its own message (`compiling`); docs/reference/structured-output.md lists what is enforced.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ NEVER: Final = frozenset(
     }
 )
 WHOLE: Final = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
-"""Of these the first is enforced, and what stands beside it is not."""
+"""Keywords of which XGrammar enforces the first that is present, and nothing next to it."""
 OF_NUMBERS: Final = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 OF_STRINGS: Final = frozenset({"minLength", "maxLength", "pattern", "format"})
 OF_ARRAYS: Final = frozenset({"items", "prefixItems", "unevaluatedItems", "minItems", "maxItems", "uniqueItems"})
@@ -33,18 +32,18 @@ OF_OBJECTS: Final = frozenset(
 ASSERTIONS: Final = OF_NUMBERS | OF_STRINGS | OF_ARRAYS | OF_OBJECTS
 MAKE_ARRAY: Final = frozenset({"items", "prefixItems"})
 MAKE_OBJECT: Final = frozenset({"properties", "additionalProperties", "unevaluatedProperties"})
-"""From these XGrammar sees what a schema without a type is of."""
+"""Keywords, like those in `MAKE_ARRAY`, from which XGrammar infers the type of a schema without `type`."""
 UNKNOWN_FORMATS: Final = frozenset({"regex", "idn-email", "idn-hostname", "iri", "iri-reference"})
-"""Of JSON Schema's; names of others are only notes to it as well."""
+"""Formats of JSON Schema that XGrammar does not know. Other unknown names are only annotations in JSON Schema, too."""
 ONE: Final = ("additionalProperties", "unevaluatedProperties", "items", "unevaluatedItems", "propertyNames")
 SEVERAL: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 NAMED: Final = ("properties", "patternProperties", "$defs", "definitions")
 MAX_HOPS: Final = 32
-"""Of references that lead to references."""
+"""Maximum number of references followed from one to the next."""
 
 
 def unenforced(schema: Schema) -> str:
-    """The first part that would not be enforced, and why; empty when all is."""
+    """Return the first part that would not be enforced, and why; empty if all parts are enforced."""
     waiting: list[Any] = [schema]
     while waiting:
         part = waiting.pop()
@@ -56,7 +55,7 @@ def unenforced(schema: Schema) -> str:
 
 
 def unenforced_in_tag(tag: Any) -> str:
-    """The same of all schemas in one of XGrammar's structural tags."""
+    """Return the same for all schemas in one of XGrammar's structural tags."""
     waiting = [tag]
     while waiting:
         part = waiting.pop()
@@ -91,7 +90,7 @@ def _in_one(schema: dict[str, Any], root: Schema) -> str:
 
 
 def _beside(whole: str, schema: dict[str, Any], root: Schema) -> str:
-    """What stands beside `whole`."""
+    """Return the first keyword next to `whole` that would not be enforced, and why."""
     for name in schema:
         if name in ASSERTIONS or (name in WHOLE and name != whole and not _is_in_enum(schema, whole, name)):
             return f"{name!r} beside {whole!r} is not enforced"
@@ -135,7 +134,7 @@ def _named(types: object) -> set[str]:
 
 
 def _types(schema: Any, root: Schema, hops: int = MAX_HOPS) -> set[str]:
-    """Types that a value of it may have; "any" for what cannot be told."""
+    """Return the types that a value of the schema may have; "any" if they cannot be determined."""
     if not isinstance(schema, dict) or not hops:
         return {"any"}
     if isinstance(schema.get("$ref"), str):
@@ -165,7 +164,9 @@ def _referred(reference: str, root: Schema) -> Any:
 
 
 def _are_apart(branches: Any, root: Schema) -> bool:
-    """Whether no value can be of two: by their types, or by a property that all objects have and that tells them."""
+    """Whether no value satisfies two of the schemas: by their types, or by the values of a property that all objects
+    require.
+    """
     if not isinstance(branches, list):
         return True  # the compiler says what is wrong
     seen: set[str] = set()
@@ -183,7 +184,7 @@ def _are_apart(branches: Any, root: Schema) -> bool:
 
 
 def _values_apart(branch: Any, branches: list[Any], root: Schema, types: set[str]) -> set[str]:
-    """`types` when all branches list their values, and no value is in two."""
+    """Return `types` if all branches list their values and no value is in two; otherwise the empty set."""
     listed = [_values(_resolved(other, root)) for other in branches]
     if any(values is None for values in listed):
         return set()

@@ -1,7 +1,7 @@
-"""A model's vocabulary as XGrammar has to know it: the bytes of each token, and which are no text at all.
+"""A model's vocabulary for XGrammar: the bytes of each token, and the tokens that are no text.
 
-Special tokens are left out of every form: an answer's text does not show them, so that a string which holds one would
-not be what the grammar counted. Tokens between the vocabulary's end and the logits' width are never sampled.
+Special tokens are excluded from every grammar: they do not appear in an answer's text, so a string that contains one
+would not be what the grammar counted. Token ids from the end of the vocabulary to the logits' width are never sampled.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from kvscope_engine.structured_output.wire import Vocabulary
 from kvscope_engine.tokenization.tokenizer import Tokenizer
 
 BYTE_PIECES = 128
-"""Tokens like <0x0A> from which on a vocabulary is one with byte fallback; whole ones have 256."""
+"""Minimum number of tokens such as <0x0A> of a vocabulary with byte fallback; complete ones have 256."""
 
 
 def vocabulary_of(tokenizer: Tokenizer, num_logits: int, ends: Collection[int]) -> Vocabulary:
-    """For logits of this width. `ends` are the tokens that may follow a text in its form."""
+    """Return the vocabulary for logits of this width. `ends` are the token ids that may follow a complete text."""
     special = tokenizer.special_token_ids
     encoded = [""] * num_logits
     for token, token_id in tokenizer.vocabulary.items():
@@ -30,7 +30,6 @@ def vocabulary_of(tokenizer: Tokenizer, num_logits: int, ends: Collection[int]) 
 
 
 def tokenizer_info(vocabulary: Vocabulary) -> Any:
-    """XGrammar's `TokenizerInfo`."""
     import xgrammar
 
     kind, num_logits = xgrammar.VocabType[vocabulary.kind], len(vocabulary.tokens)
@@ -38,10 +37,10 @@ def tokenizer_info(vocabulary: Vocabulary) -> Any:
 
 
 def json_tokens(info: Any, num_logits: int) -> NDArray[np.int32]:
-    """A mask of the tokens without control characters, ends of lines apart.
+    """Return a mask of the tokens without control characters except line breaks.
 
-    JSON has none in its strings, but XGrammar lets them into those whose length is bounded (0.2.8). Tabs between its
-    parts go with them.
+    JSON has none in its strings, but XGrammar (0.2.8) allows them in strings of bounded length. This also excludes tabs
+    between the parts of JSON.
     """
     allowed = np.ones(-(-num_logits // 32) * 32, np.bool_)
     for token_id, text in enumerate(info.decoded_vocab):
@@ -50,7 +49,7 @@ def json_tokens(info: Any, num_logits: int) -> NDArray[np.int32]:
 
 
 def _kind(tokenizer: Tokenizer) -> str:
-    """How its tokens are written: "Ġa" for a space and a letter, "▁a", or " a"."""
+    """Return XGrammar's name of the encoding of tokens, in which " a" is "Ġa", "▁a", or " a"."""
     if tokenizer.is_byte_level:
         return "BYTE_LEVEL"
     vocabulary = tokenizer.vocabulary

@@ -1,7 +1,7 @@
-"""What goes between an engine, the keeper of its forms' processes, and those processes. No torch, no XGrammar.
+"""The protocol between an engine, the keeper, and the grammar processes. No torch, no XGrammar.
 
-All are packets on sockets of pairs. What may be longer than a packet goes in several, after its length. Masks lie in
-memory that an engine and a form's process share, a row for each completion; the packets only say which are new.
+Messages are packets on socket pairs; what may exceed a packet is sent in several, after its length. Masks are in memory
+shared by the engine and a grammar's process, with a row per completion; packets only say which rows are new.
 """
 
 from __future__ import annotations
@@ -18,61 +18,68 @@ from numpy.typing import NDArray
 
 PACKET_BYTES: Final = 64 << 10
 FORK: Final = b"f"
-"""To the keeper, with the socket of a new process."""
+"""Message to the keeper, with the socket of a new process."""
 ASK: Final = struct.Struct("<cxHIi")
-"""To a process, several in a packet: ACCEPT or DROP, the row for the mask, a completion's number, its token."""
+"""Request to a grammar's process, several per packet: ACCEPT or DROP, row of the mask, number of the
+completion, token."""
 MAX_ASK_BYTES: Final = PACKET_BYTES // ASK.size * ASK.size
 ACCEPT: Final = b"a"
 DROP: Final = b"d"
 LONGEST: Final = struct.Struct("<Q")
-"""Before answers: nanoseconds of computing that the longest of them took."""
+"""Header of answers: the CPU time of the slowest of them, in nanoseconds."""
 ANSWER: Final = struct.Struct("<IBxxx")
-"""The completion's number, and one of those below. There are never more than MAX_ROWS of them in a packet."""
+"""Number of the completion and its state, one of those below. A packet has at most MAX_ROWS of them."""
 GOES_ON: Final = 0
-"""The mask is in the completion's row."""
+"""State: the mask is in the completion's row."""
 ENDED: Final = 1
 REFUSED: Final = 2
 STUCK: Final = 3
-"""No token of the model goes on."""
+"""State: no token of the model can continue the text."""
 MAX_ROWS: Final = 4096
-"""Of masks in a form's memory. Those that were never written take none."""
+"""Number of mask rows in a grammar's shared memory. Rows that were never written take no memory."""
 WORD_BITS: Final = 32
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
-    """The tokens of a model, as XGrammar has to know them."""
+    """The tokens of a model as XGrammar needs them."""
 
     kind: str
-    """How they are written: one of XGrammar's `VocabType`."""
+    """Encoding of the tokens: the name of one of XGrammar's `VocabType`."""
     tokens: list[str]
-    """By their ids, as many as the logits are wide; empty where no text is meant."""
+    """Tokens by id, as many as the width of the logits; empty for ids that are no text."""
     ends: list[int]
-    """Those that may follow a text in its form."""
+    """Token ids that may follow a complete text."""
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """What came of a form: why it is not accepted, or its first mask."""
+    """Result of the trial of a grammar: why it is not accepted, or its first mask."""
 
     reason: str = ""
     mask: bytes = b""
 
 
 def masks_in(memory: int, num_logits: int = 0) -> NDArray[np.int32]:
-    """The rows of masks in shared memory, which is made as large as they are where `num_logits` is given."""
+    """Map the rows of masks in shared memory; with `num_logits`, set its size first.
+
+    Returns int32 of shape (MAX_ROWS, words).
+    """
     if num_logits:
         os.ftruncate(memory, MAX_ROWS * -(-num_logits // WORD_BITS) * np.dtype(np.int32).itemsize)
     return np.frombuffer(mmap.mmap(memory, 0), np.int32).reshape(MAX_ROWS, -1)
 
 
 def send_long(line: socket.socket, data: bytes) -> None:
-    """All of it; waits while nobody reads. Raises OSError when the other side is gone."""
+    """Send `data`, in several packets if needed; blocks while they are not read.
+
+    Raises OSError if the other side closed.
+    """
     line.sendall(len(data).to_bytes(8, "little"))
     for start in range(0, len(data), PACKET_BYTES):
         line.sendall(data[start : start + PACKET_BYTES])
 
 
 def receive_long(line: socket.socket) -> bytes:
-    """What `send_long` sent; waits for it. Raises EOFError when the other side is gone."""
+    """Wait for and return what `send_long` sent. Raises EOFError if the other side closed the connection."""
     num_bytes = int.from_bytes(_packet(line), "little")
     parts: list[bytes] = []
     while num_bytes > 0:

@@ -1,3 +1,1 @@
-"""Allocation policies: where a request's next block comes from. `paged` is the default, and is compared with the
-others.
-"""
+"""Allocation policies: which block a request gets next. `paged` is the default; the others are for comparison."""

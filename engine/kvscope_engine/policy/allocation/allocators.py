@@ -1,4 +1,4 @@
-"""Making an allocation policy and its pool, by name."""
+"""Creates an allocation policy and its pool by name."""
 
 from __future__ import annotations
 
@@ -35,11 +35,13 @@ def make_pool(
     space: AddressSpace | None = None,
     groups: tuple[GroupRule, ...] = ONE_GROUP,
 ) -> BlockPool:
-    """The pool that the policy `name` chooses from, every block of it free.
+    """Create the pool for the policy `name`, with every block free.
 
-    Only `paged` has a prefix cache, places of lower tiers and KV groups. `virtual` needs a `space`, whose blocks are
-    the pool's, instead of `num_blocks`.
-    Raises BadInput for a name that does not exist, and for prefix caching where nothing is shared.
+    Only `paged` has a prefix cache, slots in lower tiers and KV groups. `virtual` needs a `space`, whose blocks are the
+    pool's, instead of `num_blocks`.
+
+    Raises:
+        BadInput: for an unknown name, and for prefix caching with a policy that shares no blocks.
     """
     if name not in ALLOCATORS:
         raise BadInput(f"allocator={name!r} is not accepted: one of {', '.join(ALLOCATORS)}")
@@ -67,10 +69,12 @@ def make_pool(
 def make_allocation(
     name: str, pool: BlockPool, *, max_model_len: int, mapper: PageMapper | None = None
 ) -> AllocationPolicy:
-    """The policy `name` over a pool that `make_pool` made for it; no other policy may use the pool.
+    """Create the policy `name` over a pool that `make_pool` made for it; no other policy may use the pool.
 
-    `virtual` needs a `mapper` where there are bytes behind the blocks.
-    Raises BadInput for a pool that cannot serve the policy: `contiguous` needs a run of `max_model_len` tokens.
+    `virtual` needs a `mapper` if the blocks have real memory.
+
+    Raises:
+        BadInput: for a pool that cannot serve the policy: `contiguous` needs a run of `max_model_len` tokens.
     """
     assert not pool.num_active, f"{pool.num_active} blocks of the pool are in use"
     if isinstance(pool, MappedPool):
@@ -84,7 +88,9 @@ def make_allocation(
 
 
 def fitting_model_len(name: str, num_blocks: int, block_size: int, max_model_len: int) -> int:
-    """`max_model_len`, or the most tokens that a pool of `num_blocks` has a run for, where `name` reserves so much."""
+    """Return `max_model_len`, limited for `contiguous`, which reserves it, to the longest run of a pool of
+    `num_blocks`.
+    """
     if name != "contiguous":
         return max_model_len
     return min(max_model_len, RunPool(num_blocks, block_size).longest_run * block_size)

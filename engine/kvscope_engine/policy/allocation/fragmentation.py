@@ -1,4 +1,4 @@
-"""What the slots of the KV cache are used for, and how scattered the free ones are. Reads, changes nothing.
+"""Measures what the slots of the KV cache are used for, and how scattered the free ones are. Changes nothing.
 
 The parts are those of PagedAttention's Figure 2 (Kwon et al. 2023, arXiv 2309.06180, sections 3.1 and 6.2):
 
@@ -9,13 +9,12 @@ The parts are those of PagedAttention's Figure 2 (Kwon et al. 2023, arXiv 2309.0
 | internal fragmentation        | `num_internal`                                           |
 | external fragmentation & others | `num_rounding + num_external` (`num_external_and_others`) |
 
-What a buddy allocator adds to a reservation to make it a power of two is no token's in the paper's sense, but the
-allocator's loss: it stands by itself (`num_rounding`) and goes with the fourth part. The paper's cache has no idle
-prefix blocks; `num_cached` is theirs.
+What a buddy allocator adds to a reservation to make it a power of two belongs to no token in the paper's sense, but is
+the allocator's loss: it is counted separately (`num_rounding`) and included in the fourth part. The paper's cache has
+no idle prefix blocks; `num_cached` counts them.
 
-Under `virtual`, slots are those of memory: addresses without any are no slots. What is left of a request's pages is
-`num_internal`, pages that no request needs are `num_external`, wherever they are mapped, and since they can be
-mapped one after the other they are one run.
+Under `virtual`, only slots with memory count. The unused rest of a request's pages is `num_internal`; pages that no
+request needs are `num_external`, wherever they are mapped, and since they can be mapped contiguously they are one run.
 """
 
 from __future__ import annotations
@@ -35,41 +34,40 @@ from kvscope_telemetry.ledger import BlockState
 
 @dataclass(frozen=True, slots=True)
 class KVUse:
-    """Counts of slots; all but `num_slots` and `largest_free_run` are apart and sum up to `num_slots`."""
+    """Counts of token slots. All but `num_slots` and `largest_free_run` are disjoint and sum up to `num_slots`."""
 
     num_slots: int
     num_used: int
-    """Hold a token of a request; shared ones count once."""
+    """Slots that hold a token of a request; shared ones count once."""
     num_reserved: int
-    """Empty, and set aside for tokens of their request that will come."""
+    """Empty slots reserved for future tokens of their request."""
     num_internal: int
-    """Empty, held, and never to be used: reserved beyond the final length where that is known (`expected_tokens`;
-    what is not known to be superfluous counts as reserved), or the rest of a last block (`paged`) or page
-    (`virtual`)."""
+    """Empty slots that are held and will never be used: reserved beyond the final length if it is known
+    (`expected_tokens`; otherwise they count as reserved), or the rest of a last block (`paged`) or page (`virtual`)."""
     num_rounding: int
-    """Empty, and held beyond any reservation, since the allocator has only powers of two of whole blocks."""
+    """Empty slots held beyond any reservation, because the allocator only has powers of two of whole blocks."""
     num_cached: int
-    """Hold a token for a later prompt; no request holds them, and they are given away when needed."""
+    """Slots that hold a token for a later prompt; no request holds them, and they are evicted when needed."""
     num_external: int
-    """In free blocks."""
+    """Slots in free blocks."""
     largest_free_run: int
-    """Slots of the most free blocks in a row."""
+    """Slots of the longest contiguous run of free blocks."""
 
     @property
     def num_external_and_others(self) -> int:
-        """The fourth part of the paper's figure."""
+        """Fourth part of the paper's figure."""
         return self.num_external + self.num_rounding
 
     @property
     def external_fragmentation(self) -> float:
-        """1 - largest free run / free slots: 0 when what is free is in one piece, or nothing is."""
+        """1 - largest free run / free slots: 0 if the free slots are contiguous, or there are none."""
         return 1 - self.largest_free_run / self.num_external if self.num_external else 0.0
 
 
 def kv_use(pool: BlockPool, requests: Iterable[Request]) -> KVUse:
-    """What the slots of `pool` are used for by `requests`, of which all that hold blocks must be there.
+    """Return what the slots of `pool` are used for. `requests` must include all that hold blocks.
 
-    To be called between steps: blocks of tokens that a plan is still to write count as not used. O(blocks).
+    Call it between steps: the slots of tokens that a plan is still to write count as unused. O(blocks).
     """
     pages = page_slots_of(pool)
     if pages is not None:
@@ -91,7 +89,7 @@ def kv_use(pool: BlockPool, requests: Iterable[Request]) -> KVUse:
 
 
 def _page_use(pages: PageSlots, block_size: int, requests: Iterable[Request]) -> KVUse:
-    """Slots of memory; of blocks that lie across the end of a page there are parts."""
+    """Count slots with memory, including parts of blocks that span the end of a page group."""
     slots_per_group = pages.space.group_blocks * block_size
     used = sum(request.num_computed_tokens for request in requests if request.block_table)
     held, all_slots = int(pages.num_needed * slots_per_group), int(pages.space.num_groups * slots_per_group)
@@ -108,14 +106,14 @@ def _page_use(pages: PageSlots, block_size: int, requests: Iterable[Request]) ->
 
 
 def _reservations(requests: Iterable[Request]) -> tuple[int, int, bool]:
-    """Reserved slots that are empty: those that will be used, the others, and whether there is any reservation."""
+    """Return the empty reserved slots that will be used, those that will not, and whether there is any reservation."""
     to_come = never = 0
     has_any = False
     for request in requests:
         computed = request.num_computed_tokens
         if request.num_reserved_tokens:
             has_any = True
-            limit = max(request.num_reserved_tokens, computed)  # a last block is used beyond what was asked for
+            limit = max(request.num_reserved_tokens, computed)  # a last block may be used beyond the reservation
             final = limit if request.expected_tokens is None else min(limit, request.expected_tokens)
             to_come += max(0, final - computed)
             never += limit - max(final, computed)
@@ -123,6 +121,5 @@ def _reservations(requests: Iterable[Request]) -> tuple[int, int, bool]:
 
 
 def _longest_run(mask: npt.NDArray[np.bool_]) -> int:
-    """The most True in a row."""
     edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
     return int((edges[1::2] - edges[::2]).max()) if len(edges) else 0

@@ -1,6 +1,6 @@
-"""A block pool whose rows are addresses, with memory behind some of them: for the policy `virtual`.
+"""A block pool whose rows are addresses, some of which have memory: for the policy `virtual`.
 
-Owns which rows have memory (`mapped_rows`). It has no prefix cache. Chooses no row: who takes one says which.
+Owns which rows have memory (`mapped_rows`). It has no prefix cache, and chooses no row: callers name those they take.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from kvscope_telemetry.ledger import BlockState
 
 
 class MappedPool(BlockPool):
-    """A row for each block of `space`; none has memory from the first `map_rows` on."""
+    """A row for each block of `space`; none has memory before the first `map_rows`."""
 
     def __init__(self, space: AddressSpace, block_size: int, *, num_states: int = 0) -> None:
         self._rows = MappedRows(space.num_rows)
         super().__init__(space.num_rows, block_size, prefix_caching=False, num_states=num_states, free=self._rows)
         self.page_slots = PageSlots(space)
-        """Which slot of addresses has how many pages; the policy keeps it."""
+        """Number of pages of each slot of addresses; the policy changes it."""
         self._set_state(0, space.num_rows, BlockState.UNMAPPED)
 
     def map_rows(self, first: int, count: int) -> None:
-        """`count` rows from `first` on, unmapped, have memory behind them: they are free."""
+        """Mark `count` unmapped rows from `first` on as having memory; they become free."""
         self._rows.add(self._set_state(first, count, BlockState.FREE))
 
     def unmap_rows(self, first: int, count: int) -> None:
-        """`count` rows from `first` on, free ones, have no memory any more."""
+        """Mark `count` free rows from `first` on as having no memory."""
         self._rows.remove(self._set_state(first, count, BlockState.UNMAPPED))
 
     def take_mapped(self, first: int, count: int, owner: int) -> list[int]:
-        """`count` blocks from `first` on, free ones, for request `owner`; each is held once and empty."""
+        """Allocate the `count` free blocks from `first` on for request `owner`, empty and with one reference each."""
         ids = np.arange(first, first + count, dtype=np.int64)
         self._rows.take_these(ids)
         self._activate(ids, owner)
@@ -48,5 +48,5 @@ class MappedPool(BlockPool):
 
 
 def page_slots_of(pool: BlockPool) -> PageSlots | None:
-    """The pages behind a pool whose rows are addresses; None for every other."""
+    """Return the pages of a pool whose rows are addresses; None for every other pool."""
     return pool.page_slots if isinstance(pool, MappedPool) else None

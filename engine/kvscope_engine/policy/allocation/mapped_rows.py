@@ -1,6 +1,6 @@
-"""Rows of a ledger that have memory behind them, and which of these are free: the pool's free list under `virtual`.
+"""Rows of a ledger that have memory, and which of these are free: the pool's free list under `virtual`.
 
-Owns two marks a row. Knows neither slots nor pages, and chooses no row: who takes one says which.
+Owns two flags per row. Knows neither slots nor pages, and chooses no row: callers name the rows that they take.
 """
 
 from __future__ import annotations
@@ -29,55 +29,52 @@ class MappedRows:
 
     @property
     def ids(self) -> Ids:
-        """Rows with memory that nobody uses, sorted."""
         return np.flatnonzero(self._is_free)
 
     @property
     def unmapped(self) -> Ids:
-        """Rows without memory, sorted."""
         return np.flatnonzero(~self._is_mapped)
 
     @property
     def num_unmapped(self) -> int:
-        """Rows without memory."""
         return len(self._is_mapped) - self._num_mapped
 
     def add(self, ids: Ids) -> None:
-        """These rows, without memory so far, have some: they are free."""
+        """Mark rows, unmapped so far, as having memory; they become free."""
         assert not self._is_mapped[ids].any(), f"rows {ids.tolist()} are mapped in part already"
         self._is_mapped[ids] = True
         self._num_mapped += len(ids)
         self.give(ids)
 
     def remove(self, ids: Ids) -> None:
-        """These rows, free ones, have no memory any more."""
+        """Mark free rows as unmapped."""
         self.take_these(ids)
         self._is_mapped[ids] = False
         self._num_mapped -= len(ids)
 
     def take_these(self, ids: Ids) -> None:
-        """These rows, free ones, are used."""
+        """Mark free rows as used."""
         assert self._is_free[ids].all(), f"rows {ids.tolist()} are not all free and mapped"
         self._is_free[ids] = False
         self._num_free -= len(ids)
 
     def give(self, ids: Ids) -> None:
-        """These rows are used no more; they keep their memory."""
+        """Mark used rows as free; they keep their memory."""
         assert self._is_mapped[ids].all(), f"rows {ids.tolist()} are not all mapped"
         assert not self._is_free[ids].any(), f"rows {ids.tolist()} are free in part already"
         self._is_free[ids] = True
         self._num_free += len(ids)
 
     def take_one(self) -> NoReturn:
-        """Nobody may be given just any row."""
+        """Raise AssertionError: callers must name the rows that they take."""
         raise AssertionError("rows of address space are taken by name")
 
     def popleft_n(self, count: int) -> NoReturn:
-        """Nobody may be given just any row."""
+        """Raise AssertionError: callers must name the rows that they take."""
         raise AssertionError(f"{count} rows of address space are to be taken: they are taken by name")
 
     def check(self) -> None:
-        """Raise AssertionError unless the counts agree with the marks, and what is free has memory."""
+        """Raise AssertionError unless the counts agree with the flags, and free rows have memory."""
         assert self._num_mapped == np.count_nonzero(self._is_mapped), "rows with memory are miscounted"
         assert self._num_free == np.count_nonzero(self._is_free), "free rows are miscounted"
         assert not (self._is_free & ~self._is_mapped).any(), "a row without memory is free"

@@ -1,8 +1,8 @@
-"""The allocation policies by name: what the simulator chooses from. Imports no torch, for `--help`."""
+"""Names of the allocation policies that the simulator offers. Imports no torch, for `--help`."""
 
 from typing import Final
 
 from kvscope_telemetry.engine_config import ENGINE_ALLOCATORS
 
 ALLOCATORS: Final[tuple[str, ...]] = (*ENGINE_ALLOCATORS, "oracle")
-"""All of them. `oracle` knows how long answers will be: only a simulation does."""
+"""Names of all policies. `oracle` needs the lengths of the answers in advance, which only a simulation has."""

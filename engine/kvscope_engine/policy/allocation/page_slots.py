@@ -1,8 +1,8 @@
-"""Slots of address space and the page groups behind them, in numbers: which slot has how many, and needs how many.
+"""Slots of address space and their page groups, as counts: how many each slot has mapped, and how many it needs.
 
-As in vAttention (Prabhu et al. 2024, arXiv 2405.04437, section 6.1): a slot keeps its groups when its request is
-gone (deferred reclamation), the next request takes the slot that suits it best, and only when no group is free are
-groups taken away, always the last of a slot, from slots that have more than they need.
+As in vAttention (Prabhu et al. 2024, arXiv 2405.04437, section 6.1), a slot keeps its groups when its request ends
+(deferred reclamation), and the next request takes the slot that fits it best. Only when no group is free are groups
+unmapped, always the last of a slot, from slots that have more than they need.
 
 Owns these counts. Knows neither requests nor blocks, and maps nothing itself.
 """
@@ -17,7 +17,7 @@ from kvscope_engine.policy.allocation.address_space import AddressSpace
 
 
 class PageSlots:
-    """No slot is taken at first, and none has a group."""
+    """Counts of page groups per slot. At first no slot is taken, and none has a group."""
 
     def __init__(self, space: AddressSpace) -> None:
         self.space = space
@@ -30,35 +30,36 @@ class PageSlots:
 
     @property
     def num_taken(self) -> int:
-        """Slots that a request has."""
+        """Number of slots in use by a request."""
         return self._num_taken
 
     @property
     def num_needed(self) -> int:
-        """Groups that hold tokens of a request, or are about to."""
+        """Number of groups that hold tokens of a request, or are about to."""
         return self._num_needed
 
     @property
     def num_free(self) -> int:
-        """Groups behind no address."""
         return self.space.num_groups - self._num_mapped
 
     @property
     def num_available(self) -> int:
-        """Groups that no request needs: free ones, and mapped ones to be taken away."""
+        """Number of groups that no request needs: free ones, and mapped ones that can be unmapped."""
         return self.space.num_groups - self._num_needed
 
     def mapped(self, slot: int) -> int:
-        """Groups behind the slot's first blocks."""
+        """Return the number of groups mapped behind the slot's first blocks."""
         return int(self._mapped[slot])
 
     def needed(self, slot: int) -> int:
-        """How many of them its request needs."""
+        """Return the number of groups that the slot's request needs."""
         return int(self._needed[slot])
 
     def allocate_slot(self, num_groups: int) -> int:
-        """The free slot that suits a request for `num_groups`: the fewest of those mapped that are enough, else the
-        most there are. There must be a free slot."""
+        """Take the free slot that fits a request for `num_groups` best. There must be a free slot.
+
+        This is the slot with the fewest mapped groups that are enough, or otherwise the one with the most.
+        """
         free = np.flatnonzero(~self._is_taken)
         assert len(free), "every slot is taken"
         mapped = self._mapped[free]
@@ -70,24 +71,27 @@ class PageSlots:
         return slot
 
     def need(self, slot: int, num_groups: int) -> None:
-        """The request of the slot needs the first `num_groups` groups, mapped or not."""
+        """Record that the request of the slot needs the first `num_groups` groups, mapped or not."""
         self._num_needed += num_groups - int(self._needed[slot])
         self._needed[slot] = num_groups
 
     def leave(self, slot: int) -> None:
-        """The slot's request is gone. What is mapped stays."""
+        """Free the slot of a request that ended. Its groups remain mapped."""
         self.need(slot, 0)
         self._is_taken[slot] = False
         self._num_taken -= 1
 
     def set_mapped(self, slot: int, num_groups: int) -> None:
-        """Exactly the first `num_groups` groups of the slot are mapped now."""
+        """Record that exactly the first `num_groups` groups of the slot are mapped."""
         self._num_mapped += num_groups - int(self._mapped[slot])
         self._mapped[slot] = num_groups
 
     def surplus(self, num_groups: int) -> Iterator[tuple[int, int]]:
-        """Where `num_groups` groups can be taken away, as (slot, groups it keeps): from slots without a request
-        first, of these from the last. At most what is mapped and not needed."""
+        """Yield where to unmap `num_groups` groups, as (slot, groups it keeps).
+
+        Slots without a request come first, and the last slot first. There must be as many groups that are mapped and
+        unneeded.
+        """
         over = np.maximum(self._mapped - self._needed, 0)
         order = np.flatnonzero(over)[::-1]
         for slot in (*order[~self._is_taken[order]].tolist(), *order[self._is_taken[order]].tolist()):
@@ -99,7 +103,7 @@ class PageSlots:
         assert num_groups <= 0, f"{num_groups} groups more were to be taken away than are mapped and not needed"
 
     def check(self) -> None:
-        """Raise AssertionError, saying what is wrong, unless the counts agree."""
+        """Raise AssertionError, with what is wrong, unless the counts agree."""
         space = self.space
         assert self._num_mapped == self._mapped.sum() <= space.num_groups, "more groups are mapped than there are"
         assert self._num_needed == self._needed.sum(), "the groups needed are miscounted"

@@ -1,5 +1,6 @@
-"""The interface of allocation policies, which choose a request's next blocks. The scheduler does not know how they
-choose.
+"""The interface of allocation policies, which choose a request's next blocks.
+
+The scheduler does not depend on how they choose.
 """
 
 from __future__ import annotations
@@ -12,114 +13,108 @@ from kvscope_engine.policy.request import Request
 
 
 class AllocationPolicy(Protocol):
-    """Chooses blocks for a request out of a pool. It writes no request: the scheduler owns block tables."""
+    """Chooses blocks of a pool for a request. It does not write to requests: the scheduler owns block tables."""
 
     @property
     def name(self) -> str:
-        """What `--allocator` calls it."""
+        """Name of the policy as in `--allocator`."""
 
     @property
     def reserves(self) -> bool:
-        """Whether a request holds blocks that are not in its table yet. Then no two share a block."""
+        """Whether a request may hold blocks that are not in its table yet. If so, requests share no blocks."""
 
     @property
     def max_request_tokens(self) -> int:
-        """The longest prompt and output together that could run alone."""
+        """Maximum length in tokens, prompt and output, of a request that could run alone."""
 
     def check_fits(self, request: Request) -> None:
-        """Raise BadInput when the policy could not serve the request even if it ran alone."""
+        """Raise BadInput if the policy could not serve the request even if it ran alone."""
 
     def num_available(self, request: Request) -> int:
-        """How many blocks `take` could give to `request` now, after a `move` where one is needed."""
+        """Return how many blocks `allocate` could return for `request` now, after a `move` if one is needed."""
 
     def num_held(self, request: Request) -> int:
-        """How many blocks the request holds, those not in its table among them."""
+        """Return how many blocks the request holds, including those not in its table."""
 
     def num_reserved_tokens(self, request: Request) -> int:
-        """Slots set aside for the request, those in use among them; 0 when the policy does not reserve."""
+        """Return the token slots reserved for the request, used ones included; 0 if the policy does not reserve."""
 
     def num_set_aside(self, request: Request) -> int:
-        """Blocks that the request gets at once when it starts, used or not; 0 where they come as tokens do."""
+        """Return the number of blocks reserved for the request when it starts; 0 if blocks are allocated as tokens
+        come.
+        """
 
     def move(self, request: Request, count: int) -> list[int] | None:
-        """New places for the blocks of the request's table, where `count` more are to follow; None: they stay.
+        """Return new blocks for those of the request's table, so that `count` more can follow; None if they need not
+        move.
 
-        The old ones go to nobody else until `settle`: they are copied from in this step.
+        The old ones are not allocated again until `settle`: they are copied from in this step.
         """
 
     def allocate(self, request: Request, count: int, group: int = 0) -> list[int]:
-        """The next `count` blocks of the request's table in a KV group, at most `num_available`; a policy that reserves
-        has one group."""
+        """Return the next `count` blocks of the request's table in a KV group, at most `num_available`.
 
-    def release(self, request: Request, step: int) -> None:
-        """Let go of every block that the request holds."""
+        A policy that reserves has one group.
+        """
+
+    def release(self, request: Request, step: int) -> None: ...
 
     def settle(self, step: int) -> None:
-        """The step was run: nothing is copied from any more."""
+        """Record that the step ran: its copies were made, and their sources may be reused."""
 
     def holders(self, requests: Iterable[Request]) -> list[Sequence[int]]:
-        """For the integrity check: lists of blocks, each of which holds each of its blocks once."""
+        """Return lists of blocks, each of which holds one reference to each of its blocks; for the integrity check."""
 
 
 class TableAllocation:
-    """What policies share under which a request holds the blocks of its table and no others, where they are."""
+    """Common part of the policies whose requests hold exactly the blocks of their tables, which never move."""
 
     def num_held(self, request: Request) -> int:
-        """The blocks of the table."""
         return len(request.held_blocks)
 
     def num_reserved_tokens(self, request: Request) -> int:
-        """None."""
         return 0
 
     def num_set_aside(self, request: Request) -> int:
-        """None."""
         return 0
 
     def move(self, request: Request, count: int) -> list[int] | None:
-        """Blocks stay where they are."""
         return None
 
-    def settle(self, step: int) -> None:
-        """Nothing was moved."""
+    def settle(self, step: int) -> None: ...
 
 
 class PagedAllocation(TableAllocation):
-    """Any block serves any request: whatever is free, then the cached block unused for longest."""
+    """Allocates any block for any request: free ones first, then the least recently used cached one."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
 
     @property
     def name(self) -> str:
-        """What `--allocator` calls it."""
         return "paged"
 
     @property
     def reserves(self) -> bool:
-        """Blocks are taken as tokens come."""
         return False
 
     @property
     def max_request_tokens(self) -> int:
-        """All the pool."""
         return self._pool.num_usable * self._pool.block_size
 
     def check_fits(self, request: Request) -> None:
-        """What fits into the pool can be served."""
+        """Accept every request: what fits into the pool can be served."""
 
     def num_available(self, request: Request) -> int:
-        """Every block that no request holds, whoever asks."""
+        """Return the number of blocks that no request holds; the same for every request."""
         return self._pool.num_available
 
     def allocate(self, request: Request, count: int, group: int = 0) -> list[int]:
-        """The next `count` blocks, no two of them necessarily neighbours."""
         return self._pool.allocate(count, request.number, group)
 
     def release(self, request: Request, step: int) -> None:
-        """Blocks of the table go back to the pool; full hashed ones that nobody else holds stay cached."""
+        """Return the blocks of the table to the pool; full hashed ones without another reference stay cached."""
         self._pool.release(request.held_blocks, step)
 
     def holders(self, requests: Iterable[Request]) -> list[Sequence[int]]:
-        """The block tables."""
         return [request.held_blocks for request in requests]

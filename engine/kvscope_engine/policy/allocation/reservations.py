@@ -1,4 +1,4 @@
-"""How many tokens a request's space is reserved for: the rules in which the reserving policies differ."""
+"""How many tokens are reserved for a request: the rules in which the reserving policies differ."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from kvscope_telemetry.errors import BadInput
 
 
 class ReservationRule(Protocol):
-    """Looks at a request only."""
+    """Computes a reservation from a request alone."""
 
     @property
     def name(self) -> str:
-        """What `--allocator` calls the policy."""
+        """Name of the policy as in `--allocator`."""
 
     def num_tokens(self, request: Request) -> int:
-        """Tokens, prompt and output together, to reserve for the request as it is now."""
+        """Return the tokens, prompt and output, to reserve for the request as it is now."""
 
     def check(self, request: Request) -> None:
-        """Raise BadInput when the request lacks what the rule has to know."""
+        """Raise BadInput if the request lacks what the rule needs to know."""
 
 
 class ReserveMaximum:
-    """As long as any request may get ("Orca (Max)")."""
+    """Reserves the maximum length of any request ("Orca (Max)")."""
 
     name = "contiguous"
 
@@ -31,45 +31,42 @@ class ReserveMaximum:
         self._max_model_len = max_model_len
 
     def num_tokens(self, request: Request) -> int:
-        """The limit of the model."""
         return self._max_model_len
 
-    def check(self, request: Request) -> None:
-        """It needs to know nothing."""
+    def check(self, request: Request) -> None: ...
 
 
 class ReservePowerOfTwo:
-    """The prompt, and the output rounded up to a power of two: at most twice what it takes ("Orca (Pow2)").
+    """Reserves the prompt, and the output rounded up to a power of two: at most twice what it takes ("Orca (Pow2)").
 
-    Who knows the output's length (`expected_tokens`) has that rounded, as in the paper: 32 for 25. Otherwise the
+    If the output's length is known (`expected_tokens`), that is rounded, as in the paper: 32 for 25. Otherwise the
     output so far is, so that the reservation doubles each time the request outgrows it.
     """
 
     name = "buddy"
 
     def num_tokens(self, request: Request) -> int:
-        """The prompt and a power of two."""
         expected = (request.expected_tokens or 0) - request.num_prompt_tokens
         output = max(expected, len(request.output_token_ids), 1)
         return request.num_prompt_tokens + (1 << (output - 1).bit_length())
 
     def check(self, request: Request) -> None:
-        """Raise BadInput when it is expected to end where it cannot."""
+        """Raise BadInput if `expected_tokens` is out of range."""
         if request.expected_tokens is not None:
             _check_expected(request, request.expected_tokens)
 
 
 class ReserveExactly:
-    """What the request will take in the end ("Orca (Oracle)"): no system knows that, a simulator does."""
+    """Reserves the final length of the request ("Orca (Oracle)"): no system knows that, but a simulator does."""
 
     name = "oracle"
 
     def num_tokens(self, request: Request) -> int:
-        """The final length; that so far when the request outgrew what was expected."""
+        """Return the final length, or the present one if the request outgrew what was expected."""
         return max(request.expected_tokens or 0, request.num_tokens)
 
     def check(self, request: Request) -> None:
-        """Raise BadInput when the final length is missing, or cannot be."""
+        """Raise BadInput if the final length is missing or out of range."""
         if request.expected_tokens is None:
             raise BadInput(
                 "expected_tokens=None is not accepted with allocator='oracle': the request's final length,"

@@ -1,10 +1,10 @@
-"""Policies from before PagedAttention: a request's whole space is set aside, in one run of blocks, when it starts.
+"""Policies that predate PagedAttention: all of a request's space is reserved in one run of blocks when it starts.
 
-These are the three baselines of PagedAttention (Kwon et al. 2023, arXiv 2309.06180, section 6.1), which differ
-only in how many tokens they reserve (`reservations`). As there, a buddy allocator places them: a run has a power
-of two of blocks. The kernels see an ordinary block table whose blocks happen to be neighbours.
+These are the three baselines of PagedAttention (Kwon et al. 2023, arXiv 2309.06180, section 6.1), which differ only in
+how many tokens they reserve (`reservations`). As there, a buddy allocator places them: a run has a power of two of
+blocks. The kernels see an ordinary block table whose blocks happen to be contiguous.
 
-Owns which run each request has. Knows no order of service, and writes no request.
+Owns the run of each request. Does not know the order of service, and writes to no request.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from kvscope_telemetry.errors import BadInput
 
 @dataclass(slots=True)
 class Reservation:
-    """The run of a request, and for how many tokens, of those it has room for, it was asked for."""
+    """The run of a request, and the number of tokens, at most its capacity, for which it was reserved."""
 
     run: list[int]
     num_tokens: int
 
 
 class RunAllocation:
-    """A run for each request, long enough for what its rule says; a longer one when that was too little.
+    """Reserves a run for each request, as long as its rule says, and a longer one if that becomes too short.
 
-    `pool` must be fresh. A run that
-    is too short is doubled where it is when the blocks beside it are free (so a request alone in the pool can
-    always grow). Otherwise the request moves to another, and the old run is held until the step is committed:
-    its blocks are the sources of copies, and may not be the targets of others in the same step.
+    `pool` must be unused. A run that is too short is doubled in place if the adjacent buddy is free (so a request alone
+    in the pool can always grow). Otherwise the request moves to another run, and the old one is held until the step is
+    committed: its blocks are the sources of copies, and must not be the targets of others in the same step.
     """
 
     def __init__(self, rule: ReservationRule, pool: RunPool, *, max_model_len: int) -> None:
@@ -46,21 +45,19 @@ class RunAllocation:
 
     @property
     def name(self) -> str:
-        """What `--allocator` calls it."""
         return self._rule.name
 
     @property
     def reserves(self) -> bool:
-        """A request holds blocks that are not in its table yet."""
         return True
 
     @property
     def max_request_tokens(self) -> int:
-        """The longest request that fits when it runs alone: the longest run there is."""
+        """Maximum length in tokens of a request that runs alone: that of the longest run."""
         return self._max_run * self._pool.block_size
 
     def check_fits(self, request: Request) -> None:
-        """Raise BadInput when the request could not run even alone, or lacks what the rule needs to know."""
+        """Raise BadInput if the request could not run even alone, or lacks what the rule needs to know."""
         self._rule.check(request)
         length = request.num_prompt_tokens + request.max_tokens
         if length > self.max_request_tokens:
@@ -71,7 +68,7 @@ class RunAllocation:
             )
 
     def num_available(self, request: Request) -> int:
-        """What is left of its run, or of a longer one it could move to; of its first run before it has any."""
+        """Return the unused blocks of the request's run, of a longer one that it could move to, or of its first run."""
         reservation = self._reservations.get(request.number)
         length, table = self._run_length(request), len(request.block_table)
         if reservation is None:
@@ -79,21 +76,18 @@ class RunAllocation:
         return (length if self._can_lengthen(reservation.run, length) else len(reservation.run)) - table
 
     def num_held(self, request: Request) -> int:
-        """Blocks that `release` would let go of."""
         reservation = self._reservations.get(request.number)
         return (len(reservation.run) if reservation else 0) + len(self._left.get(request.number, ()))
 
     def num_reserved_tokens(self, request: Request) -> int:
-        """Slots set aside for the request, 0 when it has no run."""
         reservation = self._reservations.get(request.number)
         return reservation.num_tokens if reservation else 0
 
     def num_set_aside(self, request: Request) -> int:
-        """Its run."""
         return self._run_length(request)
 
     def move(self, request: Request, count: int) -> list[int] | None:
-        """Where the blocks of the request's table go so that `count` more fit; None when they fit as it is."""
+        """Return where the blocks of the request's table move so that `count` more fit; None if they need not move."""
         reservation = self._reservations.get(request.number)
         if reservation is None or len(request.block_table) + count <= len(reservation.run):
             return None
@@ -102,7 +96,7 @@ class RunAllocation:
         return places if places != request.block_table else None
 
     def allocate(self, request: Request, count: int, group: int = 0) -> list[int]:
-        """The next `count` blocks of the request's run, which is reserved here when it has none."""
+        """Return the next `count` blocks of the request's run, which is reserved first if it has none."""
         reservation = self._reservations.get(request.number)
         if reservation is None:
             reservation = Reservation(self._pool.allocate_run(self._run_length(request), request.number), 0)
@@ -113,19 +107,18 @@ class RunAllocation:
         return reservation.run[first : first + count]
 
     def release(self, request: Request, step: int) -> None:
-        """Let go of the whole run, and of one it moved from in this step."""
+        """Release the whole run, and the one that the request moved from in this step."""
         self._pool.release(self._reservations.pop(request.number).run, step)
         if request.number in self._left:
             self._pool.release(self._left.pop(request.number), step)
 
     def settle(self, step: int) -> None:
-        """The step's copies were made: runs that requests moved from are free."""
         for run in self._left.values():
             self._pool.release(run, step)
         self._left.clear()
 
     def holders(self, requests: Iterable[Request]) -> list[Sequence[int]]:
-        """Every list of blocks that holds each of its blocks once: the runs, of which tables are the beginnings."""
+        """Return every run, after checking that tables are the beginnings of their runs."""
         without_run = set(self._reservations)
         for request in requests:
             reservation, table = self._reservations.get(request.number), request.block_table
@@ -138,7 +131,6 @@ class RunAllocation:
         return [*(reservation.run for reservation in self._reservations.values()), *self._left.values()]
 
     def _can_lengthen(self, run: list[int], length: int) -> bool:
-        """Whether a run of `length` blocks can take the place of `run`."""
         if length <= len(run):
             return False
         return length <= self._pool.longest_run or (length == 2 * len(run) and self._pool.can_extend_run(run))
@@ -152,7 +144,9 @@ class RunAllocation:
         reservation.run = self._pool.allocate_run(length, number)
 
     def _num_tokens(self, request: Request) -> int:
-        """Tokens to reserve: what the rule wishes, bounded by what can be, and never less than what is known."""
+        """Return the tokens to reserve: what the rule asks for, limited by what is possible, and at least
+        those known.
+        """
         wish = min(self._rule.num_tokens(request), self._max_model_len, self.max_request_tokens)
         return max(request.num_tokens, wish)
 

@@ -1,6 +1,6 @@
-"""A block pool that gives blocks in runs: for the policies from before PagedAttention.
+"""A block pool that allocates contiguous runs of blocks, for the policies that predate PagedAttention.
 
-Owns which runs are free (`buddy_list`). It has no prefix cache: a cached block would stand in the way of runs.
+Owns the free runs (`BuddyList`). It has no prefix cache: cached blocks would break up the runs.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ class RunPool(BlockPool):
 
     @property
     def longest_run(self) -> int:
-        """Blocks of the longest run that `allocate_run` can give, 0 when nothing is free."""
         return self._runs.longest
 
     def allocate_run(self, length: int, owner: int) -> list[int]:
-        """`length` blocks in a row for request `owner`: a power of two, at most `longest_run`."""
+        """Return `length` contiguous blocks for request `owner`: a power of two, at most `longest_run`."""
         start = self._runs.take_run(length)
         self._activate(np.arange(start, start + length, dtype=np.int64), owner)
         return list(range(start, start + length))
 
     def can_extend_run(self, run: Sequence[int]) -> bool:
-        """Whether `extend_run` can double `run`."""
         return self._runs.has_buddy(run[0], len(run))
 
     def extend_run(self, run: Sequence[int], owner: int) -> list[int]:
-        """`run`, active, and as many blocks before or after it: a run of twice its length for request `owner`."""
+        """Double the active `run` by its buddy before or after it.
+
+        Returns the run of twice its length for request `owner`.
+        """
         buddy = self._runs.take_buddy(run[0], len(run))
         self._activate(np.arange(buddy, buddy + len(run), dtype=np.int64), owner)
         start = min(buddy, run[0])
@@ -45,16 +46,14 @@ class RunPool(BlockPool):
 
 
 class BuddyList(AllMapped):
-    """The ids of free blocks as runs: a buddy allocator (Knowlton 1965), for policies that want blocks in a row.
+    """The free blocks as runs: a buddy allocator (Knowlton 1965), for policies that need contiguous blocks.
 
-    Owns which runs are free. A run has a power of two of blocks and starts at a multiple of its length; halves of a
-    run ("buddies") that are both free are one run, always, so what is free is split no further than it must be.
-    Stands in for `FreeList` in a pool: the same methods, and `take_run`.
+    A run has a power of two of blocks and starts at a multiple of its length. Two free halves of a run ("buddies") are
+    always merged, so free runs are split no further than necessary. Replaces `FreeList` in a pool: it has the same
+    methods, and `take_run`.
 
-    Free runs of `num_blocks` blocks, all free at first.
-
-    A number of blocks that is no power of two begins as one run for each of its binary digits, longest first.
-    Taking and giving a run back costs O(log num_blocks).
+    All `num_blocks` blocks are free at first. If this is not a power of two, there is one run for each of its binary
+    digits, longest first. Taking and returning a run costs O(log num_blocks).
     """
 
     __slots__ = ("_count", "_num_blocks", "_starts")
@@ -62,7 +61,7 @@ class BuddyList(AllMapped):
     def __init__(self, num_blocks: int) -> None:
         self._num_blocks = num_blocks
         self._count = 0
-        # [order]: first blocks of the free runs of 2**order; a dict for its order, so that equal runs are equal
+        # [order]: first blocks of the free runs of 2**order; a dict, because its order makes runs reproducible
         self._starts: list[dict[int, None]] = [{} for _ in range(num_blocks.bit_length())]
         self._give_span(0, num_blocks)
 
@@ -77,19 +76,17 @@ class BuddyList(AllMapped):
 
     @property
     def longest(self) -> int:
-        """Blocks of the longest free run, 0 when nothing is free."""
         return next((1 << order for order in reversed(range(len(self._starts))) if self._starts[order]), 0)
 
     def runs(self) -> Iterator[tuple[int, int]]:
-        """Every free run: its first block and its length."""
         for order, starts in enumerate(self._starts):
             for start in starts:
                 yield start, 1 << order
 
     def take_run(self, length: int) -> int:
-        """The first block of a run of `length`, a power of two of at most `longest`.
+        """Return the first block of a run of `length`, a power of two of at most `longest`.
 
-        Comes from the shortest free run that is long enough, split in halves.
+        It is taken from the shortest free run that is long enough, which is split in halves.
         """
         assert length & (length - 1) == 0 < length <= self.longest, f"no run of {length} blocks is free"
         order = length.bit_length() - 1
@@ -101,11 +98,11 @@ class BuddyList(AllMapped):
         return start
 
     def has_buddy(self, start: int, length: int) -> bool:
-        """Whether the other half of the run twice as long is free."""
+        """Whether the other half of the run of twice this length is free."""
         return start ^ length in self._starts[length.bit_length() - 1]
 
     def take_buddy(self, start: int, length: int) -> int:
-        """Take the other half, which is free, of the run twice as long; returns its first block."""
+        """Take the other half, which must be free, of the run of twice this length. Returns its first block."""
         assert self.has_buddy(start, length), f"the other half to the run of {length} blocks at {start} is not free"
         buddy = start ^ length
         del self._starts[length.bit_length() - 1][buddy]
@@ -113,23 +110,22 @@ class BuddyList(AllMapped):
         return buddy
 
     def take_one(self) -> int:
-        """A free block. There must be one."""
         return self.take_run(1)
 
     def popleft_n(self, count: int) -> list[int]:
-        """Any `count` free blocks, at most `len(self)`, not in a row."""
+        """Return any `count` free blocks, at most `len(self)`, not necessarily contiguous."""
         assert 0 <= count <= self._count, f"{count} blocks were taken from a buddy list of {self._count}"
         return [self.take_run(1) for _ in range(count)]
 
     def give(self, ids: npt.NDArray[np.int64]) -> None:
-        """Take `ids` back, in whatever order; each once."""
+        """Return distinct `ids` to the list, in any order."""
         if len(ids):
             in_order = np.sort(ids)
             for span in np.split(in_order, np.flatnonzero(np.diff(in_order) != 1) + 1):
                 self._give_span(int(span[0]), int(span[-1]) + 1)
 
     def check(self) -> None:
-        """Raise AssertionError unless runs are aligned, inside the pool, apart and merged where they can be."""
+        """Raise AssertionError unless runs are aligned, inside the pool, disjoint and merged where possible."""
         end = 0
         for start, length in sorted(self.runs()):
             assert start % length == 0, f"a free run of {length} blocks starts at {start}"
@@ -141,7 +137,7 @@ class BuddyList(AllMapped):
         assert sum(length for _, length in self.runs()) == self._count, f"{self._count} blocks are not what is free"
 
     def _give_span(self, start: int, stop: int) -> None:
-        """Blocks `start` to `stop` (exclusive), cut into the longest runs that are aligned."""
+        """Return blocks `start` to `stop` (exclusive), cut into the longest aligned runs."""
         self._count += stop - start
         assert self._count <= self._num_blocks, f"{stop - start} blocks given back to a full buddy list"
         while start < stop:
@@ -152,7 +148,7 @@ class BuddyList(AllMapped):
             start += 1 << order
 
     def _merge(self, start: int, order: int) -> None:
-        """Enter a run, together with its buddy as long as that is free."""
+        """Enter a run of 2**order blocks, merged with its buddy as long as that is free."""
         while order < len(self._starts) and (start ^ (1 << order)) in self._starts[order]:
             del self._starts[order][start ^ (1 << order)]
             start &= ~(1 << order)

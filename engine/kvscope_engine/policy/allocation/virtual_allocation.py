@@ -1,12 +1,12 @@
-"""The policy `virtual`: each request a run of addresses for the longest length, memory behind it page by page.
+"""The policy `virtual`: each request has addresses for the maximum length, and memory is mapped page by page.
 
-After vAttention (Prabhu et al. 2024, arXiv 2405.04437): a request's blocks are neighbours, so its block table is a
-range, and nothing is set aside but the rest of its last page. What it costs is that rest: a page holds far more
-tokens than a block does.
+After vAttention (Prabhu et al. 2024, arXiv 2405.04437): a request's blocks are contiguous, so its block table is a
+range, and nothing is reserved but the rest of its last page. That rest is the cost: a page holds far more tokens than a
+block does.
 
-Owns which request has which slot. Counts are `PageSlots`'s, rows the pool's, mapping the `PageMapper`'s. Memory is
-mapped when blocks are taken, before the step that writes them, and taken away only while blocks are taken, so
-never between a step's `schedule` and its end.
+Owns the slot of each request. `PageSlots` counts groups, the pool owns the rows, and the `PageMapper` maps memory.
+Memory is mapped when blocks are allocated, before the step that writes them, and unmapped only while blocks are
+allocated, so never between a step's `schedule` and its end.
 """
 
 from __future__ import annotations
@@ -24,31 +24,29 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.ledger import BlockState
 
 SPARE_SHARE: Final = 100
-"""One group in so many, and at least one, is left to those who run when another is admitted."""
+"""One group in this many, and at least one, is left to the running requests when another is admitted."""
 
 
 class PageMapper(Protocol):
-    """Puts memory behind blocks. A slot's blocks get it from the first on, and lose it from the last on."""
+    """Maps memory behind blocks. A slot's blocks get it from the first on, and lose it from the last on."""
 
     def map(self, first_block: int, num_blocks: int) -> None:
-        """Blocks `first_block` and following, without memory so far, have some when this returns."""
+        """Map memory behind `num_blocks` blocks from `first_block` on, which have none."""
 
     def unmap(self, first_block: int, num_blocks: int) -> None:
-        """Give back the memory of these blocks; what they held is lost. Nothing may be using them."""
+        """Unmap the memory of these blocks; their content is lost. Nothing may be using them."""
 
 
 class NoMapper:
-    """Where no bytes are behind the blocks: a simulation."""
+    """Maps nothing, for a simulation."""
 
-    def map(self, first_block: int, num_blocks: int) -> None:
-        """Nothing."""
+    def map(self, first_block: int, num_blocks: int) -> None: ...
 
-    def unmap(self, first_block: int, num_blocks: int) -> None:
-        """Nothing."""
+    def unmap(self, first_block: int, num_blocks: int) -> None: ...
 
 
 class VirtualAllocation(TableAllocation):
-    """Slots of addresses over a fresh pool: nothing is shared."""
+    """Allocates slots of addresses in an unused pool; requests share no blocks."""
 
     def __init__(self, pool: MappedPool, mapper: PageMapper) -> None:
         self._pool = pool
@@ -59,21 +57,19 @@ class VirtualAllocation(TableAllocation):
 
     @property
     def name(self) -> str:
-        """What `--allocator` calls it."""
         return "virtual"
 
     @property
     def reserves(self) -> bool:
-        """A request holds the rest of its last page."""
+        """Whether requests reserve: True, since a request holds the rest of its last page."""
         return True
 
     @property
     def max_request_tokens(self) -> int:
-        """A slot, or all memory where that is less."""
+        """Capacity of a slot in tokens, or of all memory if that is less."""
         return min(self._space.slot_blocks, self._space.num_physical_blocks) * self._pool.block_size
 
     def check_fits(self, request: Request) -> None:
-        """Raise BadInput when the request could not run even with all memory to itself."""
         length = request.num_prompt_tokens + request.max_tokens
         if length > self.max_request_tokens:
             raise BadInput(
@@ -83,7 +79,7 @@ class VirtualAllocation(TableAllocation):
             )
 
     def num_available(self, request: Request) -> int:
-        """What is left of its pages, and what free pages and those that nobody needs would add."""
+        """Return the blocks left in the request's pages, plus those that free and unneeded groups would add."""
         slot, pages = self._slots.get(request.number), self._pages
         groups = pages.num_available + (pages.needed(slot) if slot is not None else -self._spare)
         if slot is None and pages.num_taken == self._space.num_slots:
@@ -92,7 +88,7 @@ class VirtualAllocation(TableAllocation):
         return backed - len(request.block_table)
 
     def allocate(self, request: Request, count: int, group: int = 0) -> list[int]:
-        """The next `count` blocks of the request's slot, which it gets here when it has none."""
+        """Return the next `count` blocks of the request's slot, which is allocated first if it has none."""
         slot = self._slots.get(request.number)
         if slot is None:
             known = num_blocks_for(request.num_tokens, self._pool.block_size)
@@ -103,12 +99,12 @@ class VirtualAllocation(TableAllocation):
         return self._pool.take_mapped(first, count, request.number)
 
     def release(self, request: Request, step: int) -> None:
-        """The slot is free. Its pages stay where they are, for whoever comes next or has none left."""
+        """Free the slot. Its pages remain mapped for the next request, until another one needs them."""
         self._pages.leave(self._slots.pop(request.number))
         self._pool.release(request.block_table, step)
 
     def holders(self, requests: Iterable[Request]) -> list[Sequence[int]]:
-        """The block tables; checks slots, pages and rows on the way."""
+        """Return the block tables, after checking slots, pages and rows."""
         self._pages.check()
         tables: list[Sequence[int]] = []
         without_slot = set(self._slots)
@@ -123,11 +119,15 @@ class VirtualAllocation(TableAllocation):
 
     @property
     def _spare(self) -> int:
-        """Groups that a newcomer leaves, so that it is not preempted at once: none when nothing runs."""
+        """Number of groups that a new request leaves free, so that it is not preempted immediately: none if nothing
+        runs.
+        """
         return max(1, self._space.num_groups // SPARE_SHARE) if self._slots else 0
 
     def _back(self, slot: int, num_groups: int) -> None:
-        """Memory behind the first `num_groups` groups of the slot, taken from others when none is free."""
+        """Map memory behind the first `num_groups` groups of the slot, unmapping other slots' surplus if none
+        is free.
+        """
         pages = self._pages
         pages.need(slot, num_groups)
         missing = num_groups - pages.mapped(slot)
@@ -139,7 +139,7 @@ class VirtualAllocation(TableAllocation):
 
     def _map(self, slot: int, num_groups: int) -> None:
         first, count = self._rows(slot, self._pages.mapped(slot), num_groups)
-        if count:  # of a slot whose blocks end within a group's
+        if count:  # 0 if the slot's last block lies within the groups mapped before
             self._mapper.map(first, count)
             self._pool.map_rows(first, count)
         self._pages.set_mapped(slot, num_groups)
@@ -152,7 +152,7 @@ class VirtualAllocation(TableAllocation):
         self._pages.set_mapped(slot, num_groups)
 
     def _rows(self, slot: int, low: int, high: int) -> tuple[int, int]:
-        """The first block that groups `low` to `high` (exclusive) of the slot back, and how many they do."""
+        """Return the first block that groups `low` to `high` (exclusive) of the slot back, and how many they back."""
         start, stop = self._backed(low), self._backed(high)
         return slot * self._space.slot_blocks + start, stop - start
 
@@ -170,7 +170,7 @@ class VirtualAllocation(TableAllocation):
         assert self._pages.needed(slot) == needed, f"slot {slot} needs {needed} groups, not {self._pages.needed(slot)}"
 
     def _check_rows(self) -> None:
-        """Of each slot exactly the first rows, those that its pages back, have memory."""
+        """Raise AssertionError unless exactly the first rows of each slot, those that its pages back, have memory."""
         space, state = self._space, self._pool.ledger.state
         backed = np.array([self._backed(self._pages.mapped(slot)) for slot in range(space.num_slots)])
         is_mapped = (state != BlockState.UNMAPPED).reshape(space.num_slots, space.slot_blocks)

@@ -1,3 +1,1 @@
-"""The block pool: who may have a block, what is in it, and which rows changed. Knows nothing of the order
-of service.
-"""
+"""The block pool: block allocation, block contents, and changed rows. Does not know the order of service."""

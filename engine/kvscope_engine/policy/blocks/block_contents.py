@@ -1,4 +1,4 @@
-"""Returns the tokens that a block holds, for a person who asks about a block of the page map."""
+"""Returns the tokens that a block holds, for a user who selects a block of the page map."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from kvscope_telemetry.messages.commands import BlockContent
 def block_content(
     block: int, pool: BlockPool, requests: Mapping[int, Request], prefix_of: Callable[[int], Prefix | None]
 ) -> BlockContent:
-    """The token ids in `block`, a row of the ledger, without text; none when it holds nothing, or does not exist.
+    """Return the token ids in `block`, a row of the ledger, without text; none if it holds nothing or does not exist.
 
-    Of a recurrent state: those of the last block before it. `requests` are the unfinished ones by number, `prefix_of`
-    tells what can be found in a row of any tier. Costs the length of the block tables that are searched.
+    For a recurrent state: the tokens of the last block before it. `requests` are the unfinished ones by number;
+    `prefix_of` returns the prefix in a row of any tier. The cost is linear in the length of the block tables searched.
     """
     if not 0 <= block < pool.ledger.num_blocks or not pool.ledger.filled[block]:
         return BlockContent(block=block)
@@ -41,12 +41,14 @@ def block_content(
 
 
 def _notes(adapter: str, salt: str) -> tuple[tuple[str, str], ...]:
-    """What keeps its text apart from others of the same tokens; a salt is known of a text's first block."""
+    """Return what separates the text from others with the same tokens; a salt is only known for a text's first
+    block.
+    """
     return tuple((name, words) for name, words in (("LoRA", adapter), ("Cache salt", salt)) if words)
 
 
 def _holder(block: int, owner: int, requests: Mapping[int, Request]) -> Request | None:
-    """A request whose tables have the block: the one that wrote it, or another that shares it."""
+    """Return a request whose tables contain the block: the one that wrote it, or another that shares it."""
     request = requests.get(owner)
     if request is not None and _has(request, block):
         return request

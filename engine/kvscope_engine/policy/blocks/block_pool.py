@@ -1,14 +1,16 @@
-"""The block pool: every block's row of the ledger, who may have a block next, and which rows changed.
+"""The block pool: the ledger row of every block, allocation and eviction of blocks, and which rows changed.
 
-Owns the ledger, the free list, reference counts, the prefix index and the eviction order. Knows block ids
-and request numbers, and neither the requests nor what is computed in a block.
+Owns the ledger, the free list, reference counts, the prefix index and the eviction order. Knows block ids and request
+numbers, but neither the requests nor what is computed in a block.
 
-All KV groups take their blocks from it: a block is of the group that it was given out to last, and one order of
-eviction serves them all. Where a group lets go of blocks, block 0 is given to nobody (`NULL_BLOCK`).
+All KV groups share the pool: a block belongs to the group that it was last allocated for, and a single eviction order
+serves all groups (docs/internals/decisions/0020-kv-groups-share-one-pool.md). If a group has a window, block 0 is never
+allocated (`NULL_BLOCK`).
 
-A block is free (holds nothing), active (`ref_count` block tables or reservations hold it) or cached (held by nobody,
-full and hashed; kept for a later prompt, evicted oldest first once no free block is left, unless it is pinned).
-`free + cached + active = num_blocks`, always; `check_integrity` says where that, or anything else here, is broken.
+A block is free (holds nothing), active (held by `ref_count` block tables or reservations) or cached (not held, full and
+hashed; kept for later prompts and evicted, oldest first, when no free block is left, unless it is pinned). With
+the unmapped rows, which cannot be allocated, these numbers always sum up to `num_blocks`; `check_integrity` reports
+where that, or any other invariant here, is broken.
 """
 
 from __future__ import annotations
@@ -34,20 +36,24 @@ MAX_PREFIX_HITS: Final = np.iinfo(np.uint16).max
 
 
 class LowerTier(Protocol):
-    """Takes what is evicted."""
+    """Receives evicted blocks."""
 
     def offload(self, blocks: list[int], prefixes: list[Prefix]) -> list[bool]:
-        """`blocks`, which hold `prefixes`, are about to be given away. Returns which prefixes can still be found."""
+        """Copy `blocks`, which hold `prefixes` and are about to be reused.
+
+        Returns which prefixes can still be found.
+        """
 
 
 class BlockPool:
-    """`num_blocks` blocks of `block_size` slots, all free at first.
+    """Pool of `num_blocks` blocks of `block_size` token slots, all free at first.
 
-    `salt` seeds the prefix hashes (random when None). `free` says which free block is handed out next (a `FreeList`
-    when None). The ledger has more rows behind those of the blocks: one a place of the lower tiers, which `LowerTiers`
-    keeps, and then one a slot of recurrent states, on the device and in host memory, which are the `StatePool`'s.
-    Methods that change blocks cost the same for one block as for some dozens: numpy is worth it from there on, and
-    single blocks have a path of their own.
+    `salt` seeds the prefix hashes (random if None). `free` chooses the next free block (a `FreeList` if None). The
+    ledger has more rows after those of the blocks: one per slot of the lower tiers, which `LowerTiers` manages, then
+    one per slot of recurrent states, on the device and in host memory, which `StatePool` manages.
+
+    Methods that change blocks cost about the same for one block as for some dozens: numpy only pays off from there on,
+    so single blocks have a separate code path.
     """
 
     def __init__(
@@ -87,17 +93,17 @@ class BlockPool:
         self.history = PrefixHistory() if prefix_caching else None
         self.moves = MoveLog()
         self.lower_tier: LowerTier | None = None
-        """Who is told of evicted blocks before they are given away; without one they are forgotten."""
+        """Receives evicted blocks before they are reused. If None, their contents are lost."""
         self.cache_log: CacheLog | None = None
-        """Who is told of what enters and leaves the prefix cache; None where nobody wants to know."""
+        """Records what enters and leaves the prefix cache; None if no KV events are published."""
         self.step = 0
-        """The step in progress, for who asks when something happened; the scheduler sets it."""
+        """Number of the step in progress, which dates changes. Set by the scheduler."""
         self.evicted_blocks = 0
-        """Cached blocks that lost their prefix since the start: given to another request, or dropped when asked."""
+        """Cached blocks that lost their prefix since the start: reused for another request, or evicted on demand."""
         keeps_null = any(group.window for group in groups)
         self._free: FreeBlocks = free if free is not None else FreeList(num_blocks, keeps_null=keeps_null)
         self.num_usable = num_blocks - keeps_null
-        """Blocks that requests can have; where rows are addresses, there may be memory for fewer."""
+        """Number of blocks that can be allocated. If rows are addresses (`virtual`), there may be memory for fewer."""
         if keeps_null:
             self.ledger.state[NULL_BLOCK] = BlockState.UNMAPPED
         self._changed = ChangedRows(self.ledger.num_blocks)
@@ -109,53 +115,52 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that hold nothing."""
         return len(self._free)
 
     @property
     def num_cached(self) -> int:
-        """Blocks that nobody holds, kept for their prefix."""
+        """Number of blocks that no table holds, kept for their prefix."""
         return self._cached.num_cached
 
     @property
     def num_active(self) -> int:
-        """Blocks in at least one block table, or reserved for one."""
+        """Number of blocks in at least one block table, or reserved for one."""
         return self.num_blocks - len(self._free) - self._cached.num_cached - self.num_unmapped
 
     @property
     def num_unmapped(self) -> int:
-        """Rows that nobody can have: without memory, where rows are addresses, and the null block."""
+        """Number of rows that cannot be allocated: rows without memory, if rows are addresses, and the null block."""
         return self._free.num_unmapped
 
     @property
     def num_available(self) -> int:
-        """Blocks that `allocate` can give: free ones, and cached ones by eviction."""
         return len(self._free) + len(self._cached)
 
     @property
     def pinned(self) -> Set[int]:
-        """Blocks that are not evicted, in use or cached."""
+        """Blocks, active or cached, that are not evicted."""
         return self._cached.pinned
 
     def ref_count(self, block: int) -> int:
-        """How many block tables hold `block`."""
         return self._ref_counts[block]
 
     def is_private(self, block: int) -> bool:
-        """Whether an active block may be written to: one table holds it, and no prompt can find it."""
+        """Whether an active block may be written to: one table holds it, and the prefix cache does not."""
         return self._ref_counts[block] == 1 and not self._hashes[block]
 
     def prefix(self, block: int) -> Prefix | None:
-        """The tokens in a hashed block, active or cached; None for every other."""
+        """Return the prefix of a hashed block, active or cached; None for every other."""
         return self.index.prefix(block) if self.index is not None else None
 
     def num_idle(self, blocks: Iterable[int]) -> int:
-        """How many of `blocks` are cached and not pinned, so that a hit on them takes away from what is available."""
+        """Return how many of `blocks` are cached and not pinned, so that a hit on them reduces `num_available`."""
         idle = self._cached.idle
         return sum(block in idle for block in blocks)
 
     def allocate(self, count: int, owner: int, group: int = 0) -> list[int]:
-        """`count` blocks of a KV group for request `owner`, at most `num_available`; each is held once and empty."""
+        """Return `count` empty blocks for request `owner` in a KV group, with one reference each; at most
+        `num_available`.
+        """
         if count == 1 and self._free:
             block = self._free.take_one()
             self._activate_one(block, owner, group)
@@ -168,13 +173,13 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
-        """One more block table holds these active `blocks` (each once)."""
+        """Add a reference to these active `blocks`, which must be distinct."""
         ids = np.array(blocks, np.int64)
         self.ledger.ref_count[ids] += 1
         self._changed.add(ids)
 
     def hit(self, blocks: Sequence[int], step: int) -> None:
-        """A prompt found its prefix in `blocks` (each once), active or cached: one more table holds them."""
+        """Add a reference to distinct `blocks`, active or cached, in which a prompt found its prefix."""
         ids, ledger = np.array(blocks, np.int64), self.ledger
         for block in ids[ledger.ref_count[ids] == 0].tolist():
             self._cached.remove(block)
@@ -185,9 +190,10 @@ class BlockPool:
         self._changed.add(ids)
 
     def release(self, blocks: Sequence[int], step: int) -> None:
-        """A block table, in its order, lets go of `blocks` (each once).
+        """Remove a reference to distinct `blocks`, given in the order of their block table.
 
-        The tail goes first: of two blocks of one text the later is evicted first, as it is of no use alone.
+        They are released from the end: of two blocks of one text the later is evicted first, since it is of no use
+        alone.
         """
         ids, ledger = np.array(blocks[::-1], np.int64), self.ledger
         counts = ledger.ref_count[ids] - 1
@@ -201,7 +207,7 @@ class BlockPool:
         self._clear(unheld[~hashed])
 
     def write(self, blocks: Sequence[int], filled: Sequence[int], owners: Sequence[int], step: int) -> None:
-        """Tokens were written: `blocks[i]`, by request `owners[i]`, now has `filled[i]` slots in use."""
+        """Record that request `owners[i]` wrote to `blocks[i]`, which now has `filled[i]` used slots."""
         ids, ledger = np.array(blocks, np.int64), self.ledger
         ledger.filled[ids] = filled
         ledger.owner[ids] = owners
@@ -209,33 +215,35 @@ class BlockPool:
         self._changed.add(ids)
 
     def move(self, sources: Sequence[int], targets: Sequence[int], owner: int, step: int) -> None:
-        """The tokens of a request go elsewhere: `targets[i]` has what `sources[i]` had, which is empty then."""
+        """Record that a request's tokens moved: `targets[i]` has what `sources[i]` had, which is then empty."""
         filled = self.ledger.filled[np.array(sources, np.int64)].tolist()
         owners = [owner] * len(targets)
         self.write(sources, [0] * len(sources), owners, step)
         self.write(targets, filled, owners, step)
 
     def measure(self, ids: Ids, attention: npt.NDArray[np.uint32], step: int) -> None:
-        """So much attention (`ledger.attention_units`) fell on active blocks; of a block that is there more than once,
-        the most."""
+        """Record measured attention (`ledger.attention_units`) of active blocks; the maximum for a block that appears
+        repeatedly.
+        """
         self._is_measured = True
         order = np.argsort(attention, kind="stable")
-        self.ledger.attention[ids[order]] = attention[order]  # the last of a block stays
+        self.ledger.attention[ids[order]] = attention[order]  # of a repeated block, the last value stays
         self.ledger.attention_step[ids] = step
         self._changed.add(ids)
 
     def skip(self, ids: Ids, skipped: npt.NDArray[np.uint32]) -> None:
-        """Decodes passed over so much (`ledger.attention_units`) of active blocks; of a block that is there more than
-        once, the least."""
+        """Record how much of active blocks decodes skipped (`ledger.attention_units`); the minimum for
+        repeated blocks.
+        """
         self._is_measured = True
         order = np.argsort(skipped, kind="stable")[::-1]
-        self.ledger.skipped[ids[order]] = skipped[order]  # the last of a block stays
+        self.ledger.skipped[ids[order]] = skipped[order]  # of a repeated block, the last value stays
         self._changed.add(ids)
 
     def seal(self, block: int, prefix: Prefix) -> None:
-        """An active block is full: later prompts may find it.
+        """Enter a full active block into the prefix cache.
 
-        When another block holds the same text this one stays unhashed and is freed when it is let go.
+        If another block holds the same text, this one remains unhashed and is freed when it is released.
         """
         if self.index is not None and self.index.insert(block, prefix):
             assert self.history is not None, "an index without a history"
@@ -247,12 +255,12 @@ class BlockPool:
                 self.cache_log.stored(prefix)
 
     def forget(self, prefixes: Iterable[Prefix]) -> None:
-        """No tier holds these any more: a later prompt that misses one is told when it went."""
+        """Record that no tier holds these prefixes any more, so that a later miss can be explained with the step."""
         if self.history is not None:
             self.history.leave(prefixes, self.step)
 
     def reset_prefix_cache(self) -> int:
-        """Forget every prefix, pinned ones too; returns how many cached blocks became free."""
+        """Drop every prefix, pinned ones too. Returns how many cached blocks became free."""
         if self.index is None:
             return 0
         assert self.history is not None, "an index without a history"
@@ -267,50 +275,49 @@ class BlockPool:
         return len(idle)
 
     def pin(self, blocks: Sequence[int]) -> None:
-        """These hashed blocks are not evicted until `unpin`; what is available may shrink by as many."""
+        """Protect hashed blocks from eviction until `unpin`. `num_available` may decrease by as many."""
         assert all(self._hashes[block] for block in blocks), f"a block of {blocks} holds no prefix"
         self._cached.pin(blocks)
 
     def unpin(self, blocks: Iterable[int]) -> None:
-        """They may be evicted again; does nothing for those that are not pinned."""
+        """Let blocks be evicted again. Does nothing for those that are not pinned."""
         self._cached.unpin(blocks)
 
     def is_evictable(self, block: int) -> bool:
-        """Whether a block of the pool is cached and not pinned."""
         return block in self._cached
 
     def evict(self, blocks: Sequence[int]) -> None:
-        """These evictable `blocks` (each once) lose their prefix and become free."""
+        """Drop the prefixes of evictable, distinct `blocks`, which become free."""
         for block in blocks:
             self._cached.remove(block)
         self._lose_prefixes(list(blocks))
         self._clear(np.array(blocks, np.int64))
 
     def make_eviction_order(self) -> EvictionOrder:
-        """Return an empty order of eviction for rows of the ledger, which no other order may hold."""
+        """Return an empty eviction order for rows of the ledger that are in no other order."""
         return EvictionOrder(self.ledger.eviction_order, self._changed)
 
     def touch_one(self, row: int) -> None:
-        """A row of the ledger was changed by who keeps it."""
+        """Mark a row of the ledger as changed by the object that manages it."""
         self._changed.add_one(row)
 
     def touch(self, rows: Ids) -> None:
-        """Rows of the ledger, each at most once, were changed by who keeps them."""
+        """Mark distinct rows of the ledger as changed by the object that manages them."""
         self._changed.add(rows)
 
     def take_changed(self) -> npt.NDArray[np.uint32]:
-        """Ids of the rows touched since the last call, sorted, each once."""
+        """Return and clear the ids of the rows changed since the last call, sorted and distinct."""
         return self._changed.drain()
 
     @property
     def has_changes(self) -> bool:
-        """Whether any row was touched since `take_changed`."""
+        """Whether any row changed since `take_changed`."""
         return bool(self._changed)
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
-        """Raise AssertionError, saying what is wrong and where, unless all agrees with `tables`.
+        """Raise AssertionError, with what is wrong and where, unless all parts agree with `tables`.
 
-        They are the block tables, or where blocks are reserved the reservations, of which tables are a part.
+        `tables` are the block tables or, if blocks are reserved, the reservations that contain them.
         """
         prefixes = self.index.items() if self.index is not None else []
         self._free.check()
@@ -320,7 +327,7 @@ class BlockPool:
         check_pool(blocks, self.block_size, self._free.ids, self._cached.cached, prefixes, tables, self._free.unmapped)
 
     def _activate_one(self, block: int, owner: int, group: int) -> None:
-        # A free block's other columns are zero already.
+        # The other columns of a free block are zero already.
         self.ledger.state[block] = BlockState.ACTIVE
         self._ref_counts[block] = 1
         self.ledger.owner[block] = owner
@@ -331,7 +338,6 @@ class BlockPool:
         self._fill_rows(ids, BlockState.ACTIVE, owner, ref_count=1, group=group)
 
     def _clear(self, ids: Ids) -> None:
-        """Unheld, unhashed blocks become free."""
         if len(ids):
             self._fill_rows(ids, BlockState.FREE, NO_OWNER, ref_count=0, group=0)
             self._free.give(ids)
@@ -355,7 +361,7 @@ class BlockPool:
         self.ledger.parent[ids] = 0
 
     def _retire(self, ids: Ids) -> None:
-        """Unheld, hashed blocks become cached, the first of `ids` the first to be evicted."""
+        """Mark unheld, hashed blocks as cached; the first of `ids` is evicted first."""
         self.ledger.state[ids] = BlockState.CACHED
         self._cached.add(ids)
 
@@ -366,7 +372,7 @@ class BlockPool:
         return blocks
 
     def _lose_prefixes(self, blocks: list[int]) -> None:
-        """Cached blocks that are out of the order of eviction already."""
+        """Drop or offload the prefixes of cached blocks that are no longer in the eviction order."""
         assert self.index is not None, "a block is cached without a prefix index"
         prefixes = [self.index.remove(block) for block in blocks]
         if self.cache_log is not None:
@@ -377,7 +383,7 @@ class BlockPool:
         self.moves.evicted(blocks)
 
     def _offload(self, blocks: list[int], prefixes: list[Prefix]) -> list[Prefix]:
-        """Hand evicted blocks down; returns the prefixes that are lost."""
+        """Offload evicted blocks to the lower tier. Returns the prefixes that are lost."""
         assert self.lower_tier is not None, "nobody takes what is evicted"
         kept = self.lower_tier.offload(blocks, prefixes)
         return [prefix for prefix, is_kept in zip(prefixes, kept, strict=True) if not is_kept]

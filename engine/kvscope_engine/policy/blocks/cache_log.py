@@ -1,7 +1,7 @@
-"""Logs what entered and left the prefix cache since the last call, as KV events, in order.
+"""Log of what entered and left the prefix cache since the last call, as KV events, in order.
 
-Owns how changes of blocks become events: consecutive blocks of one text are one event. Knows prefixes, and neither
-blocks nor who reads this.
+Owns how changes of blocks become events: consecutive blocks of one text are one event. Knows prefixes, but neither
+blocks nor the readers of the events.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from kvscope_telemetry.kv_events.encoding import pack_extra_keys
 from kvscope_telemetry.ledger import Tier
 
 MEDIA: Final = {Tier.HBM: "GPU", Tier.HOST: "CPU", Tier.DISK: "STORAGE"}
-"""vLLM's words for where a block is; the device is `GPU` whatever it is."""
+"""vLLM's names for the tier of a block; the device is called `GPU` whatever it is."""
 
 
 class CacheLog:
-    """For a cache with blocks of `block_size` tokens. Where there are several KV groups (`has_groups`), each event is
-    of one of them; the hash of a block is the same in all."""
+    """Collects KV events of a cache with blocks of `block_size` tokens.
+
+    With several KV groups (`has_groups`), each event belongs to one group; the hash of a block is the same in all.
+    """
 
     def __init__(self, block_size: int) -> None:
         self.has_groups = False
@@ -30,14 +32,14 @@ class CacheLog:
         self._run_tier = Tier.HBM
 
     def stored(self, prefix: Prefix, tier: Tier = Tier.HBM) -> None:
-        """It can be found in `tier` from now on."""
+        """Record that the prefix can be found in `tier` from now on."""
         if self._run and (tier != self._run_tier or prefix.parent != self._run[-1].digest):
             self._end_run()
         self._run.append(prefix)
         self._run_tier = tier
 
     def removed(self, prefixes: Iterable[Prefix], tier: Tier = Tier.HBM) -> None:
-        """They can no longer be found in `tier`."""
+        """Record that the prefixes can no longer be found in `tier`."""
         by_group: dict[int, list[Prefix]] = {}
         for prefix in prefixes:
             by_group.setdefault(prefix.group, []).append(prefix)
@@ -47,12 +49,10 @@ class CacheLog:
             self._events.append(BlockRemoved(hashes, MEDIA[tier], group_idx=self._told(group)))
 
     def cleared(self) -> None:
-        """Nothing can be found any more."""
         self._end_run()
         self._events.append(AllBlocksCleared())
 
     def drain(self) -> list[KvEvent]:
-        """What happened since the last call."""
         self._end_run()
         events, self._events = self._events, []
         return events
@@ -79,11 +79,11 @@ class CacheLog:
 
 
 def _hash(digest: bytes) -> int:
-    """Without the KV group, as vLLM publishes it."""
+    """Return the published hash without the KV group, as in vLLM."""
     return published_hash(digest[:DIGEST_BYTES])
 
 
 def _extra_keys(run: list[Prefix]) -> bytes | None:
-    """As vLLM has them: an adapter's name is a key of every block, a salt of a text's first block and of no other."""
+    """Return vLLM's extra keys: an adapter's name for every block, a salt only for a text's first block."""
     keys = [tuple(filter(None, (prefix.adapter, prefix.salt))) or None for prefix in run]
     return pack_extra_keys(tuple(keys)) if any(keys) else None

@@ -1,4 +1,4 @@
-"""The order in which cached rows of the ledger are evicted, and which rows changed since the last frame."""
+"""The eviction order of cached rows of the ledger, and which rows changed since the last frame."""
 
 from __future__ import annotations
 
@@ -16,23 +16,22 @@ MAX_EVICTION_ORDER: Final = np.iinfo(np.uint32).max
 
 
 class ChangedRows:
-    """Which rows of the ledger were touched since the last frame. Costs O(touched), bounded by the pool.
+    """Set of rows of the ledger changed since the last frame, as flags and a list.
 
-    A set of row ids, kept as marks and a list: adding and taking never scan all `num_rows`.
+    Costs O(changed), bounded by the pool. Adding and draining never scan all `num_rows`.
     """
 
     __slots__ = ("_ids", "_marks", "_marks_array")
 
     def __init__(self, num_rows: int) -> None:
         self._marks = bytearray(num_rows)
-        self._marks_array = np.frombuffer(self._marks, np.bool_)  # the same memory, for many rows at once
+        self._marks_array = np.frombuffer(self._marks, np.bool_)  # the same memory, for many rows in one call
         self._ids: list[int] = []
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def add_one(self, row: int) -> None:
-        """Mark one row."""
         if not self._marks[row]:
             self._marks[row] = True
             self._ids.append(row)
@@ -44,7 +43,7 @@ class ChangedRows:
         self._ids += fresh.tolist()
 
     def drain(self) -> npt.NDArray[np.uint32]:
-        """The rows marked since the last call, sorted; nothing is marked after it."""
+        """Return the marked rows, sorted, and clear the marks."""
         rows = np.array(self._ids, np.uint32)
         rows.sort()
         self._marks_array[rows] = False
@@ -53,22 +52,21 @@ class ChangedRows:
 
 
 class EvictionOrder:
-    """The cached rows of one tier in the order in which they are evicted, and those that are pinned.
+    """The cached rows of one tier in the order in which they are evicted, and the pinned rows.
 
     Owns the order, the pins and the ledger's column `eviction_order` of its rows: a row gets the next number when it
-    becomes evictable, and 0 when it no longer is. Rows that are pinned stay until they are unpinned, and are not in the
-    order; a pin holds whether its row is in use or cached. Callers mark the rows as changed that they add, remove or
-    pop; `pin`, `unpin` and `refresh` mark theirs. See
-    docs/internals/decisions/0023-eviction-order-is-a-counter.md.
+    becomes evictable, and 0 when it no longer is. Pinned rows are not in the order until they are unpinned; a pin holds
+    whether its row is in use or cached. Callers mark the rows as changed that they add, remove or pop; `pin`, `unpin`
+    and `refresh` mark theirs. See docs/internals/decisions/0023-eviction-order-is-a-counter.md.
     """
 
     __slots__ = ("_changed", "_column", "_kept", "_next", "_numbers", "idle", "pinned")
 
     def __init__(self, column: npt.NDArray[np.uint32], changed: ChangedRows) -> None:
         self.pinned: set[int] = set()
-        """Rows that are not evicted, in use or cached."""
+        """Rows, in use or cached, that are not evicted."""
         self.idle: OrderedDict[int, None] = OrderedDict()
-        """Rows that can be evicted, the next one first, for callers that inspect many; changed here alone."""
+        """Evictable rows, the next one first, for callers that inspect many. Only this class changes it."""
         self._kept: dict[int, None] = {}  # cached and pinned
         self._column = column
         self._numbers = column.data  # the same memory, faster for one row
@@ -79,7 +77,6 @@ class EvictionOrder:
         return len(self.idle)
 
     def __contains__(self, row: int) -> bool:
-        """Whether a cached row can be evicted."""
         return row in self.idle
 
     @property
@@ -109,7 +106,7 @@ class EvictionOrder:
         self.idle[row] = None
 
     def remove(self, row: int) -> None:
-        """Take out a cached row that is in use again, or gone."""
+        """Remove a cached row that is in use again or whose prefix was dropped."""
         if row in self.idle:
             del self.idle[row]
             self._numbers[row] = 0
@@ -123,14 +120,13 @@ class EvictionOrder:
         self._changed.add_one(row)
 
     def pop(self, count: int) -> list[int]:
-        """Take out the next rows to be evicted, at most `len(self)`."""
+        """Remove and return the next rows to be evicted, at most `len(self)`."""
         rows = [self.idle.popitem(last=False)[0] for _ in range(count)]
         for row in rows:
             self._numbers[row] = 0
         return rows
 
     def pin(self, rows: Iterable[int]) -> None:
-        """Protect rows from eviction."""
         for row in rows:
             self.pinned.add(row)
             if row in self.idle:
@@ -140,7 +136,7 @@ class EvictionOrder:
                 self._changed.add_one(row)
 
     def unpin(self, rows: Iterable[int]) -> None:
-        """Let rows be evicted again: cached ones as if they were used just now."""
+        """Let rows be evicted again: cached ones as if they had just been used."""
         for row in rows:
             self.pinned.discard(row)
             if row in self._kept:
@@ -149,7 +145,7 @@ class EvictionOrder:
                 self._changed.add_one(row)
 
     def clear(self) -> list[int]:
-        """Forget every cached and pinned row; returns those that were cached, the last to be evicted first."""
+        """Remove every cached and pinned row. Returns those that were cached, the last to be evicted first."""
         rows = self.cached[::-1]
         self._column[rows] = 0
         self.idle.clear()
@@ -158,7 +154,7 @@ class EvictionOrder:
         return rows
 
     def check(self, start: int, stop: int) -> None:
-        """Raise AssertionError where the rows, from `start` to `stop` (exclusive), do not agree with the order."""
+        """Raise AssertionError if the rows from `start` to `stop` (exclusive) do not agree with the order."""
         assert self._kept.keys() <= self.pinned, "a row stands aside that is not pinned"
         assert not self.idle.keys() & self.pinned, "a pinned row is to be evicted"
         numbered = start + np.flatnonzero(self._column[start:stop])

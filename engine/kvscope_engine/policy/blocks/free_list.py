@@ -1,4 +1,4 @@
-"""The free list: which block ids hold nothing, and which of them is handed out next. Knows no ledger."""
+"""The free list: which block ids are free, and which of them is allocated next. Knows no ledger."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Ids = npt.NDArray[np.int64]
 
 
 class FreeBlocks(Protocol):
-    """What a pool asks of whoever keeps the ids of its free blocks."""
+    """Interface of the free list of a pool."""
 
     def __len__(self) -> int: ...
 
@@ -23,45 +23,40 @@ class FreeBlocks(Protocol):
 
     @property
     def num_unmapped(self) -> int:
-        """Blocks that are neither free nor in use: they have no memory."""
+        """Number of blocks that are neither free nor in use, because they have no memory."""
 
     @property
-    def unmapped(self) -> Ids:
-        """Their ids."""
+    def unmapped(self) -> Ids: ...
 
     def take_one(self) -> int:
-        """A free block. There must be one."""
+        """Return a free block. There must be one."""
 
     def popleft_n(self, count: int) -> list[int]:
-        """`count` free blocks, at most `len(self)`."""
+        """Return `count` free blocks, at most `len(self)`."""
 
-    def give(self, ids: Ids) -> None:
-        """Take `ids` back."""
+    def give(self, ids: Ids) -> None: ...
 
-    def check(self) -> None:
-        """Raise AssertionError where what is kept does not agree with itself."""
+    def check(self) -> None: ...
 
 
 class AllMapped:
-    """The part of `FreeBlocks` that is the same wherever every block has memory."""
+    """Part of `FreeBlocks` shared by the free lists whose blocks all have memory."""
 
     __slots__ = ()
 
     @property
     def num_unmapped(self) -> int:
-        """As many as `unmapped`."""
         return len(self.unmapped)
 
     @property
     def unmapped(self) -> Ids:
-        """None."""
         return np.empty(0, np.int64)
 
 
 class FreeList(AllMapped):
-    """A stack of block ids over one array, all `num_blocks` of them at first: lowest id first, then the one freed last.
+    """A stack of block ids in one array, all `num_blocks` of them at first: lowest id first, then the one freed last.
 
-    Taking and giving back cost the same however large the pool is. `keeps_null`: `NULL_BLOCK` is not among them.
+    The cost of taking and returning blocks does not depend on the size of the pool. `keeps_null`: exclude `NULL_BLOCK`.
     """
 
     __slots__ = ("_count", "_kept", "_stack")
@@ -73,7 +68,7 @@ class FreeList(AllMapped):
 
     @property
     def unmapped(self) -> Ids:
-        """The null block, where it is kept."""
+        """The null block, if it is excluded."""
         return self._kept
 
     def __len__(self) -> int:
@@ -81,17 +76,15 @@ class FreeList(AllMapped):
 
     @property
     def ids(self) -> Ids:
-        """A view of the free ids, shape `(len,)`; the next to be handed out is the last."""
+        """A view of the free ids, shape `(len,)`; the last is allocated next."""
         return self._stack[: self._count]
 
     def take_one(self) -> int:
-        """The next free block. There must be one."""
         assert self._count, "a block was taken from an empty free list"
         self._count -= 1
         return int(self._stack[self._count])
 
     def popleft_n(self, count: int) -> list[int]:
-        """The next `count` free blocks, at most `len(self)`."""
         assert 0 <= count <= self._count, f"{count} blocks were taken from a free list of {self._count}"
         low = self._count - count
         taken: list[int] = self._stack[low : self._count][::-1].tolist()
@@ -99,7 +92,7 @@ class FreeList(AllMapped):
         return taken
 
     def give(self, ids: Ids) -> None:
-        """Take `ids` back; the last of them is the next to be handed out."""
+        """Return `ids` to the stack; the last of them is allocated next."""
         high = self._count + len(ids)
         assert high <= len(self._stack), f"{len(ids)} blocks given back to a free list of {self._count}: too many"
         self._stack[self._count : high] = ids

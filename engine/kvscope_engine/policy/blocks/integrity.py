@@ -1,6 +1,6 @@
-"""Checks a block pool: its parts must agree about each block, with each other and with the block tables.
+"""Checks that all parts of a block pool agree about each block, with each other and with the block tables.
 
-Reads everything, changes nothing. O(pool): for tests, the debug switch and after a failure, not each step.
+Reads everything, changes nothing. O(pool): for tests, the debug switch and after a failure, not for each step.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def check_pool(
 ) -> None:
     """Raise AssertionError with the first disagreement found and the blocks that show it.
 
-    `free` and `cached` are the pool's lists of ids, `prefixes` its index, `tables` every block table; `unmapped` are
-    rows that no memory is behind: but for their state they are like free ones.
+    `free` and `cached` are the pool's lists of ids, `prefixes` its index, `tables` all block tables. `unmapped` are
+    rows without memory, which are like free ones except for their state.
     """
     num_blocks = ledger.num_blocks
     is_free = _listed("the free list", num_blocks, free)
@@ -94,7 +94,7 @@ def _check_hashes(ledger: Ledger, block_size: int, prefixes: Sequence[tuple[int,
 
 
 def _listed(where: str, num_blocks: int, ids: npt.NDArray[np.int64]) -> Mask:
-    """Which blocks are in `ids`; none may be there twice, or not exist."""
+    """Return which blocks are in `ids`. Raises AssertionError for ids that do not exist or appear twice."""
     outside = ids[(ids < 0) | (ids >= num_blocks)]
     if len(outside):
         raise AssertionError(f"block {outside[0]} in {where} does not exist")

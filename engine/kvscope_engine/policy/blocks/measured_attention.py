@@ -11,15 +11,19 @@ from kvscope_telemetry.ledger import attention_units
 
 
 def store_attention(pool: BlockPool, plan: StepPlan, shares: NDArray[np.float32], step: int) -> None:
-    """`shares` (groups, num_single_token, blocks) of the plan's decodes. Of blocks let go of since nothing is told, nor
-    of decodes on whose blocks nothing fell: there was no room to measure them."""
+    """Store `shares` (groups, num_single_token, blocks) of the plan's decodes in the ledger.
+
+    Skipped are blocks freed since then, and decodes whose shares are all 0: they were not measured for lack of memory.
+    """
     ids, values = _by_block(pool, plan, shares, np.asarray(shares.any(2)))
     if len(ids):
         pool.measure(ids, attention_units(values), step)
 
 
 def store_skips(pool: BlockPool, plan: StepPlan, skips: NDArray[np.float32]) -> None:
-    """`skips` (num_single_token, blocks), alike; those who choose among blocks have one group."""
+    """Store `skips` (num_single_token, blocks) in the ledger; models that choose among blocks have a single KV
+    group.
+    """
     ids, values = _by_block(pool, plan, skips[None], np.ones((1, len(skips)), np.bool_))
     if len(ids):
         pool.skip(ids, attention_units(values))
@@ -28,7 +32,7 @@ def store_skips(pool: BlockPool, plan: StepPlan, skips: NDArray[np.float32]) -> 
 def _by_block(
     pool: BlockPool, plan: StepPlan, rows: NDArray[np.float32], is_told: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Every block of the plan's decodes that are told of, and what its row says of it."""
+    """Return the blocks of the plan's decodes selected by `is_told` (groups, num_single_token), and their values."""
     decodes = plan.scheduled[: plan.num_single_token]
     ids: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
     values: list[NDArray[np.float32]] = [np.empty(0, np.float32)]

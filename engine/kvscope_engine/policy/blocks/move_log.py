@@ -1,5 +1,6 @@
-"""Logs which blocks changed owners or places since the last frame. Bounded; whoever drives a scheduler drains it each
-step.
+"""Log of which blocks changed owners or tiers since the last frame.
+
+Bounded; the code that drives a scheduler drains it after each step.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from typing import Final
 from kvscope_telemetry.messages.telemetry import Moves
 
 MAX_IDS: Final = 1 << 16
-"""Of each kind and frame: more than a person can see, and where nobody takes them, no more than this."""
+"""Maximum number of ids of each kind per frame: more than a user can see, and a bound if the log is not drained."""
 
 
 class MoveLog:
-    """Ids of the ledger's rows, as `messages.Moves` names them."""
+    """Ids of the ledger's rows, with the meaning of `messages.Moves`."""
 
     __slots__ = ("_copied", "_evicted", "_loaded", "_saved")
 
@@ -26,23 +27,22 @@ class MoveLog:
         self._loaded: list[int] = []
 
     def evicted(self, rows: Sequence[int]) -> None:
-        """They lost their prefix."""
+        """Record rows that lost their prefix."""
         _extend(self._evicted, rows)
 
     def copied(self, rows: Sequence[int]) -> None:
-        """They are targets of copy on write."""
+        """Record rows that are targets of copy on write."""
         _extend(self._copied, rows)
 
     def saved(self, rows: Sequence[int]) -> None:
-        """They were written from the tier above."""
+        """Record rows that were written from the tier above."""
         _extend(self._saved, rows)
 
     def loaded(self, rows: Sequence[int]) -> None:
-        """They were read back from below."""
+        """Record rows that were read back from a tier below."""
         _extend(self._loaded, rows)
 
     def drain(self) -> Moves:
-        """Everything since the last call."""
         lists = (self._evicted, self._copied, self._saved, self._loaded)
         if not any(lists):
             return NO_MOVES

@@ -1,1 +1,1 @@
-"""Speculative decoding: guesses tokens, which the model then checks several at a time."""
+"""Speculative decoding: guesses tokens, which the model then verifies several at a time."""

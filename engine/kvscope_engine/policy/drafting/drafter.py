@@ -1,8 +1,8 @@
-"""Drafts of requests: tokens that may follow, which the model checks several in one pass.
+"""Draft tokens of requests: tokens that may follow, several of which the model verifies in one pass.
 
-Keeps each request's tokens as an array, appended to as they come, until it ends. Knows no blocks and no budget.
-Requests whose next token depends on what was sampled (forms, penalties) get none: how a draft's later tokens are
-sampled is not known until the earlier ones are.
+Keeps each request's tokens as a growing array until the request ends. Knows no blocks and no budget. Requests whose
+next token depends on the previous ones (structured output, penalties) get no drafts: how the later tokens of a draft
+are sampled is not known until the earlier ones are.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from kvscope_engine.policy.request import Request
 from kvscope_telemetry.engine_config import SpeculativeConfig
 
 MIN_ROOM = 256
-"""Tokens that a request's array has room for behind its prompt, at first."""
+"""Initial capacity of a request's array, in tokens after its prompt."""
 
 
 class Drafter:
-    """Guesses by n-grams."""
+    """Drafts tokens by n-gram lookup in the request's own text."""
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self._config = config
@@ -27,11 +27,11 @@ class Drafter:
 
     @property
     def most(self) -> int:
-        """Tokens of a draft."""
+        """Maximum number of tokens of a draft."""
         return self._config.num_speculative_tokens
 
     def draft(self, request: Request, count: int | None = None) -> tuple[int, ...]:
-        """Tokens that may follow those known, at most `count`, and never past an end by length."""
+        """Return tokens that may follow the known ones, at most `count`, and never beyond `max_tokens`."""
         if request.follows_its_tokens:
             return ()
         most = min(self.most, request.max_tokens - len(request.output_token_ids) - 1)
@@ -39,15 +39,16 @@ class Drafter:
         return tuple(self._guess(request, most)) if most > 0 else ()
 
     def is_wanted_after(self, plan: StepPlan) -> bool:
-        """Whether the step after this one, which is in flight, is better planned once its tokens are known.
+        """Whether the step after `plan`, which is in flight, should only be planned once the tokens of `plan` are
+        known.
 
-        They must be where drafts are among them; elsewhere they should be where a draft would have followed the tokens
-        before them: it probably does now.
+        This is required if `plan` contains drafts. Otherwise it is preferable if the tokens before those in flight had
+        a draft: then there probably is one now.
         """
         return any(item.drafts or (item.samples and self.draft(item.request)) for item in plan.scheduled)
 
     def forget(self, request: Request) -> None:
-        """It ended."""
+        """Drop the tokens of a request that ended."""
         self._texts.pop(request.number, None)
 
     def _guess(self, request: Request, most: int) -> list[int]:
@@ -58,7 +59,7 @@ class Drafter:
 
 
 class _Text:
-    """A request's tokens, prompt and output, in one array that grows."""
+    """A request's tokens, prompt and output, in one growing array."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -67,7 +68,6 @@ class _Text:
         self._array[: self._size] = request.prompt_token_ids
 
     def tokens(self) -> NDArray[np.int32]:
-        """All that are known by now."""
         size, known = self._request.num_tokens, self._size
         if size > len(self._array):
             grown = np.empty(2 * size, np.int32)
@@ -79,14 +79,11 @@ class _Text:
 
 
 def find_draft(tokens: NDArray[np.int32], count: int, shortest: int, longest: int) -> list[int]:
-    """What may follow a text, by what followed its last tokens when they were there before. Arithmetic on token ids.
+    """Return up to `count` tokens that followed an earlier occurrence of the last tokens of a text.
 
-    Of the matches the longest is taken, of those of its length the first in the text, as vLLM does: it has most
-    behind it.
-
-    Up to `count` tokens to follow `tokens`; none where their last `shortest` were not there before.
-
-    One pass over the tokens, and one over the places left for each token more that matches.
+    The longest match of `shortest` to `longest` tokens wins, then the first in the text, as in vLLM: most tokens follow
+    it. Empty if the last `shortest` tokens did not occur before. Costs one pass over `tokens`, and one over the
+    remaining matches for each further token of the match.
     """
     size = len(tokens)
     if size <= shortest or count < 1:

@@ -1,11 +1,11 @@
-"""Why a prompt did not find more in the prefix cache: what was evicted, and where known texts go another way.
+"""Explains why a prompt did not find more in the prefix cache: what was evicted, and where known texts differ.
 
-Owns a bounded memory of evicted digests, and of each cached block which blocks follow it in its text. It decides
+Owns a bounded memory of evicted digests and, for each cached block, the blocks that follow it in texts. It decides
 nothing: it explains what `find_reusable` found.
 
-This is what an engine at steady load still grows by after its first minutes: with each block that is evicted for the
-first time, up to `MAX_GHOSTS` digests: 11 MiB, 16
-while their table grows. What follows a block is kept for cached ones alone.
+After the first minutes of steady load, only this keeps growing in an engine: with each block that is evicted for the
+first time, up to `MAX_GHOSTS` digests, which take 11 MiB, and 16 MiB while their table grows. Following blocks are only
+recorded for cached ones.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from typing import Final
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
 
 MAX_GHOSTS: Final = 1 << 16
-"""Evicted digests that are remembered, the newest: some 170 bytes each with their places in a dictionary."""
+"""Maximum number of evicted digests that are remembered, the newest: about 170 bytes each, with the
+dictionary's entry."""
 FORGOTTEN_AT_ONCE: Final = MAX_GHOSTS // 8
-"""The oldest go together: finding the first entry of a dictionary is slow after many were taken from its front."""
+"""Number of oldest digests dropped together: finding a dictionary's first entry is slow after many were
+removed there."""
 MAX_SIBLINGS: Final = 8
-"""Texts that a prompt is held against."""
+"""Maximum number of texts that a prompt is compared with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """Why a block is not cached; `kind`, `token` and `step` as in `EventData.missed…`."""
+    """Why a block is not cached. `kind`, `token` and `step` are those of `EventData.missed` and so on."""
 
     kind: str = ""
     token: int = 0
@@ -35,7 +37,7 @@ class Miss:
 
 
 class PrefixHistory:
-    """Told of each block that is entered into a cache or leaves the last one."""
+    """Explains cache misses. It is notified of each block that enters the cache or leaves the last tier."""
 
     def __init__(self) -> None:
         self._evicted: dict[bytes, int] = {}  # digest -> step, the oldest first
@@ -43,14 +45,14 @@ class PrefixHistory:
         self._first: dict[bytes, dict[bytes, bytes]] = {}  # tokens of a first block -> digests and keys of adapters
 
     def enter(self, prefix: Prefix) -> None:
-        """A block with `prefix` can be found now."""
+        """Record that a block with `prefix` can be found."""
         self._evicted.pop(prefix.digest, None)
         self._following.setdefault(prefix.follows, {})[prefix.digest] = prefix.tokens
         if not prefix.parent:
             self._first.setdefault(prefix.tokens, {})[prefix.digest] = prefix.adapter_key
 
     def leave(self, prefixes: Iterable[Prefix], step: int) -> None:
-        """No block with these is left."""
+        """Record that no tier has a block with these prefixes any more."""
         for prefix in prefixes:
             self._evicted[prefix.digest] = step
             _drop(self._following, prefix.follows, prefix.digest)
@@ -60,22 +62,21 @@ class PrefixHistory:
                 self._forget_oldest()
 
     def clear(self) -> None:
-        """All was forgotten."""
         self._evicted.clear()
         self._following.clear()
         self._first.clear()
 
     def explain(self, prefix: Prefix) -> Miss:
-        """Why no block with `prefix` is cached."""
+        """Return why no block with `prefix` is cached."""
         evicted_at = self._evicted.get(prefix.digest)
         if evicted_at is not None:
             return Miss("evicted", prefix.start, evicted_at)
         elsewhere = None if prefix.parent else self._first.get(prefix.tokens)
-        if elsewhere and prefix.digest not in elsewhere:  # it may be cached where loading it would not pay
+        if elsewhere and prefix.digest not in elsewhere:  # it may be cached in a tier where loading does not pay off
             return Miss("salt" if prefix.adapter_key in elsewhere.values() else "adapter")
         siblings = self._following.get(prefix.follows)
         if siblings:
-            nearest = islice(reversed(siblings.values()), MAX_SIBLINGS)  # the newest: there may be very many
+            nearest = islice(reversed(siblings.values()), MAX_SIBLINGS)  # only the newest: there may be very many
             same = max(_num_same(prefix.tokens, other) for other in nearest)
             return Miss("differs", prefix.start + same)
         return Miss("unseen", prefix.start) if prefix.start else Miss("new")
@@ -86,7 +87,7 @@ class PrefixHistory:
 
 
 def _drop(known: dict[bytes, dict[bytes, bytes]], key: bytes, digest: bytes) -> None:
-    """Forget a digest under `key`, and the key with its last one."""
+    """Remove a digest under `key`, and the key with its last digest."""
     digests = known.get(key)
     if digests is not None:
         digests.pop(digest, None)
@@ -95,7 +96,7 @@ def _drop(known: dict[bytes, dict[bytes, bytes]], key: bytes, digest: bytes) -> 
 
 
 def _num_same(tokens: bytes, other: bytes) -> int:
-    """Tokens from the first that are alike."""
+    """Return the number of leading tokens (int32) that are equal."""
     for low in range(0, min(len(tokens), len(other)), 4):
         if tokens[low : low + 4] != other[low : low + 4]:
             return low // 4

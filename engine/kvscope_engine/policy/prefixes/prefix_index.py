@@ -1,11 +1,11 @@
 """Which block holds which prefix: chained digests of full blocks, as in vLLM's prefix cache.
 
-A block's digest is `sha256(parent digest + its token ids as little-endian int32 + extra)`, so it names the
-whole text up to and with the block. The chain starts from a random salt of this engine, which keeps the
-64-bit hashes that telemetry publishes from being guessed or compared between engines. The extra is the key of the LoRA
-adapter and what a client calls its cache salt, in the first block alone: all that follow it differ by their parents.
+A block's digest is `sha256(parent digest + its token ids as little-endian int32 + extra)`, so it identifies the whole
+text up to and including the block. The chain starts from a random salt of this engine, so that the 64-bit hashes that
+telemetry publishes cannot be guessed or compared between engines. The extra consists of the key of the LoRA adapter and
+the client's cache salt, in the first block only: all that follow it differ by their parents.
 
-Owns digest -> block and what a hashed block holds. Knows neither reference counts nor who uses a block.
+Owns digest -> block and the contents of hashed blocks. Knows neither reference counts nor the users of a block.
 """
 
 from __future__ import annotations
@@ -22,56 +22,59 @@ import msgspec
 SALT_BYTES: Final = 32
 DIGEST_BYTES: Final = hashlib.sha256().digest_size
 _KEYED: Final = b"\xff"
-"""Before an adapter's key: no salt, which is a text, begins so."""
+"""Prefix of an adapter's key. No salt starts with this byte, since it is not valid in UTF-8."""
 
 
 def published_hash(digest: bytes) -> int:
-    """The low 64 bits of a digest, others in each KV group, as the ledger shows them; never 0: that is not hashed."""
+    """Return the low 64 bits of a digest, which differ in each KV group, as the ledger publishes them; never 0 (not
+    hashed).
+    """
     return int.from_bytes(digest[-8:], "big") or 1
 
 
 class Prefix(msgspec.Struct, frozen=True, gc=False):
-    """What a hashed block holds: `tokens` (little-endian int32) from position `start` of its text.
+    """Contents of a hashed block: `tokens` (little-endian int32) from position `start` of its text.
 
-    There is one a cached block: `gc=False` keeps a million of them out of the garbage collector's way.
+    There is one per cached block: `gc=False` keeps a million of them out of the garbage collector.
     """
 
     digest: bytes
-    """With the number of its KV group behind it (`group_digest`), as `parent`."""
+    """Digest, followed by the number of the KV group (`group_digest`); the same holds for `parent`."""
     start: int
     tokens: bytes
     parent: bytes = b""
-    """Digest of the block before it in its text, empty for the first."""
+    """Digest of the previous block in the text, empty for the first."""
     salt: str = ""
-    """A client's own, in the digest of a first block."""
+    """Client's cache salt, part of the digest of a first block."""
     adapter: str = ""
-    """The LoRA adapter that it was computed with, by name; of every block, for people."""
+    """Name of the LoRA adapter that the block was computed with, for display; set for every block."""
     adapter_key: bytes = b""
-    """Its `Adapter.key`, in the digest of a first block."""
+    """`Adapter.key`, part of the digest of a first block."""
 
     @property
     def group(self) -> int:
-        """Its KV group."""
+        """KV group of the block."""
         return self.digest[DIGEST_BYTES] if len(self.digest) > DIGEST_BYTES else 0
 
     @property
     def follows(self) -> bytes:
-        """What it comes after: the block before it, or the beginning of all texts of its adapter and salt."""
+        """Key of what precedes the block: its parent's digest or, for a first block, the extra of its adapter
+        and salt.
+        """
         return self.parent or first_extra(self.salt, self.adapter_key)
 
     @property
     def published_parent(self) -> int:
-        """The hash of the block before it, as the ledger shows it; 0 for the first of its text."""
+        """Published hash of the previous block; 0 for the first of its text."""
         return published_hash(self.parent) if self.parent else 0
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """The token ids of the block."""
         return struct.unpack(f"<{len(self.tokens) // 4}i", self.tokens)
 
 
 class PrefixIndex:
-    """Full blocks by the digest of the text they end. One block a digest, one digest a block."""
+    """Full blocks by the digest of the text that they end. Each digest has one block, each block one digest."""
 
     def __init__(self, block_size: int, salt: bytes | None = None) -> None:
         self._block_size = block_size
@@ -83,16 +86,16 @@ class PrefixIndex:
         return len(self._block_of)
 
     def digest(self, parent: bytes | None, tokens: bytes, extra: bytes = b"") -> bytes:
-        """The digest of a block of `tokens` after `parent` (None: first of its text).
+        """Return the digest of a block of `tokens` after `parent` (None: first of its text).
 
-        `extra` tells apart texts that must not share blocks although their tokens are the same.
+        `extra` separates texts that must not share blocks although their tokens are equal.
         """
         return hashlib.sha256((parent or self._root) + tokens + extra).digest()
 
     def extend(self, digests: list[bytes], token_ids: Sequence[int], salt: str = "", adapter_key: bytes = b"") -> None:
-        """Append to `digests` those of the full blocks of `token_ids`, which follow the ones there.
+        """Append to `digests` those of the full blocks of `token_ids`, which follow the existing ones.
 
-        `salt` and `adapter_key` keep texts apart from those of others, from the first block on.
+        `salt` and `adapter_key` separate the texts from those of others, from the first block on.
         """
         size = 4 * self._block_size
         packed = pack_tokens(token_ids)
@@ -103,35 +106,35 @@ class PrefixIndex:
             digests.append(parent)
 
     def insert(self, block: int, prefix: Prefix) -> bool:
-        """Enter a full block. False, and nothing done, when another block holds the same already."""
+        """Enter a full block. Returns False, and does nothing, if another block has the same digest."""
         if self._block_of.setdefault(prefix.digest, block) != block:
             return False
         self._prefix_of[block] = prefix
         return True
 
     def remove(self, block: int) -> Prefix:
-        """Forget a block that is here; returns what it held."""
+        """Remove a block, which must be present. Returns its prefix."""
         prefix = self._prefix_of.pop(block)
         del self._block_of[prefix.digest]
         return prefix
 
     def get(self, digest: bytes) -> int | None:
-        """The block with `digest`, None when none has it."""
+        """Return the block with `digest`, or None."""
         return self._block_of.get(digest)
 
     def clear(self) -> list[int]:
-        """Forget all; returns the blocks that were here."""
+        """Remove all blocks. Returns them."""
         blocks = list(self._prefix_of)
         self._prefix_of.clear()
         self._block_of.clear()
         return blocks
 
     def prefix(self, block: int) -> Prefix | None:
-        """What `block` holds, None when it is not here."""
+        """Return the prefix of `block`, or None if it is not present."""
         return self._prefix_of.get(block)
 
     def items(self) -> list[tuple[int, Prefix]]:
-        """Every (block, prefix); checked against digest -> block, for the integrity check."""
+        """Return every (block, prefix), after checking that both mappings agree; for the integrity check."""
         assert len(self._block_of) == len(self._prefix_of), (
             f"the prefix index has {len(self._block_of)} digests for {len(self._prefix_of)} blocks"
         )
@@ -142,12 +145,12 @@ class PrefixIndex:
 
 
 def first_extra(salt: str, adapter_key: bytes) -> bytes:
-    """What keeps texts of the same tokens apart; of no adapter and no salt it is empty."""
+    """Return the extra of a text's first block; empty without adapter and salt."""
     return (_KEYED + adapter_key if adapter_key else b"") + salt.encode()
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
-    """Token ids as little-endian int32."""
+    """Return token ids as little-endian int32."""
     return _layout(len(token_ids)).pack(*token_ids)
 
 

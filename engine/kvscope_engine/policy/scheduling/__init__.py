@@ -1,1 +1,3 @@
-"""Who runs in a step, with how many tokens: admission, preemption, block tables, and the words for what happened."""
+"""Decides which requests run in a step and with how many tokens: admission, preemption, block tables, and
+their events.
+"""

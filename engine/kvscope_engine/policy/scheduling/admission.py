@@ -1,6 +1,6 @@
-"""What a waiting request finds when its turn comes: whether it fits, and what it starts with.
+"""Admission of a waiting request: whether it fits, and which cached blocks it starts with.
 
-Owns no request and no queue; who is next, and when, is the scheduler's.
+Owns no request and no queue; the scheduler decides which request is next, and when.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvscope_telemetry.running_time import RunningTime
 
 
 class Admission:
-    """Admits over one pool. `watermark` blocks are left to those who run, unless nobody does."""
+    """Admits requests to one pool. `watermark` blocks are left to the running requests, unless none runs."""
 
     def __init__(
         self,
@@ -49,22 +49,24 @@ class Admission:
         self._states = states
 
     def find(self, request: Request) -> Reusable:
-        """What is known of the request's tokens."""
+        """Return the cached blocks of the request's first tokens."""
         return find_reusable(self._pool, self._tiers, self._rate, request, self._states)
 
     def fits(self, request: Request, found: Reusable, *, is_alone: bool) -> bool:
-        """Whether there are blocks now for all tokens the request knows, and a slot for its state."""
+        """Whether blocks for all known tokens of the request, and a slot for its recurrent state, are available."""
         if self._states is not None and not self._states.num_available:
             return False
         return self.num_missing(request, found) - (self._watermark if is_alone else 0) <= 0
 
     def num_missing(self, request: Request, found: Reusable) -> int:
-        """Blocks that it takes beside who runs, and that cannot be had; negative: so many are left over."""
+        """Return the number of blocks that the request lacks if the watermark stays free; negative: blocks
+        left over.
+        """
         available = self._tables.num_available(request) - self._pool.num_idle(found.hits)
         return self._num_blocks(request) - len(found.hits) + self._watermark - available
 
     def start(self, request: Request, found: Reusable, builder: PlanBuilder) -> Event:
-        """The request gets what was found for it; returns what a person is told."""
+        """Start the request with the cached blocks that were found for it. Returns the event to publish."""
         pool = self._pool
         request.num_computed_tokens = self._tables.start(request, found, pool.step, builder)
         is_state_loaded = self._states is not None and self._start_state(self._states, request, found)
@@ -82,9 +84,10 @@ class Admission:
         return causes.with_loaded_state(event) if is_state_loaded else event
 
     def _start_state(self, states: StatePool, request: Request, found: Reusable) -> bool:
-        """A slot with the state of the tokens that were found; returns whether it came from host memory.
+        """Give the request a slot with the recurrent state after its cached tokens.
 
-        Where not all blocks could be read back, the request goes on from the last kept state before that.
+        Returns whether it came from host memory. If not all blocks could be read back, the request resumes from the
+        last retained state before the missing ones.
         """
         size, is_whole = self._pool.block_size, request.num_computed_tokens == found.num_tokens
         request.parted_at = found.num_tokens + found.num_stateless if found.num_stateless else 0

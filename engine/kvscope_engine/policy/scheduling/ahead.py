@@ -1,9 +1,9 @@
-"""Scheduling a step while the one before it runs: where its requests will be by then, and when that cannot be known.
+"""Async scheduling: where requests will be after the step in flight, and why planning ahead may be impossible.
 
-A request with a token in flight is scheduled for one more without anybody knowing what that token is, whatever its
-next one depends on: a form and penalties are looked at when that is sampled. Only counts differ from what the requests
-know, so this is all that the scheduler asks here. Owns nothing of a request: the step
-in flight is still to be committed, and `Request.num_computed_tokens` and its tokens stay as they are until then.
+A request with a token in flight is scheduled for one more before that token is known, even if the sampling of the next
+one depends on it: grammars and penalties are evaluated when that one is sampled. Only counts differ from what the
+requests know, so the scheduler asks for nothing else here. Owns nothing of a request: the step in flight is still to be
+committed, and `Request.num_computed_tokens` and the tokens remain unchanged until then.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SHORT: Final = "no free block for each request"
 
 
 class Ahead:
-    """What the step in flight will have done; nothing is in flight where `plan` is None."""
+    """The requests' progress after the step in flight; nothing is in flight if `plan` is None."""
 
     def __init__(self, plan: StepPlan | None = None) -> None:
         self._items = {item.request.number: item for item in plan.scheduled} if plan is not None else {}
@@ -32,19 +32,22 @@ class Ahead:
         return bool(self._items)
 
     def span(self, request: Request) -> tuple[int, int]:
-        """Its tokens that are neither computed nor in flight: where they start, and how many are known by then, those
-        that are sampled in flight among them."""
+        """Return the position of the first token that is neither computed nor in flight, and the number of tokens known
+        by then.
+
+        Tokens sampled by the step in flight count as known.
+        """
         item = self._items.get(request.number)
         if item is None:
             return request.num_computed_tokens, request.num_prompt_tokens + len(request.output_token_ids)
         return item.start + item.num_tokens, request.num_tokens + item.samples
 
     def ends(self, request: Request) -> bool:
-        """Whether its token in flight is its last, whatever it is: nothing may be scheduled past it."""
+        """Whether the request's token in flight reaches `max_tokens`: nothing may be scheduled after it."""
         item = self._items.get(request.number)
         return item is not None and item.samples and len(request.output_token_ids) + 1 >= request.max_tokens
 
 
 def computes_prompts(plan: StepPlan) -> bool:
-    """Whether full blocks of a prompt come out of this step, which another prompt could find."""
+    """Whether the step completes blocks of a prompt, which another prompt could then find in the prefix cache."""
     return any(item.start < item.request.num_prompt_tokens for item in plan.scheduled)

@@ -1,6 +1,6 @@
-"""Block tables: how they grow, are shared, swapped out and let go of. The only code that writes a request's tables.
+"""Block tables: grows, shares, swaps out and frees them. The only code that writes a request's tables.
 
-Owns nothing: pool, allocation policy and change log are the scheduler's. Knows no order of service.
+Owns nothing: pool, allocation policy and change log belong to the scheduler. Does not know the order of service.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from kvscope_engine.policy.tiers.lower_tiers import LowerTiers
 
 
 class BlockTables:
-    """Changes block tables and tells the pool and the change log."""
+    """Changes block tables, and reports the changes to the pool and the change log."""
 
     def __init__(
         self, pool: BlockPool, allocation: AllocationPolicy, changes: ChangeLog, tiers: LowerTiers | None
     ) -> None:
         self._tiers = tiers
         self._forked: set[int] = set()
-        """Requests whose last block another table may hold, or the prefix cache: forks and whom they came from."""
+        """Numbers of the requests whose last block may be shared with another table or the prefix cache: forks and
+        their parents."""
         self._pool = pool
         self._allocation = allocation
         self._changes = changes
@@ -34,37 +35,38 @@ class BlockTables:
         self._windows = [(group, rule) for group, rule in enumerate(pool.groups) if rule.window]
 
     def begin(self, request: Request) -> None:
-        """A new request has an empty table in each KV group."""
+        """Give a new request an empty table in each KV group."""
         request.block_tables = tuple([] for _ in self._pool.groups)
         request.num_let_go = self._nothing_let_go
 
     @property
     def any_shares_tail(self) -> bool:
-        """Whether a request may write next to a block that is not its alone."""
+        """Whether any request may have to copy a shared block before it writes to it."""
         return bool(self._forked)
 
     def num_needed(self, request: Request, stop: int) -> int:
-        """New blocks it takes to write the request's tokens from the first not computed up to `stop`."""
+        """Return the number of new blocks needed to write the request's uncomputed tokens up to position `stop`."""
         tables = request.block_tables
         missing = -(-stop // self._pool.block_size) - len(tables[0])
-        if not self._forked:  # nearly always, and asked of each request in each step
+        if not self._forked:  # fast path: nearly always so, and called for each request in each step
             return missing * len(tables) if missing > 0 else 0
         return len(self._shared_tails(request)) + max(0, missing) * len(tables)
 
     def num_available(self, request: Request) -> int:
-        """Blocks that the request could be given now."""
         return self._allocation.num_available(request)
 
     def num_held(self, request: Request) -> int:
-        """Blocks that `release` would let go of."""
+        """Return the number of blocks that `release` would free, or release a reference to."""
         return self._allocation.num_held(request)
 
     def num_set_aside(self, request: Request) -> int:
-        """Blocks that it gets at once when it starts, used or not; 0 where they come as tokens do."""
+        """Return the number of blocks reserved for the request when it starts; 0 if blocks are allocated as tokens
+        come.
+        """
         return self._allocation.num_set_aside(request)
 
     def grow(self, request: Request, count: int, step: int, builder: PlanBuilder) -> None:
-        """Give the request the `count` blocks that `num_needed` said."""
+        """Allocate the `count` blocks that `num_needed` returned."""
         evicted_before = self._pool.evicted_blocks
         copies = self._copy_shared_tails(request, step, builder)
         if self._reserves:
@@ -79,10 +81,10 @@ class BlockTables:
         self._note_evictions(evicted_before, request, builder)
 
     def start(self, request: Request, found: Reusable, step: int, builder: PlanBuilder) -> int:
-        """The request starts with what was found for it; returns how many tokens that turned out to be.
+        """Start the request with the cached blocks that were found for it. Returns the number of tokens in them.
 
-        What comes from a lower tier gets blocks of its own, which `num_available` must have; what could not be read
-        back ends it there.
+        Rows of lower tiers are loaded into newly allocated blocks, for which `num_available` must suffice. If a row
+        cannot be read, the tokens end before it.
         """
         if not found:
             return 0
@@ -101,7 +103,7 @@ class BlockTables:
         return num_tokens
 
     def let_go_unread(self, request: Request, step: int) -> None:
-        """Let go of blocks that no later token of the request reads; what a prompt can find in them stays cached."""
+        """Free blocks that no later token of the request reads. Their content stays in the prefix cache."""
         size = self._pool.block_size
         for group, rule in self._windows:
             first, stop = request.num_let_go[group], rule.num_unread(request.num_computed_tokens, size)
@@ -115,13 +117,13 @@ class BlockTables:
 
     @property
     def lets_go(self) -> bool:
-        """Whether any group has blocks that later tokens do not read."""
+        """Whether any KV group has a window, so that blocks are freed while their request runs."""
         return bool(self._windows)
 
     def swap_out(self, request: Request, step: int, builder: PlanBuilder) -> bool:
-        """Release every block, and keep what the computed tokens' blocks hold in a lower tier.
+        """Release every block, and keep the content of the blocks of computed tokens in a lower tier.
 
-        False, and nothing done, when there is none or it has no room.
+        Returns False, and does nothing, if nothing is computed, there is no lower tier, or it has no space.
         """
         size, tokens = self._pool.block_size, request.num_computed_tokens
         if self._tiers is None or not tokens:
@@ -147,7 +149,7 @@ class BlockTables:
         return True
 
     def share(self, parent: Request, child: Request) -> None:
-        """The child's tables become those of the parent's first tokens, as many as the child has computed."""
+        """Set the child's tables to the parent's blocks of the tokens that count as computed for the child."""
         held = num_blocks_for(child.num_computed_tokens, self._pool.block_size)
         child.block_tables = tuple(table[:held] for table in parent.block_tables)
         child.num_let_go = parent.num_let_go
@@ -156,7 +158,7 @@ class BlockTables:
         self._changes.table(child, 0)
 
     def release(self, request: Request, step: int, *, keep_saved: bool = False) -> None:
-        """Let go of every block of the request, and of what it saved in lower tiers."""
+        """Release every block of the request, and its rows in lower tiers unless `keep_saved`."""
         if self._tiers is not None and request.saved_tables and not keep_saved:
             self._tiers.let_go(request)
             self._changes.table(request, 0)
@@ -171,7 +173,7 @@ class BlockTables:
             request.num_let_go = self._nothing_let_go
 
     def trim(self, request: Request, step: int) -> None:
-        """Let go of blocks behind those of the tokens computed: they were for drafts that were wrong."""
+        """Release the blocks after the last computed token: they were for rejected drafts."""
         held = num_blocks_for(request.num_computed_tokens, self._pool.block_size)
         if len(request.block_table) > held:
             self._pool.release([block for table in request.block_tables for block in table[held:]], step)
@@ -180,21 +182,21 @@ class BlockTables:
             self._changes.table(request, held)
 
     def settle(self, step: int) -> None:
-        """The plan of the step was run."""
         if self._reserves:
             self._allocation.settle(step)
 
     def _note_evictions(self, evicted_before: int, request: Request, builder: PlanBuilder) -> None:
-        """Remember for whom the first cached block of the step was evicted."""
+        """Record for which request the first cached block of the step was evicted."""
         if self._pool.evicted_blocks > evicted_before:
             builder.evicted_for = builder.evicted_for or request.number
 
     def _load(
         self, request: Request, found: Reusable, step: int, builder: PlanBuilder
     ) -> tuple[tuple[list[int], ...], int]:
-        """Hits as they are, and blocks for what comes from below; the tables and the tokens in them.
+        """Return the tables with rows of lower tiers loaded into new blocks, and the number of tokens in them.
 
-        What could not be read back ends them there; where a group lets go of blocks, what is before that is of no use.
+        The tables end before the first row that could not be read. If a KV group has a window, they are then empty: the
+        blocks before that row are of no use.
         """
         assert self._tiers is not None, "rows of a lower tier without one"
         pool, size = self._pool, self._pool.block_size
@@ -227,7 +229,7 @@ class BlockTables:
         return tables, min(found.num_tokens, end * size)
 
     def _write_loaded(self, request: Request, loaded: list[tuple[int, int]], step: int) -> None:
-        """Blocks hold what rows of lower tiers held."""
+        """Record in the ledger and the prefix cache that blocks hold what rows of lower tiers held."""
         assert self._tiers is not None, "rows of a lower tier without one"
         blocks = [block for _, block in loaded]
         self._pool.write(blocks, [self._tiers.filled(row) for row, _ in loaded], [request.number] * len(blocks), step)
@@ -237,7 +239,10 @@ class BlockTables:
                 self._pool.seal(block, prefix)
 
     def _move(self, request: Request, count: int, step: int, builder: PlanBuilder) -> None:
-        """All blocks go elsewhere when the policy says so; no target is a source of this step, as copies need it."""
+        """Move all blocks of the request if the policy requires it.
+
+        No target is a source of this step's copies, which are unordered.
+        """
         targets = self._allocation.move(request, count)
         if targets is None:
             return
@@ -248,8 +253,10 @@ class BlockTables:
         self._changes.table(request, 0)
 
     def _shared_tails(self, request: Request) -> list[int]:
-        """KV groups in which the request's next token goes to a block that is not its alone to write to: only forks
-        have such."""
+        """Return the KV groups in which the request's next token goes to a block that others may read.
+
+        Only forks have such.
+        """
         if request.number not in self._forked:
             return []
         place, slot = divmod(request.num_computed_tokens, self._pool.block_size)
@@ -259,11 +266,14 @@ class BlockTables:
             if slot and not self._pool.is_private(table[place])
         ]
         if not shared:
-            self._forked.discard(request.number)  # what it writes to from now on is its own, until another fork
+            self._forked.discard(request.number)  # it writes only to its own blocks until the next fork
         return shared
 
     def _copy_shared_tails(self, request: Request, step: int, builder: PlanBuilder) -> int:
-        """Copy on write of last blocks that are not the request's alone to write to; returns the blocks it took."""
+        """Copy shared last blocks before the request writes to them (copy on write).
+
+        Returns the number of blocks allocated.
+        """
         groups = self._shared_tails(request) if self._forked else []
         place = request.num_computed_tokens // self._pool.block_size
         for group in groups:
@@ -279,10 +289,11 @@ class BlockTables:
         return len(groups)
 
     def _unless_source(self, block: int, builder: PlanBuilder) -> int:
-        """`block`, just taken to be copied or loaded to, or another when this step copies from it.
+        """Return `block`, just allocated as the target of a copy or a load, or another block if this step copies from
+        it.
 
-        Copies have no order, and come after loads. It was let go of in this step, so whoever copies from it may as
-        well keep it, and gives its own target.
+        Copies are unordered, and run after loads. `block` was released in this step, so the request that copies from it
+        can keep it instead, and its copy target becomes available.
         """
         undone = builder.undo_copy_from(block)
         if undone is None:

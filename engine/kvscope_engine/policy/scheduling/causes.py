@@ -1,6 +1,6 @@
-"""What happened to a request, and why: events with what a person is told of them.
+"""Events about requests: what happened to a request, and why.
 
-Owns which data an event carries. The words are made of them in `event_kinds`, and sent along for older readers.
+Owns which data an event carries. `event_kinds` makes the text of it, which is sent along for older readers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvscope_telemetry.running_time import RunningTime
 
 
 class Blocks(NamedTuple):
-    """What a request's tokens take, and what is set aside for it at once (0: what they take)."""
+    """Blocks that a request's tokens need, and blocks reserved for it (0: only those it needs)."""
 
     num_needed: int
     num_set_aside: int = 0
@@ -35,9 +35,9 @@ def admitted(
     missed: Miss,
     running_time: RunningTime,
 ) -> Event:
-    """The request got its place: `blocks` for all it knows, `num_reused` tokens of it not to be computed.
+    """Return the event of an admission, with `blocks` for all known tokens, `num_reused` of which need not be computed.
 
-    `found` is what there seemed to be, `missed` why it was not more.
+    `found` are the cached blocks found before loading, `missed` why there were not more.
     """
     returns = request.num_preemptions > 0
     since_ns = request.preempted_ns if returns else request.arrival_ns
@@ -63,7 +63,6 @@ def admitted(
 
 
 def forked(parent: Request, child: Request, now_ns: int, running_time: RunningTime) -> Event:
-    """The child runs on its parent's blocks."""
     return with_cause(
         Event(
             kind="admitted",
@@ -82,7 +81,7 @@ def forked(parent: Request, child: Request, now_ns: int, running_time: RunningTi
 
 
 def preempted(victim: Request, needy: Request, needed: int, available: int, given_up: GivenUp, now_ns: int) -> Event:
-    """`needy` needed blocks that were not there, and the victim gave up its own."""
+    """Return the event of a preemption because `needy` needed blocks that were not available."""
     choice, choice_number = _choice(victim, needy)
     data = EventData(
         kind="preempted", num_needed=needed, num_available=available, choice=choice, choice_number=choice_number
@@ -91,23 +90,25 @@ def preempted(victim: Request, needy: Request, needed: int, available: int, give
 
 
 def made_way(victim: Request, needy: Request, given_up: GivenUp, now_ns: int) -> Event:
-    """`needy` is of a client, or a batch, that ran nothing, and the victim of one that runs several requests."""
+    """Return the event of a preemption for fairness: the client or batch of `needy` ran nothing, the victim's several
+    requests.
+    """
     data = EventData(kind="made_way", choice="client" if victim.client != needy.client else "batch")
     return _gave_up(victim, given_up, data, now_ns, needy)
 
 
 def preempted_by(victim: Request, by: str, given_up: GivenUp, now_ns: int) -> Event:
-    """`by` asked for it, and the victim gave up its blocks."""
+    """Return the event of a preemption that user `by` asked for."""
     return _gave_up(victim, given_up, EventData(kind="asked", by=by), now_ns)
 
 
 def restarted(victim: Request, why: str, given_up: GivenUp, now_ns: int) -> Event:
-    """A step failed for `why`, and the victim is to be computed again with a state that is whole."""
+    """Return the event of a restart: a step failed for `why`, and the victim's recurrent state is computed again."""
     return _gave_up(victim, given_up, EventData(kind="restarted", why=why), now_ns)
 
 
 def _gave_up(victim: Request, given_up: GivenUp, why: EventData, now_ns: int, needy: Request | None = None) -> Event:
-    """A preemption, with what became of the victim's blocks added to why it was."""
+    """Return the event of a preemption, with what became of the victim's blocks added to `why`."""
     data = replace(
         why,
         is_swapped=given_up.is_swapped,
@@ -129,14 +130,13 @@ def _gave_up(victim: Request, given_up: GivenUp, why: EventData, now_ns: int, ne
 
 
 def evicted_by(count: int, num_offloaded: int, by: str, now_ns: int) -> Event:
-    """`by` had cached blocks dropped; `num_offloaded` went to a lower tier."""
+    """Return the event of an eviction that user `by` asked for; `num_offloaded` blocks were moved to host memory."""
     order = f"{num_offloaded} of them moved to host memory" if num_offloaded else ""
     cause = evicted_text(f"requested by {by}", [(count, "cached block")], order=order)
     return Event(kind="evicted", time_ns=now_ns, num_blocks=count, cause=cause)
 
 
 def finished(request: Request, now_ns: int, num_blocks: int) -> Event:
-    """The request ended by itself. `num_blocks` were released."""
     cause = finished_text(
         str(request.finish_reason),
         len(request.output_token_ids),
@@ -157,7 +157,6 @@ def finished(request: Request, now_ns: int, num_blocks: int) -> Event:
 
 
 def aborted(request: Request, now_ns: int, num_blocks: int, cause: str) -> Event:
-    """The request was stopped from outside. `num_blocks` were released."""
     generated = len(request.output_token_ids)
     return Event(
         kind="aborted",
@@ -170,41 +169,41 @@ def aborted(request: Request, now_ns: int, num_blocks: int, cause: str) -> Event
 
 
 def refused(number: int, now_ns: int, cause: str) -> Event:
-    """A request was not taken; `number` is 0 when it did not get one."""
+    """Return the event of a refused request; `number` is 0 if it has none."""
     return Event(kind="refused", time_ns=now_ns, number=number, cause=cause)
 
 
 def evicted(count: int, num_offloaded: int, needy: int, now_ns: int) -> Event:
-    """Cached blocks were given away in a step, the first to request `needy`; `num_offloaded` went to a lower tier."""
+    """Return the event of cached blocks evicted in a step, the first for request `needy`; `num_offloaded` were
+    offloaded.
+    """
     data = EventData(kind="evicted", num_offloaded=num_offloaded)
     return with_cause(Event(kind="evicted", time_ns=now_ns, other=needy, num_blocks=count, data=data))
 
 
 def with_loaded_state(event: Event) -> Event:
-    """The same, of a request whose recurrent layers go on from a state that was in host memory."""
+    """Return an admission event, changed to say that the recurrent state was loaded from host memory."""
     assert event.data is not None, "an admission has data"
     return with_cause(replace(event, data=replace(event.data, num_loaded_states=1)))
 
 
 def states_evicted(needy: Sequence[int], num_offloaded: int, now_ns: int) -> Event:
-    """Slots of kept states of recurrent layers were given away, one to each of the requests `needy`; `num_offloaded`
-    of the states went to host memory."""
+    """Return the event of evicted recurrent states, one for each of the requests `needy`; `num_offloaded` went to host
+    memory.
+    """
     data = EventData(kind="states_evicted", num_states=len(needy), num_offloaded=num_offloaded)
     return with_cause(Event(kind="evicted", time_ns=now_ns, other=needy[0], data=data))
 
 
 def disk_failed(reason: str, now_ns: int) -> Event:
-    """The disk tier is not written any more."""
     return Event(kind="note", time_ns=now_ns, cause=f"the disk tier is off from now on: {reason}")
 
 
 def cache_reset(count: int, now_ns: int) -> Event:
-    """The prefix cache was emptied."""
     return Event(kind="note", time_ns=now_ns, cause=emptied_text("the prefix cache", count), num_blocks=count)
 
 
 def _choice(victim: Request, needy: Request) -> tuple[str, int]:
-    """`EventData.choice` and its number."""
     if victim is needy:
         return "itself", 0
     if victim.priority < needy.priority:

@@ -1,7 +1,7 @@
-"""Logs what happened to requests since the last frame: the scheduler writes it, the step recorder drains it.
+"""Log of what happened to requests since the last frame: the scheduler writes it, the step recorder drains it.
 
-Owns only the record of changes; the state itself is the scheduler's. Whoever drives a scheduler takes the
-changes after each step, or they pile up (events are bounded: the oldest go first).
+Owns only the record of changes; the state itself is the scheduler's. The code that drives a scheduler must drain the
+changes after each step, otherwise they accumulate (events are bounded: the oldest are dropped first).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ MAX_EVENTS: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class RequestChanges:
-    """Everything since the last `take`. Requests that merely ran are in the plan, not here."""
+    """Changes since the last `drain`. Requests that only ran are in the plan, not here."""
 
     added: tuple[Request, ...] = ()
     touched: tuple[Request, ...] = ()
-    """Requests whose state or block table changed, in order of the first change, `added` among them."""
+    """Requests whose state or block table changed, in order of the first change, including `added`."""
     tables: dict[int, int] = field(default_factory=dict)
-    """Request number -> how many blocks from the first of each of its tables are still the same."""
+    """Request number -> number of leading entries of each of its tables that are unchanged."""
     groups: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Request number and KV group -> the same of one table that changed alone."""
+    """Request number and KV group -> number of leading entries that are unchanged, for a table that changed alone."""
     events: tuple[Event, ...] = ()
     moves: Moves = NO_MOVES
 
@@ -36,7 +36,7 @@ class RequestChanges:
 
 
 class ChangeLog:
-    """Collects changes; each call is O(1)."""
+    """Collects changes; each call but `drain` and `take_events` is O(1)."""
 
     __slots__ = ("_added", "_events", "_groups", "_moves", "_tables", "_touched")
 
@@ -49,16 +49,14 @@ class ChangeLog:
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
 
     def add(self, request: Request) -> None:
-        """A request came."""
         self._added.append(request)
         self._touched[request.number] = request
 
     def touch(self, request: Request) -> None:
-        """The state of a request changed."""
         self._touched[request.number] = request
 
     def table(self, request: Request, unchanged: int, group: int | None = None) -> None:
-        """A request's block table of a KV group, or all of them, changed; the first `unchanged` blocks did not."""
+        """Record that a block table changed after its first `unchanged` entries: that of a KV group, or all of them."""
         number = request.number
         self._touched[number] = request
         if group is None:
@@ -67,17 +65,14 @@ class ChangeLog:
             self._groups[number, group] = min(unchanged, self._groups.get((number, group), unchanged))
 
     def event(self, event: Event) -> None:
-        """Something a person is told."""
         self._events.append(event)
 
     def take_events(self) -> tuple[Event, ...]:
-        """The events since the last take, oldest first."""
         events = tuple(self._events)
         self._events.clear()
         return events
 
     def drain(self) -> RequestChanges:
-        """Everything since the last take."""
         touched, moves = tuple(self._touched.values()), self._moves.drain()
         changes = RequestChanges(tuple(self._added), touched, self._tables, self._groups, self.take_events(), moves)
         self._added.clear()

@@ -1,7 +1,7 @@
-"""Drafts in a step: how many tokens each request gets guessed, and which of them remain after the step.
+"""Drafts in a step: how many draft tokens each request gets, and which remain after the step.
 
-Comes last in a plan, so that nobody else is short of blocks or budget for it. Owns which requests may hold blocks for
-drafts until the step is committed; block tables are written by `BlockTables`.
+Drafts are added to a plan last, so that no other request lacks blocks or budget because of them. Owns the list of
+requests that may hold blocks for drafts until the step is committed; `BlockTables` writes the block tables.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from kvscope_telemetry.messages.request_state import RequestState
 
 
 class Drafting:
-    """Adds drafts to plans."""
-
     def __init__(self, drafter: Drafter, tables: BlockTables) -> None:
         self.drafter = drafter
         self._tables = tables
         self._drafted: list[Request] = []
-        """Whose tables may reach past their tokens."""
+        """Requests whose tables may extend past their tokens."""
 
     def add(self, plan: PlanBuilder, step: int, max_sampled: int) -> None:
-        """Drafts for who decodes, while the step samples `max_sampled` tokens at most, or as many as one request with
-        all its drafts: its memory is made for that."""
+        """Add drafts to decodes.
+
+        The step then samples at most `max_sampled` tokens, or as many as one request with all its drafts: its memory is
+        allocated for that.
+        """
         left = max(max_sampled, 1 + self.drafter.most) - plan.num_sampled
 
         def propose(item: Scheduled, budget: int) -> tuple[int, ...]:
@@ -43,7 +44,7 @@ class Drafting:
             plan.draft(propose)
 
     def settle(self, plan: StepPlan, step: int, totals: Totals) -> None:
-        """The plan was run and written down: blocks of wrong drafts are given back, right ones counted."""
+        """Free the blocks of rejected drafts and count accepted ones, after the plan ran and was written down."""
         for item in plan.scheduled[plan.num_single_token :]:
             if item.drafts:
                 num_accepted = item.num_tokens - 1
@@ -57,15 +58,13 @@ class Drafting:
                 self._tables.trim(request, step)
 
     def is_wanted_after(self, running: StepPlan) -> bool:
-        """As `Drafter` says."""
         return self.drafter.is_wanted_after(running)
 
     def forget(self, request: Request) -> None:
-        """It ended."""
         self.drafter.forget(request)
 
     def _make_room(self, request: Request, stop: int, count: int, step: int, plan: PlanBuilder) -> int:
-        """Slots behind position `stop`, in blocks that nobody runs on; returns for how many of `count` drafts."""
+        """Allocate blocks for positions from `stop` on, without preemption. Returns how many of `count` drafts fit."""
         available = self._tables.num_available(request)
         while count and self._tables.num_needed(request, stop + count) > available:
             count -= 1

@@ -1,7 +1,8 @@
-"""Smaller steps for a while after one for which there was no memory, though it had been planned for, or that failed.
+"""Temporarily reduced step limits, after a step that failed or for which there was not enough memory.
 
-Somebody else may have taken it: without this each step would fail first, and be cut each time. Owns how far limits are
-lowered and when they come back; those that people set stand beside them, and the smaller ones hold.
+Another process may have taken the memory: without this, each step would fail first and be split each time. Owns how far
+the limits are reduced and when they are restored; they apply in addition to those that users set, and the smaller ones
+win.
 """
 
 from __future__ import annotations
@@ -11,23 +12,27 @@ from typing import Final, Protocol
 from kvscope_telemetry.plural import counted
 
 CALM_NS: Final = 30_000_000_000
-"""Without a lack of memory before the limits begin to come back."""
+"""Time without lack of memory before the limits begin to rise again, in nanoseconds."""
 NEXT_NS: Final = 2_000_000_000
-"""From one doubling to the next: thirteen of them, from a token to 8,192, are over within a minute of the lack."""
+"""Time from one doubling to the next, in nanoseconds: thirteen doublings, from 1 token to 8,192, take less than a
+minute."""
 
 
 class Limited(Protocol):
-    """As `scheduler.Scheduler`."""
+    """Interface of `scheduler.Scheduler` that is used here."""
 
     max_num_batched_tokens: int
     max_num_seqs: int
 
     def ease(self, limits: tuple[int, int] | None) -> None:
-        """Steps have at most so many tokens and requests for now; None: as many as they may."""
+        """Temporarily limit steps to (tokens, requests); None removes the limit."""
 
 
 class EasedLimits:
-    """Of one scheduler; told of each step, and of idle time. Times are of the engine's clock, in nanoseconds."""
+    """Reduces the limits of one scheduler.
+
+    It is notified of each step and of idle time, by the engine's clock in nanoseconds.
+    """
 
     def __init__(self, scheduler: Limited) -> None:
         self._scheduler = scheduler
@@ -36,12 +41,17 @@ class EasedLimits:
 
     @property
     def is_eased(self) -> bool:
-        """Whether steps are smaller than was asked for."""
         return self._ours is not None
 
     def look(self, now_ns: int, room_tokens: int | None = None, why: str = "had no memory") -> str:
-        """`room_tokens`: see `StepOutcome`; `why`, of the step. What changed, on one line; empty: nothing that is worth
-        telling."""
+        """Update the limits after a step or idle time. Returns a one-line message, or "" if there is nothing to report.
+
+        Args:
+            now_ns: Time on the engine's clock.
+            room_tokens: Tokens for which there seemed to be memory; None if it sufficed, or if smaller steps do not
+                help (`StepOutcome.room_tokens`).
+            why: What happened to the step, for the message.
+        """
         asked = self._scheduler.max_num_batched_tokens, self._scheduler.max_num_seqs
         if room_tokens is not None:
             return self._lower(asked, room_tokens, now_ns, why)
@@ -55,7 +65,7 @@ class EasedLimits:
         return "" if self._ours is not None else f"steps have up to {_words(asked)} again"
 
     def _lower(self, asked: tuple[int, int], room_tokens: int, now_ns: int, why: str) -> str:
-        """Tokens first, down to one a request; then requests."""
+        """Reduce tokens first, down to one per request; then requests."""
         self._due_ns = now_ns + CALM_NS
         before = asked if self._ours is None else (min(asked[0], self._ours[0]), min(asked[1], self._ours[1]))
         room = max(1, room_tokens)

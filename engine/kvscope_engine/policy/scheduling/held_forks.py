@@ -7,9 +7,9 @@ from kvscope_engine.policy.request import Request
 
 
 class HeldForks:
-    """Requests that wait for the prompt of another to be computed, whose blocks they will share.
+    """Requests that wait for another request to compute their prompt, whose blocks they will share.
 
-    Children by the number of their parent, in the order they came. Knows nothing of blocks.
+    Stored by the number of the parent, in order of arrival. Does not know blocks.
     """
 
     def __init__(self) -> None:
@@ -26,17 +26,16 @@ class HeldForks:
         return child in self._children.get(child.parent, ())
 
     def are_freed_by(self, item: Scheduled) -> bool:
-        """Whether any wait for this request's prompt, the last of which is computed here."""
+        """Whether this item computes the rest of a prompt for which other requests wait."""
         request = item.request
         return request.number in self._children and item.start + item.num_tokens >= request.num_prompt_tokens
 
     def add_request(self, child: Request) -> None:
-        """`child.parent` says whom it waits for."""
         self._children.setdefault(child.parent, []).append(child)
         self._count += 1
 
     def remove(self, child: Request) -> None:
-        """It ends before its parent is ready. It must be here."""
+        """Remove a request that ends before its parent is ready. It must be present."""
         siblings = self._children[child.parent]
         siblings.remove(child)
         self._count -= 1
@@ -44,7 +43,7 @@ class HeldForks:
             del self._children[child.parent]
 
     def take(self, parent: Request) -> list[Request]:
-        """All that waited for `parent`; they wait no more."""
+        """Remove and return all requests that waited for `parent`."""
         children = self._children.pop(parent.number, [])
         self._count -= len(children)
         return children

@@ -1,7 +1,7 @@
-"""Pinned blocks against requests: whoever is in the queue must be able to run beside them.
+"""Checks pinned blocks against requests: every queued request must be able to run without evicting them.
 
-Without this rule a queue could stand still for ever: each unfinished request fits, alone, into the blocks that are not
-pinned and the pinned ones that its own text begins with. Reads everything, changes nothing.
+Without this rule a queue could be blocked forever. Each unfinished request must fit, alone, into the blocks that are
+not pinned and the pinned ones that its own text starts with. Reads everything, changes nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvscope_telemetry.errors import BadInput
 
 
 def check_fits_beside_pins(pool: BlockPool, needs: BlockNeeds, request: Request) -> None:
-    """Raise BadInput, with the numbers and the way out, when pinned blocks leave the request too little."""
+    """Raise BadInput, with the numbers and what to do, if pinned blocks leave the request too few."""
     missing = _num_missing(pool, needs, request, pool.pinned)
     if missing > 0:
         raise BadInput(
@@ -28,7 +28,7 @@ def check_fits_beside_pins(pool: BlockPool, needs: BlockNeeds, request: Request)
 
 
 def check_pins(pool: BlockPool, needs: BlockNeeds, requests: Iterable[Request], blocks: Iterable[int]) -> None:
-    """Raise BadInput unless every request could still run were `blocks` pinned as well."""
+    """Raise BadInput unless every request could still run if `blocks` were pinned as well."""
     pinned = pool.pinned | set(blocks)
     for request in requests:
         if _num_missing(pool, needs, request, pinned) > 0:
@@ -43,9 +43,10 @@ def check_pins(pool: BlockPool, needs: BlockNeeds, requests: Iterable[Request], 
 
 
 def _num_missing(pool: BlockPool, needs: BlockNeeds, request: Request, pinned: Set[int]) -> int:
-    """Blocks that the request could lack, alone, if `pinned` were never evicted.
+    """Return the number of blocks that the request could lack, alone, if `pinned` were never evicted.
 
-    Of KV groups that let go of blocks none counts as its own: what is pinned there may be what it does not read.
+    In KV groups with a window no pinned block counts as the request's own: it may be one that the request does not
+    read.
     """
     if not pinned:
         return 0

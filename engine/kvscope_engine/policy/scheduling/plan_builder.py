@@ -1,4 +1,4 @@
-"""The plan of a step in the making. Values of one `schedule` call; nothing here outlives it."""
+"""The plan of a step under construction. Its values last for one `schedule` call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvscope_engine.policy.request import Request
 
 
 class PlanBuilder:
-    """Who runs so far, and how many tokens are left to give."""
+    """Requests scheduled so far, and the remaining token budget."""
 
     __slots__ = (
         "_chunks",
@@ -25,32 +25,31 @@ class PlanBuilder:
 
     def __init__(self, budget: int, now_ns: int) -> None:
         self.budget = budget
-        """Tokens that may still be scheduled."""
+        """Number of tokens that may still be scheduled."""
         self.now_ns = now_ns
         self.has_preempted = False
         self.num_copied = 0
-        """Blocks copied on write, for a request that was preempted after all too."""
+        """Number of blocks copied on write, including those for requests that were preempted later in this step."""
         self.evicted_for = 0
-        """The first request for which a cached block was evicted, 0 for none."""
+        """Number of the first request for which a cached block was evicted; 0 for none."""
         self._singles: list[Scheduled] = []
         self._chunks: list[Scheduled] = []
         self._drafted: list[Scheduled] = []
         self._copies: list[tuple[Request, int, int]] = []
 
     def add(self, request: Request, start: int, num_tokens: int, samples: bool) -> None:
-        """The request runs its next `num_tokens` tokens, from position `start`."""
+        """Schedule the next `num_tokens` tokens of the request, from position `start`."""
         item = Scheduled(request, start, num_tokens, samples)
         (self._singles if num_tokens == 1 else self._chunks).append(item)
         self.budget -= num_tokens
 
     @property
     def num_sampled(self) -> int:
-        """Tokens that the step samples."""
         singles, chunks = (sum(item.samples for item in items) for items in (self._singles, self._chunks))
         return singles + chunks + sum(item.num_tokens for item in self._drafted)
 
     def draft(self, propose: Callable[[Scheduled, int], tuple[int, ...]]) -> None:
-        """Give drafts to who runs one token, as `propose` says of each and of how many the budget leaves."""
+        """Add drafts to the single-token items. `propose` returns the drafts of an item within the remaining budget."""
         singles, self._singles = self._singles, []
         for item in singles:
             drafts = propose(item, self.budget) if self.budget else ()
@@ -61,11 +60,14 @@ class PlanBuilder:
                 self._singles.append(item)
 
     def copy(self, request: Request, source: int, target: int) -> None:
-        """Before the step, block `source` is copied to `target` for the request."""
+        """Copy block `source` to `target` for the request, before the step."""
         self._copies.append((request, source, target))
 
     def undo_copy_from(self, source: int) -> tuple[Request, int] | None:
-        """Take a copy from `source` out of the plan: whose it was, and the block it went to. None: there is none."""
+        """Remove a copy from `source` from the plan.
+
+        Returns its request and its target, or None if there is no such copy.
+        """
         for copy in self._copies:
             if copy[1] == source:
                 self._copies.remove(copy)
@@ -73,11 +75,11 @@ class PlanBuilder:
         return None
 
     def content_of(self, block: int) -> int:
-        """The block that holds now what `block` will hold once the copies of this step are made."""
+        """Return the block that now holds what `block` will hold after the copies of this step."""
         return next((source for _, source, target in self._copies if target == block), block)
 
     def drop(self, request: Request) -> None:
-        """The request was preempted: it does not run, and what it was given is taken back."""
+        """Remove a preempted request from the plan, and return its tokens to the budget."""
         for items in (self._singles, self._drafted, self._chunks):
             for item in items:
                 if item.request is request:
@@ -86,7 +88,6 @@ class PlanBuilder:
         self._copies = [copy for copy in self._copies if copy[0] is not request]
 
     def plan(self) -> StepPlan:
-        """The finished plan."""
         copies = tuple((source, target) for _, source, target in self._copies)
         scheduled = (*self._singles, *self._drafted, *self._chunks)
         return StepPlan(scheduled, len(self._singles), copies)

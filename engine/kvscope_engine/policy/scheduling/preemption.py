@@ -1,6 +1,5 @@
-"""Preemption: who gives up its blocks when a running request needs one and there is none, and what becomes of them.
-
-They are computed again later, or moved to a lower tier until then.
+"""Preemption: which running request loses its blocks if too few are available, and whether its KV is swapped or
+recomputed.
 """
 
 from __future__ import annotations
@@ -19,36 +18,39 @@ from kvscope_engine.policy.tiers.swap_costs import PrefillRate
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """How a request gave up its blocks, and what was known of the costs."""
+    """Blocks and tokens freed by a preemption, and the cost estimates that decided between swap and recompute."""
 
     num_blocks: int
-    """Blocks it had."""
     num_tokens: int
-    """Tokens computed in them."""
+    """Computed tokens in these blocks."""
     is_swapped: bool
     has_state: bool
-    """Whether the state of its recurrent layers shared their fate."""
+    """Whether the model has recurrent layers, whose state was swapped or dropped together with the blocks."""
     swap_seconds: float | None
-    """To a lower tier and back, as measured; None without one."""
+    """Measured time to a lower tier and back; None without a lower tier."""
     recompute_seconds: float | None
-    """None before anything was measured."""
+    """Measured time to compute the tokens again; None before anything was measured."""
 
 
 def victim_order(request: Request, held_tokens: int) -> tuple[int, ...]:
-    """Sorts running requests by who gives up its blocks first; `held_tokens` are those of its client, or batch.
+    """Sort key for preemption: the request with the smallest key is preempted first.
 
-    The lowest priority; among those, of who holds the most; of its requests the least often preempted; then the newest.
-    So nobody is preempted twice before another of its client's was once. It ends all the same: a request is admitted
-    only when all it knows fits, so each preemption follows tokens that were generated since, and those are kept.
+    Order: lowest priority; then the client (or batch) that holds the most tokens; then the fewest previous preemptions;
+    then the latest arrival. `held_tokens`: tokens of all running requests of the same client (or batch), as counted at
+    their admission. So no request is preempted twice before every other of its client was preempted once. This
+    terminates: a request is admitted only if all its known tokens fit, so each preemption is preceded by tokens
+    generated since then, and those are kept.
     """
     _, arrival_ns, number = rank(request)
     return (request.priority, -held_tokens, request.num_preemptions, -arrival_ns, -number)
 
 
 class Preemption:
-    """Chooses by `mode`: `recompute`, `swap` (while there is room), or `auto`, what costs less as measured.
+    """Frees a victim's blocks by swapping them out or dropping them for recomputation.
 
-    Where a model has recurrent layers a request's state goes where its blocks go: neither is of use alone.
+    `mode`: `recompute`; `swap`, if the lower tier has space, else recompute; or `auto`, whichever is cheaper by
+    measured rates (swap until recomputation has been measured). The recurrent state of a request is swapped or dropped
+    together with its blocks, since neither is of use alone.
     """
 
     def __init__(
@@ -68,15 +70,18 @@ class Preemption:
         self._states = states
 
     def give_up(self, victim: Request, step: int, builder: PlanBuilder) -> GivenUp:
-        """Take all blocks from a request that no longer runs, and out of the plan. It keeps its tokens."""
+        """Swap out or free the blocks of `victim` and remove it from the plan.
+
+        Its tokens are kept; the caller requeues it.
+        """
         given_up = self._give_up(victim, step, builder, self._mode)
         assert given_up is not None, "only who insists on a swap is told that there is no room"
         return given_up
 
     def give_up_asked(self, victim: Request, step: int, builder: PlanBuilder, how: str) -> GivenUp | None:
-        """The same as somebody asked: `recompute`, `swap`, or "" as the engine does.
+        """Preempt as `give_up`, in the way that a user asked for: `recompute`, `swap`, or "" for the engine's own mode.
 
-        None, and nothing done, when a swap was asked for and cannot be.
+        Returns None, and does nothing, if a swap was asked for and is not possible.
         """
         return self._give_up(victim, step, builder, how or self._mode, insists=how == "swap")
 
@@ -98,7 +103,7 @@ class Preemption:
         return GivenUp(num_blocks, tokens, swapped, self._states is not None, swap, recompute)
 
     def _swap_out(self, victim: Request, step: int, builder: PlanBuilder) -> bool:
-        """Blocks and state, or neither."""
+        """Swap out both blocks and recurrent state, or neither. Returns whether it did."""
         states = self._states
         if states is not None and not states.has_room_below:
             return False

@@ -1,4 +1,4 @@
-"""A request's full blocks and the prefix cache: found when it is admitted, entered once computed."""
+"""A request's full blocks in the prefix cache: looked up at its admission, entered once computed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvscope_engine.policy.request import Request
 
 
 def usable_digests(pool: BlockPool, request: Request) -> list[bytes]:
-    """Digests of the request's full blocks that it could find, in order; none without a prefix cache."""
+    """Return the digests of the full blocks that the request could reuse, in order; none without a prefix cache."""
     if pool.index is None:
         return []
     usable = (request.num_tokens - 1) // pool.block_size
@@ -19,9 +19,10 @@ def usable_digests(pool: BlockPool, request: Request) -> list[bytes]:
 
 
 def explain_miss(pool: BlockPool, request: Request, num_found: int) -> Miss:
-    """Why the request found `num_found` blocks and not the next one; empty when there was no more to find.
+    """Return why the request found `num_found` cached blocks and not the next one; an empty `Miss` if there was no more
+    to find.
 
-    Of several KV groups, the first that does not have what is read after that block.
+    With several KV groups: why the first group has a block missing that is read after the next one.
     """
     if pool.history is None or num_found >= (request.num_tokens - 1) // pool.block_size:
         return Miss()
@@ -30,7 +31,9 @@ def explain_miss(pool: BlockPool, request: Request, num_found: int) -> Miss:
 
 
 def _first_missing(pool: BlockPool, request: Request, end: int) -> tuple[int, int]:
-    """A group, and the place in its table, without which a prompt cannot go on after its first `end` blocks."""
+    """Return a group, and the index of a block in it, that is missing to resume a prompt after its first `end`
+    blocks.
+    """
     assert pool.index is not None, "a history without an index"
     for group, rule in enumerate(pool.groups):
         for place in range(rule.num_unread(end * pool.block_size, pool.block_size), end):
@@ -40,7 +43,7 @@ def _first_missing(pool: BlockPool, request: Request, end: int) -> tuple[int, in
 
 
 def prefix_at(pool: BlockPool, request: Request, place: int, group: int) -> Prefix | None:
-    """The prefix of a full block of the request, whether or not any block holds it; None without a prefix cache."""
+    """Return the prefix of a full block of the request, cached or not; None without a prefix cache."""
     if pool.index is None:
         return None
     _extend_digests(pool.index, pool.block_size, request, place + 1)
@@ -48,7 +51,7 @@ def prefix_at(pool: BlockPool, request: Request, place: int, group: int) -> Pref
 
 
 def seal_blocks(pool: BlockPool, request: Request, first: int, stop: int) -> None:
-    """Blocks `first` to `stop` (exclusive) of the request's tables are full: later prompts may find them."""
+    """Enter blocks `first` to `stop` (exclusive) of the request's tables, which are full, into the prefix cache."""
     if pool.index is None:
         return
     _extend_digests(pool.index, pool.block_size, request, stop)
@@ -58,7 +61,7 @@ def seal_blocks(pool: BlockPool, request: Request, first: int, stop: int) -> Non
 
 
 def _prefix_at(pool: BlockPool, request: Request, place: int, group: int) -> Prefix:
-    """Digests must be known up to `place`."""
+    """Return the prefix of the block at `place`, up to which the digests must be known."""
     start = place * pool.block_size
     tokens = pack_tokens(request.tokens(start, start + pool.block_size))
     digest = group_digest(request.block_digests[place], group)

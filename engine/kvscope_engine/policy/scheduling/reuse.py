@@ -1,4 +1,5 @@
-"""Finds what a waiting request can start with: blocks of the pool, and rows of lower tiers where loading them pays.
+"""Finds the cached blocks that a waiting request can start with: in the pool, and in lower tiers if loading them pays
+off.
 
 Reads everything, changes nothing.
 """
@@ -19,22 +20,21 @@ from kvscope_engine.policy.tiers.swap_costs import PrefillRate
 
 @dataclass(frozen=True, slots=True)
 class Reusable:
-    """The first blocks of a request's text, place by place in each KV group: blocks of the pool, or rows of lower
-    tiers."""
+    """Cached first blocks of a request's text, in each KV group: blocks of the pool, or rows of lower tiers."""
 
     tables: tuple[list[int], ...]
     num_let_go: tuple[int, ...]
-    """Of each table, the places from the first that are `NULL_BLOCK`."""
+    """Number of leading entries of each table that are `NULL_BLOCK`."""
     num_tokens: int
-    """Tokens they hold."""
+    """Number of tokens in these blocks."""
     hits: list[int]
-    """What of it is in the pool, one group after another."""
+    """Blocks among these that are in the pool, one group after another."""
     num_to_load: int
-    """Blocks that are in lower tiers."""
+    """Number of blocks in lower tiers."""
     is_saved: bool = False
-    """Whether it is what the request saved when it was swapped out, with the state of its recurrent layers."""
+    """Whether these are the rows that the request saved when it was swapped out, with its recurrent state."""
     num_stateless: int = 0
-    """Tokens in blocks beyond these, that are of no use since no recurrent state was kept there."""
+    """Tokens in further cached blocks that cannot be used, since no recurrent state was retained there."""
 
     def __bool__(self) -> bool:
         return self.num_tokens > 0
@@ -43,10 +43,11 @@ class Reusable:
 def find_reusable(
     pool: BlockPool, tiers: LowerTiers | None, rate: PrefillRate, request: Request, states: StatePool | None = None
 ) -> Reusable:
-    """All that is known of the request's first tokens, of which one at least is left to compute.
+    """Return the cached first blocks of the request's text, leaving at least one token to compute.
 
-    What a swapped-out request saved is used, unless the pool alone holds more of its text. Evicted prefixes are when
-    loading them costs less than computing their tokens, both as measured. With `states`, what ends at one of them.
+    The rows saved by a swapped-out request are used, unless the pool alone holds more of its text. Evicted prefixes are
+    used if loading them is faster than computing their tokens, by measured rates. With `states`, the result ends at a
+    retained recurrent state.
     """
     digests, index, size = usable_digests(pool, request), pool.index, pool.block_size
     found = in_pool = NOTHING if index is None else find_prefix(pool.groups, digests, size, index.get)
@@ -71,7 +72,9 @@ def _with_states(
     *,
     below: bool,
 ) -> Iterator[PrefixMatch]:
-    """What is found, up to each kept state that all blocks are there for, longest first."""
+    """Yield the cached prefixes that end at a retained recurrent state and whose blocks are all cached,
+    longest first.
+    """
     for count in states.checkpoints(digests[: found.num_places], below=below):
         is_all = count == found.num_places
         shorter = found if is_all else find_prefix(pool.groups, digests[:count], pool.block_size, get)
@@ -80,7 +83,10 @@ def _with_states(
 
 
 def _with_saved(pool: BlockPool, request: Request, digests: list[bytes]) -> Reusable:
-    """Its own rows, except where the pool still holds the same. A part of a block is its own: it is written to."""
+    """Return the request's saved rows, or blocks of the pool with the same content.
+
+    A partial block is always its own row.
+    """
     index, num_full = pool.index, request.num_saved_tokens // pool.block_size
     tables = []
     for group, (saved, let_go) in enumerate(zip(request.saved_tables, request.num_let_go, strict=True)):
@@ -102,7 +108,7 @@ def _worth_loading(
     digests: list[bytes],
     states: StatePool | None,
 ) -> PrefixMatch:
-    """What is in any tier, or `in_pool` where it is cheaper to compute the tokens from there on."""
+    """Return the longest prefix in any tier, or `in_pool` if it is faster to compute the tokens after that."""
     index = pool.index
     assert index is not None, "looked for prefixes without an index"
 

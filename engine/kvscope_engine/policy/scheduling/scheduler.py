@@ -1,43 +1,44 @@
-"""The scheduler: who runs in a step, with how many tokens, and who waits.
+"""Continuous-batching scheduler: decides which requests run in a step, and with how many tokens.
 
-Owns the queue, the running requests and, of each request, state, block table and `num_computed_tokens`.
-Knows no tensors and no clock: times come with the calls.
+Owns the waiting queue, the running requests and, of each request, state, block tables and `num_computed_tokens`.
+Imports no torch and reads no clock: callers pass the time in.
 
-The rules, in the order they are applied in each step:
+`schedule()` applies these rules in order:
 
-1. Order of service is by rank: higher priority first, then earlier arrival. It decides everything below but who waits.
-2. Running requests go on: those one token short (decode) first, then prefills, in chunks that fit what is
-   left of `max_num_batched_tokens`. Blocks are taken as tokens come.
-3. When a running request needs a block and there is none, one gives up all its blocks (`victim_order`: of the lowest
-   priority one of the client that holds the most, of its the one least often preempted, of those the newest) and goes
-   back to the queue, where its rank puts it before all of its batch and client that were never admitted. It keeps its
-   tokens; what was computed of them moves to a lower tier, or is computed again, less what the prefix cache still holds
-   (`preemption`). It ends all the same: `add_request` refused what could not run alone, and each preemption
-   follows tokens generated since the victim came.
-4. Waiting requests are admitted in the order of the queue (priority, then clients and their batches in turn, then rank:
-   `waiting_queue`) while tokens of the budget are left (so no running prefill is still short of blocks), all blocks for
-   the tokens they know fit in what is available, less a watermark of 1 % of the pool (at least a block; none when
-   nothing runs, or the policy reserves ahead), no request was preempted in this step, and its LoRA adapter, if it has
-   one, runs already or is one of `max_adapters`. One that does not fit is not overtaken. Waiting requests, whatever
-   their priority, preempt running ones in one case alone: a client that runs nothing gets a place from clients that run
-   several requests, a batch that runs nothing from batches of the same client that do (`turns`). Whoever gives way
-   goes on running something, so the number of clients, or of a client's batches, that run grows each time; nobody makes
-   way for a lower priority. Policies that reserve know no such turns.
-5. Drafts come last: requests that are one token short have guesses checked with it, where the budget, the blocks and
-   `max_num_seqs` (of tokens sampled in a step) leave room. Nobody gives up blocks for a draft, and those of wrong ones
-   are given back when the step is committed.
-6. Further completions of a prompt are held back until it is computed, and then share its blocks (`fork`).
+1. Requests are ordered by rank: higher priority first, then earlier arrival. All rules below use this order, except
+   that of the waiting requests, which `waiting_queue` defines.
+2. Running requests continue: those with one uncomputed token (decodes) first, then prefills, in chunks that fit what is
+   left of `max_num_batched_tokens`. Blocks are allocated as tokens are scheduled.
+3. If a running request needs blocks and too few are available, running requests are preempted one by one, in
+   `victim_order` (lowest priority; then the client that holds the most tokens; then fewest preemptions; then newest);
+   the request itself may be among them. A victim loses all its blocks and returns to the queue, where its rank puts it
+   before all requests of its batch and client that were never admitted. It keeps its tokens; its KV is swapped out or
+   recomputed, except for what the prefix cache still holds (`preemption`).
+4. If nothing was preempted, waiting requests are admitted in queue order, as long as tokens of the budget are left, the
+   blocks for all their known tokens are available, less a watermark of 1 % of the pool (at least one block; none if
+   nothing runs or the policy reserves), and their LoRA adapter, if they have one, runs already or is one of at most
+   `max_adapters`. A request that does not fit is not overtaken. A waiting request preempts running ones in one case
+   only, whatever its priority: if its client runs nothing, it may preempt requests of clients that run several; if its
+   batch runs nothing, requests of the same client's batches that run several (`turns`). Policies that reserve blocks
+   have no such preemption.
+5. Speculative tokens are scheduled last, within the budget, the available blocks and `max_num_seqs` (here: sampled
+   tokens per step). They never cause a preemption; the blocks of rejected ones are freed when the step is committed.
+6. Further completions of a prompt wait until the prompt is computed, and then share its blocks (`fork`).
 
-While a step runs, the next one may be scheduled (`schedule_beside`): requests are taken to be where that step leaves
-them, nobody is preempted, and nobody goes past an end that is known. Where more must be known, it says so
-(`why_not_beside`) and the step is scheduled once the one before is committed. Blocks are let go of at once when a
-request ends, though a step in flight may still read and write them: its rows run before all that is launched for
-whoever has the blocks next, and what they hold is found by nobody, since only a commit enters blocks into the prefix
-cache.
+Preemption terminates. Rule 3: `add_request` refused what could not run alone, and each preemption is preceded by tokens
+generated since the victim's admission. Rule 4: each victim leaves its client or batch something that runs, so the
+number of clients, or of a client's batches, that run grows each time; no victim has a higher priority.
 
-Between two steps a person may preempt a running request (`preempt`), evict and pin cached blocks (`evict`, `pin`) and
-change the limits (`set_limits`). Rule 3 holds beside pinned blocks: `add_request` and `pin` refuse what could not
-run alone.
+While a step runs, the next one may be scheduled (async scheduling, `schedule_beside`): requests are assumed to be where
+the running step will leave them, nothing is preempted, and no request is scheduled past its known end. If that is not
+possible, `why_not_beside` returns the reason, and the step is scheduled after the running one is committed. Blocks are
+freed immediately when a request ends, although a step in flight may still read and write them. This is safe: that step
+precedes everything that is launched for the next owner of the blocks, and the prefix cache cannot return them, since
+only a commit enters blocks into it.
+
+Between two steps, a user may preempt a running request (`preempt`), evict and pin cached blocks (`evict`, `pin`) and
+change the limits (`set_limits`). Rule 3 holds with pinned blocks: `add_request` and `pin` refuse what could not run
+alone.
 """
 
 from __future__ import annotations
@@ -80,15 +81,21 @@ from kvscope_telemetry.messages.telemetry import Event
 from kvscope_telemetry.running_time import RunningTime
 
 MOST_RESTARTS: Final = 8
-"""Of a request that gets no further. Steps are half as large after each failure: of 256 requests it is alone then."""
+"""Maximum number of restarts of a request without progress. Each failure halves the steps: after 8, one request out of
+256 runs alone."""
 
 
 class Scheduler:
     """Continuous batching over a block pool.
 
-    `max_num_seqs` requests and `max_num_batched_tokens` tokens run in a step at most, with `max_adapters` LoRA
-    adapters among them; a request may not grow beyond `max_model_len` tokens. With a `mover` the pool's places in lower
-    tiers are used; `preemption` is one of `recompute`, `swap` and `auto`.
+    Args:
+        pool: Blocks of all tiers. With a `mover`, its slots in lower tiers are used.
+        max_num_seqs: Maximum number of requests per step.
+        max_num_batched_tokens: Maximum number of tokens per step.
+        max_model_len: Maximum number of tokens of a request, prompt and output.
+        preemption: `recompute`, `swap` or `auto`.
+        states: Slots for the states of recurrent layers; None if the model has no such layers.
+        max_adapters: Maximum number of LoRA adapters per step.
     """
 
     def __init__(
@@ -107,7 +114,7 @@ class Scheduler:
     ) -> None:
         self._pool = pool
         self.max_num_seqs = max_num_seqs
-        """Requests that run in a step at most; `set_limits` changes it, and the next."""
+        """Maximum number of requests per step. Change it and `max_num_batched_tokens` with `set_limits`."""
         self.max_num_batched_tokens = max_num_batched_tokens
         self._token_cap: int | None = None
         self._eased: tuple[int, int] | None = None
@@ -122,15 +129,14 @@ class Scheduler:
         self._held = HeldForks()
         self.totals = Totals()
         self.running_time = RunningTime()
-        """By the clock of its callers; whoever drives the scheduler tells it when the engine stood still."""
+        """Converts spans of engine time to running time, without pauses and suspensions. The code that drives the
+        scheduler reports both to it."""
         self.rate = PrefillRate()
-        """Whoever runs the steps tells it how long they took."""
         self.tiers = None if mover is None else LowerTiers(pool, mover, self.totals, self._saved_rows_moved)
         self.tables = BlockTables(pool, allocation, self._changes, self.tiers)
         self._preemption = Preemption(self.tables, self.tiers, self.rate, pool.block_size, preemption, states)
         watermark = 0 if allocation.reserves else max(1, pool.num_blocks // 100)
         self.states = states
-        """Of the states of recurrent layers; None where a model has no such layers."""
         self._needs = BlockNeeds(pool.groups, pool.block_size, max_num_batched_tokens)
         self._admission = Admission(
             *(pool, self.tables, self.tiers, self.rate, self.totals, watermark, self.running_time, self._needs, states)
@@ -141,29 +147,33 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Requests that hold blocks."""
+        """Number of requests that hold blocks."""
         return len(self._running)
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the queue, new, preempted, and held back for their prompt."""
+        """Number of queued requests: new, preempted, and waiting for their parent's prompt."""
         return len(self._waiting) + len(self._held)
 
     @property
     def requests(self) -> Mapping[int, Request]:
-        """All unfinished requests by number, in the order they came."""
+        """All unfinished requests by number, in order of arrival."""
         return self._requests
 
     @property
     def max_request_tokens(self) -> int:
-        """The longest prompt and output together that is accepted, of a text that begins with no pinned block."""
-        if self._reserves:  # and nothing is pinned
+        """Maximum length in tokens, prompt and output, of an accepted request whose text does not start with a pinned
+        block.
+        """
+        if self._reserves:  # then nothing can be pinned
             return min(self._max_model_len, self._allocation.max_request_tokens)
         return self._needs.longest(self._pool.num_usable - len(self._pool.pinned), self._max_model_len)
 
     def prefix_of(self, row: int) -> Prefix | None:
-        """What can be found in a row of the ledger, whichever tier it is of; None for every other. Of a kept recurrent
-        state: what the block before it holds, in the first KV group."""
+        """Return the prefix stored in a ledger row of any tier, or None.
+
+        For a retained recurrent state: the prefix of the block before it, in the first KV group.
+        """
         if row < self._pool.num_blocks:
             return self._pool.prefix(row)
         if row >= self._pool.first_state:
@@ -171,13 +181,13 @@ class Scheduler:
         return None if self.tiers is None else self.tiers.prefix(row)
 
     def check_fits(self, request: Request) -> None:
-        """Raise BadInput, with the numbers, when the request could not even run alone. Changes nothing."""
+        """Raise BadInput, with the numbers, if the request could not run even alone. Changes nothing."""
         self._needs.check_fits(request, self._pool.num_usable, self._max_model_len)
         self._allocation.check_fits(request)
         check_fits_beside_pins(self._pool, self._needs, request)
 
     def add_request(self, request: Request) -> None:
-        """Take a new request into the queue. Raises BadInput, and notes the refusal, as `check_fits` does."""
+        """Enqueue a new request. Raises BadInput like `check_fits`, and records the refusal."""
         assert request.number not in self._requests, f"request {request.number} was added twice"
         try:
             self.check_fits(request)
@@ -194,36 +204,38 @@ class Scheduler:
         self._changes.add(request)
 
     def list_aborted(self, request: Request, now_ns: int) -> None:
-        """Note a request that was aborted before it got here: it is listed, and never queued."""
+        """Record a request that was aborted before it could be queued."""
         request.state, request.finish_reason = RequestState.FINISHED, "abort"
         self.totals.aborted += 1
         self._changes.add(request)
         self._changes.event(causes.aborted(request, now_ns, 0, "requested by the client before its prompt was read"))
 
     def refuse(self, cause: str, now_ns: int, *, number: int = 0) -> None:
-        """Note that a request was refused before it got here (`add_request` notes its own refusals)."""
+        """Count a refused request and record the event. `add_request` calls it for the requests that it refuses."""
         self.totals.refused += 1
         self._changes.event(causes.refused(number, now_ns, cause))
 
     def note(self, what: str, now_ns: int) -> None:
-        """Something that is not as it was asked for, for the events."""
+        """Record an event that explains a deviation from what was asked for."""
         self.tell(Event(kind="note", time_ns=now_ns, cause=what))
 
     def tell(self, event: Event) -> None:
-        """Something that happened to the engine and no request, for the events."""
+        """Record an event that concerns the engine and no request."""
         self._changes.event(event)
 
     def schedule(self, step: int, now_ns: int) -> StepPlan:
-        """Decide the step: blocks for every scheduled token are in the tables when this returns.
+        """Plan a step. Blocks for every scheduled token are in the tables when this returns.
 
-        Nothing but `schedule_beside` may be called until the plan was committed. An empty plan means nothing is
-        unfinished, or all that is waits for its form.
+        Only `schedule_beside` may be called until the plan was committed. An empty plan means that there is no
+        unfinished request, or that all of them wait for their structured-output grammar.
         """
         self._pool.step = step
         return self._schedule(Ahead(), now_ns)
 
     def why_not_beside(self, running: StepPlan) -> str:
-        """Why the next step cannot be scheduled while `running`, the last plan, is in flight; empty: it can."""
+        """Return why the next step cannot be scheduled while `running`, the last plan, is in flight; empty if
+        it can.
+        """
         if self._reserves:
             return ahead_of.RESERVED
         if self.states is not None:
@@ -240,10 +252,10 @@ class Scheduler:
         return "" if self._has_room_beside(Ahead(running)) else ahead_of.SHORT
 
     def schedule_beside(self, running: StepPlan, now_ns: int) -> StepPlan:
-        """As `schedule`, while `running` is in flight and `why_not_beside` has no reason.
+        """Plan the next step, as `schedule`, while `running` is in flight and `why_not_beside` returns no reason.
 
-        The new plan is to be launched and committed after it. What is taken for it now is dated as of the step that
-        runs, whose frame will tell of it. Empty: nothing can follow before that one is committed.
+        The new plan must be launched and committed after `running`. Allocations for it are dated with the running step,
+        in whose frame they are published. An empty plan means that nothing can follow before `running` is committed.
         """
         return self._schedule(Ahead(running), now_ns)
 
@@ -276,7 +288,7 @@ class Scheduler:
         return plan
 
     def commit(self, plan: StepPlan, step: int, now_ns: int) -> None:
-        """The plan was run: its tokens are in their blocks. Requests that ended meanwhile are left alone."""
+        """Record that the plan ran: its tokens are in their blocks. Requests that ended meanwhile are skipped."""
         self._pool.step = step
         self.totals.recomputed_tokens += write_down(plan, self._pool, step)
         self.tables.settle(step)
@@ -294,7 +306,7 @@ class Scheduler:
                     self.tables.let_go_unread(item.request, step)
 
     def finish(self, request: Request, reason: FinishReason, now_ns: int) -> None:
-        """End a request that is done (or failed) and let go of its blocks. Nothing happens when it ended."""
+        """End a request that is complete or failed, and free its blocks. Does nothing if it has ended already."""
         if request.is_finished:
             return
         num_blocks = self._end(request, reason)
@@ -302,7 +314,7 @@ class Scheduler:
         self._changes.event(causes.finished(request, now_ns, num_blocks))
 
     def abort(self, request: Request, now_ns: int, cause: str = "requested by the client") -> None:
-        """End a request in any state, also between schedule and commit. Nothing happens when it ended."""
+        """End a request in any state, also between schedule and commit. Does nothing if it has ended already."""
         if request.is_finished:
             return
         num_blocks = self._end(request, "abort")
@@ -310,18 +322,18 @@ class Scheduler:
         self._changes.event(causes.aborted(request, now_ns, num_blocks, cause))
 
     def fork(self, parent: Request, child: Request, now_ns: int) -> None:
-        """Let `child`, a new request, run on the parent's blocks.
+        """Run `child`, a new request, on the parent's blocks.
 
-        Its tokens must start with the parent's computed ones; one of its own at least is left to compute. Full blocks
-        stay shared; a partial last block is copied (`StepPlan.copies`) once either writes to it. When the parent does
-        not run, as many requests run as may, or the policy reserves blocks (nothing is shared then), the child waits
-        in the queue like any other. Raises BadInput as `add_request` does.
+        Its tokens must start with the parent's computed ones, with at least one token left to compute. Full blocks stay
+        shared; a partial last block is copied (`StepPlan.copies`) once either request writes to it. If the parent does
+        not run, the limit of running requests is reached, or the policy reserves blocks (and shares none), the child
+        waits in the queue. Raises BadInput like `add_request`.
         """
         self.add_request(child)
         self._fork(parent, child, now_ns)
 
     def reset_prefix_cache(self, now_ns: int) -> int:
-        """Forget every cached prefix; returns how many idle blocks became free."""
+        """Clear the prefix cache of all tiers. Returns how many cached blocks of the pool became free."""
         count = self._pool.reset_prefix_cache()
         if self.tiers is not None:
             self.tiers.reset()
@@ -331,9 +343,9 @@ class Scheduler:
         return count
 
     def preempt(self, request: Request, how: str, by: str, now_ns: int) -> GivenUp | None:
-        """A running request gives up its blocks and goes back to the queue, for `by`; never amid a step.
+        """Preempt a running request on behalf of user `by`; not to be called during a step.
 
-        `how` as in `Preemption`. None, and nothing done, when `swap` was asked for and no lower tier has room.
+        `how`: see `Preemption`. Returns None, and does nothing, if a swap was requested and no lower tier has space.
         """
         builder = PlanBuilder(0, now_ns)
         given_up = self._preemption.give_up_asked(request, self._pool.step, builder, how)
@@ -345,11 +357,11 @@ class Scheduler:
         return given_up
 
     def restart(self, request: Request, why: str, now_ns: int) -> bool:
-        """A running request whose step failed, and whose recurrent state may not be that of its tokens any more, goes
-        back to the queue to be computed again. False, and nothing done: it has no such state, or that was of no use
-        `MOST_RESTARTS` times since its last token.
+        """Return a running request to the queue for recomputation, because its step failed and its recurrent state may
+        be invalid.
 
-        As `abort`, it may be called between schedule and commit.
+        Returns False, and does nothing, if it has no such state, or was restarted `MOST_RESTARTS` times since its last
+        token. Like `abort`, it may be called between schedule and commit.
         """
         if request.state_slot < 0:
             return False
@@ -365,7 +377,10 @@ class Scheduler:
         return True
 
     def evict(self, blocks: list[int], by: str, now_ns: int) -> int:
-        """Evictable `blocks` (each once) lose their prefix, for `by`; how many went to host memory."""
+        """Evict cached blocks on behalf of user `by`. Returns the number offloaded to host memory.
+
+        `blocks` must be evictable and distinct.
+        """
         offloaded_before = self.totals.offloaded_blocks
         self._pool.evict(blocks)
         num_offloaded = self.totals.offloaded_blocks - offloaded_before
@@ -375,51 +390,58 @@ class Scheduler:
         return num_offloaded
 
     def pin(self, blocks: list[int]) -> None:
-        """These hashed blocks are not evicted. Raises BadInput, and does nothing, when a request could not run then."""
+        """Protect cached blocks from eviction.
+
+        Raises BadInput, and pins none, if an unfinished request could no longer run alone.
+        """
         check_pins(self._pool, self._needs, self._requests.values(), blocks)
         self._pool.pin(blocks)
 
     def set_limits(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        """For the steps from now on. Nobody who runs is sent away: fewer are let in until fewer run."""
+        """Set the limits for the following steps.
+
+        Running requests above the limit continue; no others are admitted meanwhile.
+        """
         assert min(max_num_seqs, max_num_batched_tokens) > 0, "a batch of nothing"
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
 
     def ease(self, limits: tuple[int, int] | None) -> None:
-        """Tokens and requests that steps have at most for now, whatever `set_limits` says; None: what it says."""
+        """Temporarily lower the limits per step to (tokens, requests); None restores those of `set_limits`."""
         assert limits is None or min(limits) > 0, "a batch of nothing"
         self._eased = limits
 
     @property
     def max_step_tokens(self) -> int:
-        """Tokens that a step computes at most now."""
         most = self.max_num_batched_tokens if self._eased is None else min(self.max_num_batched_tokens, self._eased[0])
         return most if self._token_cap is None else min(most, self._token_cap)
 
     @property
     def max_step_requests(self) -> int:
-        """Requests that run in a step at most now."""
         return self.max_num_seqs if self._eased is None else min(self.max_num_seqs, self._eased[1])
 
     def cap_tokens(self, max_tokens: int | None) -> None:
-        """Steps from now on compute no more than these, whatever `set_limits` says; None: what it says."""
+        """Limit the tokens of the following steps, in addition to `set_limits`; None removes this limit."""
         assert max_tokens is None or max_tokens > 0, "a batch of nothing"
         self._token_cap = max_tokens
 
     def put_away(self, may_go_on: Callable[[], bool]) -> None:
-        """At the end, when nothing is scheduled any more: cached prefixes go to disk, to be kept, while `may_go_on`."""
+        """Write cached prefixes to disk at shutdown, until `may_go_on()` returns False.
+
+        Nothing may be scheduled afterwards.
+        """
         if self.tiers is not None:
             self.tiers.put_away(may_go_on)
 
     def take_changes(self) -> RequestChanges:
-        """What happened since the last call, events among it."""
+        """Return and clear the changes since the last call, including events."""
         return self._changes.drain()
 
     def take_events(self) -> tuple[Event, ...]:
-        """Only the events since the last call, for who wants no more."""
+        """Return and clear only the events, for callers that do not need the other changes."""
         return self._changes.take_events()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError, saying what is wrong and where, unless pool and requests agree."""
+        """Raise AssertionError, with what is wrong and where, unless pool and requests agree."""
         self._pool.check_integrity(self._allocation.holders(self._requests.values()))
         if self.tiers is not None:
             self.tiers.check_integrity(self._requests.values())
@@ -427,9 +449,9 @@ class Scheduler:
             self.states.check_integrity(self._requests.values())
 
     def _continue_decodes(self, builder: PlanBuilder, ahead: Ahead) -> list[Request]:
-        """Schedule running requests that miss one token; returns the others."""
+        """Schedule running requests with exactly one uncomputed token, within the budget. Returns those with more."""
         prefills, is_beside = [], bool(ahead)
-        for request in list(self._running):  # those preempted meanwhile are still in this list
+        for request in list(self._running):  # copy: scheduling a request may preempt later ones
             if request.state is not RequestState.RUNNING or (is_beside and ahead.ends(request)):
                 continue
             start, known = ahead.span(request)
@@ -445,9 +467,9 @@ class Scheduler:
                 self._schedule_chunk(request, ahead.span(request)[0], builder)
 
     def _schedule_chunk(self, request: Request, start: int, builder: PlanBuilder) -> None:
-        """Schedule as many of the request's tokens, which it knows, as the budget leaves.
+        """Schedule as many of the request's known tokens as the budget allows.
 
-        The last one, after which a token is sampled, waits until its form says which may come.
+        The last one, after which a token is sampled, is held back until the mask of allowed next tokens is ready.
         """
         known = request.num_tokens
         count = min(known - start, builder.budget)
@@ -457,7 +479,7 @@ class Scheduler:
             builder.add(request, start, count, start + count == known)
 
     def _has_room_beside(self, ahead: Ahead) -> bool:
-        """Whether all who run can go on, to the last token that they know, without anybody giving up blocks."""
+        """Whether all running requests can compute their known tokens with the blocks available, without preemption."""
         needed = available = 0
         for request in self._running:
             if not ahead.ends(request):
@@ -466,14 +488,17 @@ class Scheduler:
         return needed <= available
 
     def _victims_of_turn(self) -> list[Request]:
-        """Running requests that make way for the first that waits."""
+        """Return the running requests to preempt for the first waiting request, for fairness (rule 4)."""
         if not self._waiting or self._reserves or not self._running or not self._may_adapt(self._waiting.first):
             return []
         return self._turns.victims_for_first(self.max_step_requests)
 
     def _admit(self, builder: PlanBuilder, victims: list[Request]) -> None:
-        """Let in who is next while there is room; `victims` make way, for one alone. Who is still next is
-        told what it waits for."""
+        """Admit waiting requests in order while they fit.
+
+        If there are `victims`, preempt them and admit only one request. Sets `waits_for` of the first request that does
+        not fit.
+        """
         if victims:
             self._make_way(self._waiting.first, victims, builder)
         while self._waiting:
@@ -503,7 +528,7 @@ class Scheduler:
                 return
 
     def _may_adapt(self, request: Request) -> bool:
-        """Whether the request's adapter, if it has one, runs already or may run as well."""
+        """Whether the request's adapter, if it has one, runs already or can be added to the batch."""
         if request.adapter is None:
             return True
         running = {other.adapter for other in self._running if other.adapter is not None}
@@ -532,7 +557,10 @@ class Scheduler:
         self._state_moved(request)
 
     def _make_room(self, request: Request, stop: int, builder: PlanBuilder) -> bool:
-        """Slots of its own up to position `stop`, preempting where needed. False: it was preempted itself."""
+        """Allocate blocks for the request up to position `stop`, preempting where needed.
+
+        Returns False if it was preempted itself.
+        """
         while needed := self.tables.num_needed(request, stop):
             available = self.tables.num_available(request)
             if needed <= available:
@@ -548,14 +576,13 @@ class Scheduler:
         return victim_order(request, self._waiting.held_by_client(request).num_tokens)
 
     def _preempt(self, victim: Request, needy: Request, needed: int, available: int, builder: PlanBuilder) -> None:
-        """The victim goes back to the queue without blocks."""
         builder.has_preempted = True
         given_up = self._preemption.give_up(victim, self._pool.step, builder)
         self._changes.event(causes.preempted(victim, needy, needed, available, given_up, builder.now_ns))
         self._send_back(victim, builder.now_ns)
 
     def _send_back(self, victim: Request, now_ns: int) -> None:
-        """A request that gave up its blocks waits again."""
+        """Return a preempted request, whose blocks were freed, to the queue."""
         self._running.remove(victim)
         self._waiting.stop(victim)
         self._state_moved(victim)
@@ -567,24 +594,24 @@ class Scheduler:
         self.totals.preemptions += 1
 
     def _state_moved(self, request: Request) -> None:
-        """The request has another state, or none any more."""
+        """Log that the request's recurrent state has another slot, or none any more."""
         if self.states is not None:
             self._changes.table(request, 0, self.states.group)
 
     def _is_held_back(self, child: Request) -> bool:
-        """Whether its parent's prompt is still to be computed, by a request that will."""
+        """Whether the child's parent has not computed its prompt yet, and is unfinished."""
         parent = self._requests.get(child.parent)
         return parent is not None and parent.num_computed_tokens < parent.num_prompt_tokens and not self._reserves
 
     def _fork_held(self, parent: Request, now_ns: int) -> None:
-        """The parent's prompt is computed, or never will be: those that waited for it go on."""
+        """Enqueue and try to fork all requests that waited for the parent's prompt, which is computed."""
         for child in self._held.take(parent):
             self._tell_wait(child, WaitsFor.UNTOLD)
             self._waiting.add_request(child)
             self._fork(parent, child, now_ns)
 
     def _fork(self, parent: Request, child: Request, now_ns: int) -> None:
-        """Let a waiting child run on the parent's blocks, where that can be."""
+        """Run a queued child on the parent's blocks, if that is possible now."""
         if parent.state is not RequestState.RUNNING or len(self._running) >= self.max_step_requests or self._reserves:
             return
         if self.states is not None and not (self.states.num_available and self._is_where(parent, child)):
@@ -599,11 +626,13 @@ class Scheduler:
         self._changes.event(causes.forked(parent, child, now_ns, self.running_time))
 
     def _is_where(self, parent: Request, child: Request) -> bool:
-        """Whether the child can go on from the parent's state: that is of all tokens that the parent has computed."""
+        """Whether the child can continue from the parent's recurrent state, which covers all tokens that the parent has
+        computed.
+        """
         return parent.num_computed_tokens <= child.num_tokens - 1
 
     def _flush(self, tiers: LowerTiers, now_ns: int) -> None:
-        """The bytes are where the plan needs them; a disk that failed meanwhile is told of once."""
+        """Complete the copies that the plan needs. A failed disk tier is reported once."""
         tiers.flush()
         if tiers.failure and tiers.failure != self._disk_failure:
             self._disk_failure = tiers.failure
@@ -613,7 +642,7 @@ class Scheduler:
         self._changes.table(request, 0)
 
     def _end(self, request: Request, reason: FinishReason) -> int:
-        """Take a request out of wherever it is; returns how many blocks it held."""
+        """Remove a request from all queues and free its blocks. Returns the number of blocks it held."""
         num_blocks = self.tables.num_held(request)
         if request.state is RequestState.RUNNING:
             self._running.remove(request)

@@ -1,8 +1,9 @@
-"""Turns between clients, and between the batches of one client: which running requests make way for one that waits.
+"""Fairness between clients, and between one client's batches: chooses running requests to preempt for a waiting one.
 
-A client that runs nothing gets a place from clients that run several requests, a batch that runs nothing from batches
-of the same client that do. Whoever gives way goes on running something, so the number of clients, or of a client's
-batches, that run grows each time; nobody makes way for a lower priority. Reads the queues and changes nothing.
+A client that runs nothing may preempt requests of clients that run several; a batch that runs nothing may preempt
+requests of the same client's batches that run several. Each victim leaves its client or batch something that runs, so
+the number of clients, or of a client's batches, that run grows each time. No victim has a higher priority than the
+waiting request. Reads the queues and changes nothing.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ class FairPreemption:
         self._admission = admission
 
     def victims_for_first(self, max_requests: int) -> list[Request]:
-        """Running requests that are to give up their blocks for the first that waits, where `max_requests` may run.
+        """Return the running requests to preempt for the first waiting request, where at most `max_requests` may run.
 
-        Empty when it fits anyway, when its client or batch runs already, or when it still would not fit.
+        Empty if it fits without preemption, if its client or batch runs already, or if it would not fit even then.
         """
         first = self._waiting.first
         candidates = self._candidates(first)
@@ -44,7 +45,9 @@ class FairPreemption:
         return [] if seats > 0 or missing > 0 else victims
 
     def _candidates(self, first: Request) -> list[Request]:
-        """Running requests that a turn may be taken from, in their order: each leaves its client, or batch, another."""
+        """Return the running requests that may be preempted, in victim order; each leaves its client or batch another
+        one.
+        """
         queue = self._waiting
         mine = queue.held_by_client(first)
         is_batch = bool(mine.num_requests)

@@ -9,8 +9,10 @@ from kvscope_telemetry.messages.request_state import RequestState
 
 
 def write_down(plan: StepPlan, pool: BlockPool, step: int) -> int:
-    """Advance every request of the plan that still runs; returns how many tokens were computed again, which a
-    preemption had lost."""
+    """Record the plan's tokens as computed for every request that still runs.
+
+    Returns the number of recomputed tokens, whose KV an earlier preemption had dropped.
+    """
     blocks: list[int] = []
     filled: list[int] = []
     owners: list[int] = []

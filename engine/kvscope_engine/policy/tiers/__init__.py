@@ -1,1 +1,1 @@
-"""Host memory and disk below the pool: what is offloaded, what comes back, at what cost. Moves no bytes."""
+"""Host memory and disk below the pool: what is offloaded, what is loaded back, and at what cost. Copies no bytes."""

@@ -1,9 +1,9 @@
-"""What goes down to host memory and disk, what comes back, and what has to make room.
+"""Offloading to host memory and disk, loading back, and eviction in these tiers.
 
-Owns the places of both tiers and says to the mover what to copy. Knows blocks, prefixes and whose a place is; neither
-bytes nor the order of service. Two kinds of content meet here: evicted prefixes, which are dropped when room is short,
-and the blocks of swapped-out requests (`Request.saved_tables`), which are not: when host memory is full of them, those
-of the request that is served last go to disk.
+Owns the slots of both tiers and tells the mover what to copy. Knows blocks, prefixes and the owners of slots, but
+neither bytes nor the order of service. The tiers hold two kinds of content: evicted prefixes, which are dropped when
+space is short, and the blocks of swapped-out requests (`Request.saved_tables`), which are not: when host memory is full
+of them, those of the request that is served last are moved to disk.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from kvscope_engine.policy.totals import Totals
 from kvscope_telemetry.ledger import NO_OWNER, Tier
 
 BOUNCE_SHARE: Final = 64
-"""One in so many host places is kept free for blocks on their way up from disk."""
+"""One in this many host slots is kept free as a bounce buffer for blocks loaded from disk."""
 MAX_BOUNCE: Final = 256
 PUT_AWAY: Final = 64
-"""Blocks that go to disk at once at the end."""
+"""Number of blocks per write to disk at shutdown."""
 
 
 def num_bounce(num_host: int) -> int:
-    """Of `num_host` places, those kept free for blocks on their way up, where there is a disk."""
+    """Return how many of `num_host` host slots are kept free as a bounce buffer if there is a disk tier."""
     return min(MAX_BOUNCE, max(1, num_host // BOUNCE_SHARE))
 
 
 class LowerTiers:
-    """Host memory of `pool.num_host` places over a disk of `pool.num_disk` (0: none).
+    """Host memory of `pool.num_host` slots above a disk of `pool.num_disk` slots (0: none).
 
-    `on_table` is told of each request whose `saved_tables` changed.
+    `on_table` is called with each request whose `saved_tables` changed.
     """
 
     def __init__(self, pool: BlockPool, mover: TierMover, totals: Totals, on_table: Callable[[Request], None]) -> None:
@@ -54,19 +54,18 @@ class LowerTiers:
         self._adopt(mover.kept())
 
     def find(self, digest: bytes) -> int | None:
-        """The row of the highest tier that holds the prefix with `digest`, None when none does."""
+        """Return the row of the highest tier that holds the prefix with `digest`, or None."""
         row = self.host.find(digest)
         return self.disk.find(digest) if row is None else row
 
     def is_on_disk(self, row: int) -> bool:
-        """Whether `row` is one of the disk's."""
         return row in self.disk
 
     def offload(self, blocks: list[int], prefixes: list[Prefix]) -> list[bool]:
-        """Evicted blocks go to host memory, unless they are there already. Returns which can still be found."""
+        """Copy evicted blocks to host memory, unless they are there already. Returns which can still be found."""
         missing = [i for i, prefix in enumerate(prefixes) if not self._is_known(prefix)]
         at_once = max(1, self.host.count - self._num_bounce)
-        for low in range(0, len(missing), at_once):  # those that come first make way to disk for those after them
+        for low in range(0, len(missing), at_once):  # earlier parts are moved on to disk to make space for later ones
             part = missing[low : low + at_once]
             chosen = part[len(part) - self._make_room(len(part)) :]
             self._save([blocks[i] for i in chosen], [prefixes[i] for i in chosen])
@@ -75,10 +74,10 @@ class LowerTiers:
     def swap_out(
         self, request: Request, blocks: Sequence[int], prefixes: Sequence[Prefix | None], filled: Sequence[int]
     ) -> list[int] | None:
-        """Keep what `blocks` hold, the request's computed tokens, in host memory, `filled` slots of each; returns the
-        rows. None and nothing done without room.
+        """Copy `blocks`, which hold the request's computed tokens, to host memory. Returns their rows.
 
-        `prefixes` are those of full blocks, None for others; what is there already is held and not copied again.
+        Returns None, and does nothing, if there is not enough space. `filled` are the used token slots of each block;
+        `prefixes` are those of full blocks, None for others. Prefixes in host memory are acquired and not copied again.
         """
         known = [None if prefix is None else self.host.find(prefix.digest) for prefix in prefixes]
         held = [row for row in known if row is not None]
@@ -98,24 +97,26 @@ class LowerTiers:
         return [next(fresh) if row is None else row for row in known]
 
     def acquire(self, rows: Sequence[int]) -> None:
-        """They are about to be loaded: nothing may take their place."""
+        """Add a reference to rows that are about to be loaded, so that they are not evicted."""
         for tier in (self.host, self.disk):
             tier.acquire([row for row in rows if row in tier])
 
     def release(self, rows: Sequence[int]) -> None:
-        """They are no longer held."""
         for tier in (self.host, self.disk):
             tier.release([row for row in rows if row in tier])
 
     def let_go(self, request: Request) -> None:
-        """The request came back, or ended: its rows are no longer held."""
+        """Release the rows of a swapped-out request that resumed or ended."""
         self.release(request.saved_rows)
         request.saved_tables = ()
         request.num_saved_tokens = 0
         self._swapped.pop(request.number, None)
 
     def load(self, rows: Sequence[int], blocks: Sequence[int]) -> list[bool]:
-        """Held `rows` to `blocks` of the pool; which of them came whole. The others can no longer be found."""
+        """Load acquired `rows` into `blocks` of the pool.
+
+        Returns which were read; the others can no longer be found.
+        """
         on_host = [i for i, row in enumerate(rows) if row in self.host]
         self._mover.load(self.host.places([rows[i] for i in on_host]), [blocks[i] for i in on_host])
         whole = [True] * len(rows)
@@ -128,51 +129,48 @@ class LowerTiers:
         return whole
 
     def prefix(self, row: int) -> Prefix | None:
-        """What can be found in `row`."""
         return (self.host if row in self.host else self.disk).prefix(row)
 
     def filled(self, row: int) -> int:
-        """Slots in use of `row`."""
+        """Return the number of used token slots of `row`."""
         return int(self._pool.ledger.filled[row])
 
     def reset(self) -> None:
-        """Forget every prefix; what swapped-out requests hold stays."""
+        """Drop every prefix; the blocks of swapped-out requests remain."""
         self.host.clear()
         self.disk.clear()
         self._mover.forget_prefixes()
 
     def put_away(self, may_go_on: Callable[[], bool]) -> None:
-        """At the end: cached prefixes go to disk while `may_go_on` and as far as there is room, for who uses it next.
+        """Write cached prefixes to disk at shutdown, as space permits, until `may_go_on()` returns False.
 
-        Without this a kept file would lack what was used last, and with it the beginnings of all texts: blocks of a
-        text are evicted from its end.
+        Otherwise a disk file kept for the next start would lack what was used last and, with it, the beginnings of all
+        texts: blocks of a text are evicted from its end.
         """
         self._waits_for_disk = True
         self._pool.allocate(self._pool.num_free, NO_OWNER)
         while self._pool.num_cached and may_go_on():
-            self._pool.allocate(min(PUT_AWAY, self._pool.num_cached), NO_OWNER)  # they are evicted
+            self._pool.allocate(min(PUT_AWAY, self._pool.num_cached), NO_OWNER)  # evicts cached blocks
         while self.host.num_cached and may_go_on():
             self._push_down(PUT_AWAY)
 
     def swap_seconds(self, num_blocks: int) -> float:
-        """Measured: to host memory and back."""
         return self._mover.swap_seconds(num_blocks)
 
     def load_seconds(self, num_blocks: int, num_from_disk: int) -> float:
-        """Measured: up to the pool."""
         return self._mover.load_seconds(num_blocks, num_from_disk)
 
     def flush(self) -> None:
-        """Before the step runs: everything is copied."""
+        """Complete all copies; called before the step runs."""
         self._mover.flush()
 
     @property
     def failure(self) -> str:
-        """Why the disk is not used any more, empty while it is."""
+        """Why the disk is no longer used, empty while it is."""
         return self._mover.failure
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raise AssertionError, saying what is wrong, unless both tiers agree with `requests`."""
+        """Raise AssertionError, with what is wrong, unless both tiers agree with `requests`."""
         tables = [request.saved_rows for request in requests]
         self.host.check(tables)
         self.disk.check(tables)
@@ -180,12 +178,11 @@ class LowerTiers:
         assert held == set(self._swapped), f"swapped out are {held}, known are {set(self._swapped)}"
 
     def _groups_of(self, rows: list[int]) -> list[int]:
-        """KV groups of rows of any tier."""
         groups: list[int] = self._pool.ledger.group[rows].tolist()
         return groups
 
     def _is_known(self, prefix: Prefix) -> bool:
-        """Whether host memory holds it; it is used again now."""
+        """Whether host memory holds the prefix; marks it as just used."""
         row = self.host.find(prefix.digest)
         if row is not None:
             self.host.refresh(row)
@@ -201,7 +198,10 @@ class LowerTiers:
         self._totals.offloaded_blocks += len(rows)
 
     def _make_room(self, count: int, *, demote: bool = False) -> int:
-        """Try to have `count` free places in host memory beside those on the way up; how many of them there are."""
+        """Try to free `count` host slots in addition to the bounce buffer. Returns how many of them are free.
+
+        With `demote`, rows of swapped-out requests may be moved to disk as well.
+        """
         missing = count + self._num_bounce - self.host.num_free
         if missing > 0:
             missing -= self._push_down(missing)
@@ -210,7 +210,7 @@ class LowerTiers:
         return min(count, max(0, self.host.num_free - self._num_bounce))
 
     def _push_down(self, count: int) -> int:
-        """At most `count` host places become free, cached ones, oldest first, their content on disk where that can be.
+        """Free up to `count` cached host slots, oldest first, and write their content to disk if possible.
 
         Returns how many.
         """
@@ -220,7 +220,7 @@ class LowerTiers:
         return len(oldest)
 
     def _forget(self, tier: TierPlaces, rows: list[int]) -> None:
-        """Their prefixes can no longer be found in `tier`; the pool is told of those that are in none."""
+        """Drop the prefixes of `rows` from `tier`, and report to the pool those that no tier holds any more."""
         prefixes = [tier.forget(row) for row in rows]
         self._pool.forget(prefix for prefix in prefixes if prefix is not None and self._is_gone(prefix))
 
@@ -229,10 +229,10 @@ class LowerTiers:
         return (index is None or index.get(prefix.digest) is None) and self.find(prefix.digest) is None
 
     def _to_disk(self, rows: list[int]) -> None:
-        """Copy host rows with a prefix to disk, unless they are there.
+        """Copy host rows that have a prefix to disk, unless they are there.
 
-        A drive that is behind gets only what it takes at once: nobody waits for what is merely cached. See
-        docs/internals/decisions/0021-cached-blocks-never-wait-for-the-disk.md.
+        If the drive is slow, only as many as it accepts without waiting: nothing waits for blocks that are merely
+        cached (docs/internals/decisions/0021-cached-blocks-never-wait-for-the-disk.md).
         """
         missing = [row for row in rows if not self._is_on_disk_too(row)]
         at_once = len(missing) if self._waits_for_disk else min(len(missing), self._mover.num_offloadable)
@@ -241,7 +241,7 @@ class LowerTiers:
         self.disk.release([target for target in targets if target is not None])
 
     def _is_on_disk_too(self, row: int) -> bool:
-        """Whether the disk holds the prefix of a host row; it is used again now."""
+        """Whether the disk holds the prefix of a host row; marks it as just used."""
         prefix = self.host.prefix(row)
         there = None if prefix is None else self.disk.find(prefix.digest)
         if there is not None:
@@ -249,7 +249,10 @@ class LowerTiers:
         return there is not None
 
     def _write_to_disk(self, rows: list[int]) -> list[int | None]:
-        """Copy host rows to free places on disk, held once; None for what could not be written."""
+        """Copy host rows to free slots on disk, with one reference each.
+
+        Returns None for those that could not be written.
+        """
         if not rows:
             return []
         owners = [int(owner) for owner in self._pool.ledger.owner[rows]]
@@ -270,7 +273,9 @@ class LowerTiers:
         return min(count, self.disk.num_free)
 
     def _demote(self, count: int) -> None:
-        """Up to `count` host places of swapped-out requests become free: they go to disk, who is served last first."""
+        """Move up to `count` host rows of swapped-out requests to disk, those of the request that is served
+        last first.
+        """
         for request in sorted(self._swapped.values(), key=rank, reverse=True):
             if count <= 0:
                 return
@@ -302,12 +307,12 @@ class LowerTiers:
         return whole
 
     def _lose(self, rows: list[int]) -> None:
-        """What is on disk there is of no use."""
+        """Drop rows on disk that could not be read."""
         self._totals.lost_blocks += len(rows)
         self._forget(self.disk, rows)
 
     def _adopt(self, kept: Sequence[tuple[int, Prefix]]) -> None:
-        """A kept file holds them from before, perhaps very many."""
+        """Enter the slots that a disk file kept from a previous run, possibly very many."""
         rows, prefixes = [self.disk.first + place for place, _ in kept], [prefix for _, prefix in kept]
         self.disk.adopt(rows)
         groups = [prefix.group for prefix in prefixes]

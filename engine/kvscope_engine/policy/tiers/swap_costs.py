@@ -1,6 +1,6 @@
-"""What it costs to compute tokens again against moving their blocks, as measured while the engine runs.
+"""Cost of recomputing tokens, measured while the engine runs, for comparison with moving their blocks.
 
-Owns the rate at which prompts are computed. What a copy costs is the mover's to say (`TierMover`).
+Owns the prefill rate. The cost of a copy is measured by the mover (`TierMover`).
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from typing import Final
 from kvscope_engine.policy.plan import StepPlan
 
 MIN_TOKENS: Final = 16
-"""Of a step that tells anything about prefill: smaller ones cost the same as a decode."""
+"""Minimum number of tokens of a step that is measured: smaller prefills cost the same as a decode."""
 WEIGHT: Final = 0.2
-"""Of the newest measurement."""
+"""Weight of the newest measurement in the exponential mean."""
 
 
 class PrefillRate:
-    """Seconds a token of prefill, an exponential mean over the steps that mostly computed prompts."""
+    """Seconds per token of prefill, as an exponential mean over the steps that mostly computed prompts."""
 
     def __init__(self) -> None:
         self._seconds_per_token: float | None = None
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
-        """The step took `seconds`."""
+        """Include a step that took `seconds`, if it mostly computed prompts."""
         num_tokens = plan.num_tokens
         if num_tokens < MIN_TOKENS or plan.num_single_token * 2 > num_tokens or plan.has_drafts:
             return
@@ -31,5 +31,5 @@ class PrefillRate:
         self._seconds_per_token = measured if known is None else known + WEIGHT * (measured - known)
 
     def seconds(self, num_tokens: int) -> float | None:
-        """To compute `num_tokens` tokens; None before anything was measured."""
+        """Return the time to compute `num_tokens` tokens; None before anything was measured."""
         return None if self._seconds_per_token is None else num_tokens * self._seconds_per_token

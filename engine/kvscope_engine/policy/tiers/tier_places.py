@@ -1,8 +1,8 @@
-"""The places of one lower tier: rows of the ledger behind those of the pool's blocks.
+"""The slots of one lower tier: rows of the ledger after those of the pool's blocks.
 
-Owns these rows, their free list, the index of what is cached in them, and the order of eviction. Knows neither the
-bytes nor where a place's content comes from or goes to (`LowerTiers`). A place is free, cached (nobody holds it, its
-prefix can be found) or active (`ref_count` swapped-out requests, or a move in progress, hold it).
+Owns these rows, their free list, the index of cached prefixes, and the eviction order. Knows neither the bytes nor
+where a slot's content comes from or goes to (`LowerTiers`). A slot is free, cached (not held, its prefix can be found)
+or active (held by `ref_count` swapped-out requests or copies in progress).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, Tier
 
 
 class TierPlaces:
-    """The pool's rows of `tier`, all free at first; a row is named by its number in the ledger."""
+    """The pool's rows of `tier`, all free at first. Rows are numbered as in the ledger."""
 
     def __init__(self, pool: BlockPool, tier: Tier) -> None:
         rows = pool.rows_by_tier[tier]
@@ -33,46 +33,45 @@ class TierPlaces:
 
     @property
     def num_free(self) -> int:
-        """Places that hold nothing."""
         return len(self._free)
 
     @property
     def num_cached(self) -> int:
-        """Places that nobody holds, kept for their prefix."""
+        """Number of slots that are not held, kept for their prefix."""
         return len(self._cached)
 
     def __contains__(self, row: int) -> bool:
         return self.first <= row < self.first + self.count
 
     def places(self, rows: Sequence[int]) -> list[int]:
-        """Numbers of the places within the tier, as the mover counts them."""
+        """Return slot numbers within the tier, from 0, as the mover uses them."""
         return [row - self.first for row in rows]
 
     def find(self, digest: bytes) -> int | None:
-        """The row whose prefix has `digest`, None when none has."""
         return self._row_of.get(digest)
 
     def prefix(self, row: int) -> Prefix | None:
-        """What can be found in `row`; None for what is one request's."""
+        """Return the prefix stored in `row`; None for a swapped-out request's own content."""
         return self._prefix_of.get(row)
 
     def ref_count(self, row: int) -> int:
-        """How many hold `row`."""
         return self._columns.ref_count[row]
 
     def oldest(self, count: int) -> list[int]:
-        """The at most `count` cached rows that are evicted next."""
+        """Return up to `count` cached rows, in the order in which they are evicted."""
         return [row for row, _ in zip(self._cached.idle, range(count), strict=False)]
 
     def allocate(self, count: int, owners: Sequence[int] | int) -> list[int]:
-        """`count` free rows, at most `num_free`, held once, for what requests `owners` (or one for all) wrote."""
+        """Return `count` free rows, at most `num_free`, with one reference each, for content written by requests
+        `owners`.
+        """
         rows = [self._free.pop() for _ in range(count)]
         for row, owner in zip(rows, [owners] * count if isinstance(owners, int) else owners, strict=True):
             self._activate(row, owner)
         return rows
 
     def adopt(self, rows: Sequence[int]) -> None:
-        """Take these free rows, each held once."""
+        """Allocate these free rows, with one reference each."""
         taken = set(rows)
         self._free = [row for row in self._free if row not in taken]
         for row in rows:
@@ -81,8 +80,10 @@ class TierPlaces:
     def fill(
         self, rows: Sequence[int], filled: Sequence[int], prefixes: Sequence[Prefix | None], groups: Sequence[int]
     ) -> None:
-        """The rows, just taken, hold `filled` slots of KV groups now; those with a prefix can be found, unless it can
-        be already."""
+        """Record that newly allocated rows hold `filled` token slots of KV groups.
+
+        Rows with a prefix enter the index, unless it has the prefix already.
+        """
         columns = self._columns
         for row, count, prefix, group in zip(rows, filled, prefixes, groups, strict=True):
             columns.filled[row] = count
@@ -95,7 +96,7 @@ class TierPlaces:
                     self._pool.cache_log.stored(prefix, self._tier)
 
     def acquire(self, rows: Sequence[int]) -> None:
-        """One more holds these cached or active rows (each once)."""
+        """Add a reference to these cached or active rows, which must be distinct."""
         columns, step = self._columns, self._pool.step
         for row in rows:
             if row in self._cached:
@@ -106,7 +107,10 @@ class TierPlaces:
             self._pool.touch_one(row)
 
     def release(self, rows: Sequence[int]) -> None:
-        """One less holds these rows (each once): what nobody holds stays cached if it can be found, or is free."""
+        """Remove a reference to these distinct rows.
+
+        Those without any become cached if they are in the index, otherwise free.
+        """
         columns, step = self._columns, self._pool.step
         for row in rows:
             count = columns.ref_count[row] - 1
@@ -121,12 +125,15 @@ class TierPlaces:
                 self._clear(row)
 
     def refresh(self, row: int) -> None:
-        """A cached row was used: it is the last to be evicted. Held rows are not in that order."""
+        """Make a cached row the last to be evicted, because it was used.
+
+        Rows that are held are not in the eviction order.
+        """
         if row in self._cached:
             self._cached.refresh(row)
 
     def forget(self, row: int) -> Prefix | None:
-        """Its prefix can no longer be found here; free at once when nobody holds it. Returns the prefix."""
+        """Remove the row's prefix from the index, and free the row if it is not held. Returns the prefix."""
         prefix = self._prefix_of.pop(row, None)
         if prefix is not None:
             del self._row_of[prefix.digest]
@@ -141,12 +148,11 @@ class TierPlaces:
         return prefix
 
     def clear(self) -> None:
-        """Forget every prefix."""
         for row in list(self._prefix_of):
             self.forget(row)
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
-        """Raise AssertionError unless the rows agree with each other and with `tables`, who hold rows of any tier."""
+        """Raise AssertionError unless the rows agree with each other and with `tables`, which hold rows of any tier."""
         ledger = self._pool.ledger.part(self.first, self.first + self.count)
         held = np.zeros(self.count, np.int64)
         for table in tables:
@@ -191,7 +197,9 @@ class TierPlaces:
 
 
 class _Columns:
-    """The ledger's columns as memoryviews: rows are changed by ones and twos, where numpy takes 10 times as long."""
+    """The ledger's columns as memoryviews: rows are changed one or two at a time, where numpy takes 10 times
+    as long.
+    """
 
     __slots__ = ("filled", "group", "hash", "last_used_step", "owner", "parent", "ref_count", "state")
 

@@ -1,1 +1,1 @@
-"""How long a step takes on a device: the model of it, its fit, its file."""
+"""How long a step takes on a device: the cost model, its fit to measurements, and its file."""

@@ -1,4 +1,7 @@
-"""A cost model in a file: written by benchmarks/step_costs.py, read by `simulate --costs`. JSON, checked on reading."""
+"""A cost model in a file: written by benchmarks/step_costs.py, read by `simulate --costs`.
+
+JSON, validated on reading.
+"""
 
 from __future__ import annotations
 
@@ -17,26 +20,25 @@ MAX_COUNT: Final = 1 << 40
 
 
 class CostFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured, and where."""
+    """A cost model, with the model and device it was measured on."""
 
     kvscope_costs: int = FORMAT
     """Version of this format."""
     model: str
     device: str
     num_slots: int
-    """KV slots (tokens) of the pool there."""
+    """KV slots (tokens) of the pool on that device."""
     max_model_len: int
     num_layers: int
     cost_model: CostModel
 
     @property
     def preset(self) -> Preset:
-        """For the simulator."""
         return Preset(self.cost_model, self.num_slots, self.max_model_len, self.num_layers)
 
 
 def save_costs(path: Path, costs: CostFile) -> None:
-    """Write; raises KvscopeError when that fails."""
+    """Write the file. Raises KvscopeError if that fails."""
     try:
         write_whole(path, msgspec.json.format(msgspec.json.encode(costs), indent=2) + b"\n")
     except OSError as error:
@@ -44,7 +46,7 @@ def save_costs(path: Path, costs: CostFile) -> None:
 
 
 def load_costs(path: Path) -> CostFile:
-    """Read; raises BadInput, in one line, for a file that is not there or was not written so."""
+    """Read the file. Raises BadInput, in one line, if it does not exist or is invalid."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)

@@ -1,12 +1,12 @@
-"""A cost model out of measured steps: the rates that explain them best, none of them negative.
+"""Fits a cost model to measured steps: the rates that explain them best, none of them negative.
 
-A step is `max(w + k x context, f x tokens + p x pairs) + o` seconds (`cost_model`); `w, k, f, p, o` are fitted. Which
-of the two is the larger is not known beforehand: it is guessed, the rest is a linear problem, and the guess is made
-again with what came out, until it stands. Residuals are relative: a short step counts as much as a long one.
+A step takes `max(w + k x context, f x tokens + p x pairs) + o` seconds (`cost_model`); `w, k, f, p, o` are fitted.
+Which of the two terms is larger is not known beforehand: it is guessed, which leaves a linear problem, and the guess is
+updated from the solution until it no longer changes. Residuals are relative: a short step counts as much as a long one.
 
-Times may be explained equally well by several sets of rates: on a device that only computes, memory may cost anything
-that hides behind it. Then the fewest rates are right. Two errors are equal that differ by less than any clock can tell,
-so that neither the last bit nor the processor's way to round decides. No scipy.
+Several sets of rates may explain the times equally well: on a device that is limited by compute, memory may have any
+cost below that. Then the set with the fewest rates is chosen. Errors that differ by less than any clock can measure
+count as equal, so that rounding does not decide. No scipy.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ from kvscope_telemetry.errors import KvscopeError
 MAX_ROUNDS: Final = 50
 MIN_SAMPLES: Final = 5
 SAME: Final = 1e-9
-"""Relative error of a step's time, root mean square, below which two explanations are equally good."""
+"""Root mean square of the relative error of step times below which two explanations are equally good."""
 FREE: Final = 1e18
-"""Bytes/s or FLOP/s where no step was found to cost any."""
+"""Rate in bytes/s or FLOP/s if no step showed any cost."""
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A step that was timed. `context`: positions attended to, summed over requests; `pairs`: of a token and one."""
+    """A measured step.
+
+    `context`: positions attended to, summed over requests; `pairs`: of a token and one it attends to.
+    """
 
     num_tokens: int
     context: int
@@ -43,7 +46,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """What is known of the model without measuring."""
+    """Sizes of the model that are known without measuring."""
 
     weight_bytes: float
     kv_bytes_per_token: float
@@ -53,23 +56,23 @@ class ModelSizes:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The cost model, and for each sample what it says, in seconds."""
+    """The cost model, and the time in seconds that it predicts for each sample."""
 
     cost: CostModel
     predicted_s: tuple[float, ...]
 
 
 def fit_costs(samples: Sequence[Sample], sizes: ModelSizes) -> Fit:
-    """The cost model that fits `samples`, at least 5. Raises KvscopeError when there are fewer.
+    """Return the cost model that fits `samples`. Raises KvscopeError if there are fewer than `MIN_SAMPLES`.
 
-    Weights and dense layers keep their sizes and get a rate each, at which the KV and attention have the sizes that
-    explain their time. What no step shows to cost anything is free.
+    Weights and dense layers keep their sizes and get one rate each. At these rates, the sizes of KV and attention are
+    those that explain their time. What no step shows to cost anything is free.
     """
     if len(samples) < MIN_SAMPLES:
         raise KvscopeError(f"{len(samples)} steps were timed: at least {MIN_SAMPLES} are needed for five costs")
     memory, compute = _terms(samples)
     seconds = np.array([sample.seconds for sample in samples])
-    # Two first guesses: steps of more than one token a request compute, and all do what the device has more of.
+    # Two initial guesses: steps with more than one token per request are compute-bound, and all steps are.
     guesses = (np.array([s.pairs > s.context for s in samples]), np.ones(len(samples), np.bool_))
     settled = [_settled(memory, compute, seconds, is_compute) for is_compute in guesses]
     best, best_error = np.zeros(5), np.inf
@@ -81,10 +84,10 @@ def fit_costs(samples: Sequence[Sample], sizes: ModelSizes) -> Fit:
 
 
 def nonnegative_least_squares(matrix: Floats, target: Floats) -> Floats:
-    """`x >= 0` with the least `|matrix @ x - target|`: the best of all sets of columns that needs no negative.
+    """Return `x >= 0`, shape (m,), with the least `|matrix @ x - target|`, by trying all sets of columns.
 
-    Of sets that are equally good the smallest; a column of zeros gets none. For few columns; `matrix` is (n, m), the
-    result (m,).
+    Among equally good sets the smallest is chosen; a column of zeros gets 0. For few columns. `matrix` has shape (n,
+    m).
     """
     scale = np.linalg.norm(matrix, axis=0)
     usable = np.flatnonzero(scale).tolist()
@@ -102,7 +105,7 @@ def nonnegative_least_squares(matrix: Floats, target: Floats) -> Floats:
 
 
 def _terms(samples: Sequence[Sample]) -> tuple[Floats, Floats]:
-    """What `w, k` and `f, p` are multiplied with, (n, 2) each."""
+    """Return the factors of `w, k` and of `f, p`, shape (n, 2) each."""
     memory = np.array([(1.0, sample.context) for sample in samples])
     compute = np.array([(sample.num_tokens, sample.pairs) for sample in samples], np.float64)
     return memory, compute

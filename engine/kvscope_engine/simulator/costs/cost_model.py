@@ -1,8 +1,8 @@
-"""How long a step takes on a device that is known by four rates. Knows the plan of a step, no tensors.
+"""How long a step takes on a device that is described by a few rates. Knows the plan of a step, no tensors.
 
-A step reads all weights once and, for each request, the KV of its context; it computes the dense layers for
-each token and attention for each pair of a token and one it attends to. What is slower, memory or arithmetic,
-decides: `max(bytes / bandwidth, flops / rate) + overhead` (the roofline model).
+A step reads all weights once and, for each request, the KV of its context; it computes the dense layers for each token
+and attention for each pair of a token and one it attends to. The slower of memory and compute decides: `max(bytes /
+bandwidth, flops / rate) + overhead` (the roofline model).
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ MAX_VALUE: Final = 1e21
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
-    """A model on a device. Raises BadInput for a value outside its range."""
+    """Costs of a model on a device. Raises BadInput for a value out of range."""
 
     weight_bytes: float
-    """Read in each step."""
+    """Bytes of weights read in each step."""
     kv_bytes_per_token: float
-    """Of all layers, keys and values."""
+    """Bytes of keys and values per token, over all layers."""
     flops_per_token: float
-    """Of the dense layers: twice the number of parameters."""
+    """FLOPs of the dense layers per token: twice the number of parameters."""
     attention_flops_per_pair: float
-    """Of all layers, for a token and one it attends to: 4 x layers x (heads x head size)."""
+    """FLOPs of all layers for a token and one it attends to: 4 x layers x (heads x head size)."""
     memory_bandwidth: float
     """Bytes/s."""
     flops_per_second: float
     step_overhead_s: float
-    """Added to each step: launches, sampling, the scheduler."""
+    """Seconds added to each step: launches, sampling, scheduling."""
     host_bandwidth: float = 25e9
-    """Bytes/s between the device and host memory; PCIe 4.0 x16 as measured, of 32 GB/s."""
+    """Bytes/s between the device and host memory; PCIe 4.0 x16 as measured, of nominally 32 GB/s."""
     disk_bandwidth: float = 3e9
     """Bytes/s read from disk; an NVMe drive."""
     disk_write_bandwidth: float = 1.5e9
@@ -49,7 +49,10 @@ class CostModel:
                 raise BadInput(f"{field.name}={value:g} is not accepted: a number from {low:g} to {MAX_VALUE:g}")
 
     def step_ns(self, plan: StepPlan, layout: KVLayout | None = None) -> int:
-        """The time of the step in ns, at least 1. With a `layout` its groups say what is read of the context."""
+        """Return the time of the step in ns, at least 1.
+
+        With a `layout`, its groups determine what is read of the context.
+        """
         if layout is not None:
             kv_bytes, pairs = layout.read_bytes(plan.scheduled), layout.share_of_pairs(plan.scheduled)
             return self._step_ns(plan.num_tokens, kv_bytes, pairs)
@@ -74,7 +77,7 @@ class Preset:
 
     cost: CostModel
     num_slots: int
-    """KV slots (tokens) that the memory holds beside the weights."""
+    """KV slots (tokens) that fit in memory next to the weights."""
     max_model_len: int
     num_layers: int
 
@@ -90,7 +93,10 @@ def _preset(
     max_model_len: int,
     host_bandwidth: float,
 ) -> Preset:
-    """16-bit weights and KV; `width` is heads x head size, `kv_width` KV heads x head size. Overhead 5 ms."""
+    """Return a preset with 16-bit weights and KV and an overhead of 5 ms.
+
+    `width` is heads x head size, `kv_width` KV heads x head size.
+    """
     cost = CostModel(
         weight_bytes=2 * params,
         kv_bytes_per_token=2 * 2 * layers * kv_width,

@@ -1,7 +1,7 @@
-"""The cost model of an engine that was recorded, out of the times of its steps and what each had to do.
+"""The cost model of a recorded engine, from the times of its steps and the work of each.
 
 Sizes of keys and values are the recorded ones; the rest is what explains the times best (`cost_fit`). Only recordings
-whose frames tell a step's work (`Work`) have it.
+whose frames contain the work of a step (`Work`) can be used.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from kvscope_telemetry.messages.telemetry import Frame
 from kvscope_telemetry.recordings.reader import Recording
 
 MAX_SAMPLES: Final = 2000
-"""Steps that are fitted, evenly chosen of the recorded ones."""
+"""Maximum number of steps that are fitted, evenly chosen from the recorded ones."""
 
 
 def recorded_costs(recording: Recording, kv_bytes_per_token: float) -> CostModel | None:
-    """The cost model, with the default speeds of lower tiers; None where the recording does not tell enough."""
+    """Return the cost model, with the default speeds of lower tiers; None if the recording has too little
+    information.
+    """
     model = recording.info.hello.model
     sizes = ModelSizes(
         weight_bytes=2.0 * model.num_parameters,
@@ -56,7 +58,7 @@ def _sample(frame: Frame, sizes: ModelSizes) -> Sample:
 
 
 def _with_kv_of(cost: CostModel, token_bytes: float) -> CostModel:
-    """The same times, with keys and values of another size: weights and the bandwidth take the difference."""
+    """Return a model with the same times and another KV size, by scaling weights and bandwidth."""
     times = token_bytes / cost.kv_bytes_per_token if cost.kv_bytes_per_token else FREE / cost.memory_bandwidth
     return replace(
         cost,

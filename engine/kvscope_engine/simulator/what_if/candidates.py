@@ -1,4 +1,4 @@
-"""The table of compared policies; a line adds a policy."""
+"""The allocation policies and layouts that are compared."""
 
 from __future__ import annotations
 
@@ -18,32 +18,34 @@ _MAX_BLOCK_SIZE: Final = (1 << 16) - 1  # the ledger counts a block's filled slo
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One policy over a memory that is cut into `pools`, of blocks of `block_size` tokens."""
+    """One policy over a memory that is divided into `pools`, with blocks of `block_size` tokens."""
 
     allocator: str
     block_size: int
     pools: tuple[PoolLayout, ...]
     question: str = ""
-    """What is otherwise than in the engine, beside the policy: `NOT_FREED` or `EXPANDED`."""
+    """Difference from the engine besides the policy: `NOT_FREED` or `EXPANDED`."""
 
     @property
     def made_as(self) -> str:
-        """The name under which `make_allocation` knows how blocks are chosen.
+        """Name of the policy for `make_allocation`.
 
-        Any physical page can be mapped at any address: to the memory, `virtual` is paging by what a page holds.
+        Any physical page can be mapped at any address: as for memory, `virtual` is paging with blocks as large as a
+        page.
         """
         return "paged" if self.allocator == VIRTUAL else self.allocator
 
     @property
     def num_blocks(self) -> int:
-        """Of the first pool."""
+        """Number of blocks of the first pool."""
         return self.pools[0].num_blocks
 
 
 def candidates(memory: Memory) -> list[Candidate]:
-    """All that can be worked out for `memory`: questions on its KV groups, reserving ones, paged ones by size of block.
+    """Return all candidates for `memory`: questions about its KV groups, policies that reserve, and block sizes of
+    `paged`.
 
-    Raises BadInput for KV groups that cannot be.
+    Raises BadInput for invalid KV groups.
     """
     groups, own = GroupedMemory(memory), memory.block_size
     found = []
@@ -63,7 +65,7 @@ def candidates(memory: Memory) -> list[Candidate]:
 
 
 def not_asked(memory: Memory) -> list[NotAsked]:
-    """Questions that there would be, but for something that is not known."""
+    """Return the questions that cannot be answered because of missing information, with the reason."""
     groups, found = GroupedMemory(memory), []
     if groups.lets_go and (why := groups.why_not_whole):
         found.append(NotAsked(NOT_FREED, why))
@@ -73,7 +75,7 @@ def not_asked(memory: Memory) -> list[NotAsked]:
 
 
 def check(candidate: Candidate) -> None:
-    """Raise BadInput when not one block fits into the memory, or a block has too many slots to be counted."""
+    """Raise BadInput if not one block fits into the memory, or a block has too many slots to be counted."""
     for pool in candidate.pools:
         if not pool.num_blocks:
             raise BadInput(f"the memory is smaller than one block of {pool.block_size} slots")
@@ -84,8 +86,11 @@ def check(candidate: Candidate) -> None:
 
 
 def _virtual(memory: Memory, groups: GroupedMemory) -> Candidate:
-    """A block is what one page in the tensor of each layer backs, K and V side by side in it, or as many pages as a
-    block of the engine takes where that is more: the groups of `policy/address_space`."""
+    """Return the candidate `virtual`, whose block is a page group of `policy/allocation/address_space`.
+
+    A page group is one page in the tensor of each layer, with K and V interleaved in it, or as many pages as a block of
+    the engine takes if that is more.
+    """
     own = memory.block_size
     first, *others = groups.whole(own)
     block_bytes = Fraction(round(first.slot_bytes * own))

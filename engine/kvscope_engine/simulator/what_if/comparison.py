@@ -1,4 +1,4 @@
-"""Runs all shadows of one engine, and makes their common answer."""
+"""Runs all shadows of one engine, and combines their results into one answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvscope_telemetry.messages.what_if import MAX_SLOTS, Memory, PolicyUse, Run
 
 
 class PolicyComparison:
-    """One memory under several policies. Raises BadInput for a memory that is too large to be shadowed."""
+    """One memory under several policies. Raises BadInput for a memory that is too large to compare."""
 
     def __init__(self, memory: Memory) -> None:
         if memory.num_slots > MAX_SLOTS:
@@ -23,11 +23,11 @@ class PolicyComparison:
 
     @property
     def shadows(self) -> list[Shadow]:
-        """Those of policies that can run in this memory."""
+        """Shadows of the policies that can run in this memory."""
         return [shadow for _, shadow in self._shadows if isinstance(shadow, Shadow)]
 
     def follow(self, now: Sequence[Running]) -> WhatIfAnswer:
-        """What each policy makes of `now`: requests in order of number, each once."""
+        """Return how each policy places `now`: requests in order of number, each once."""
         for shadow in self.shadows:
             shadow.follow(now)
         return WhatIfAnswer(
@@ -37,7 +37,7 @@ class PolicyComparison:
         )
 
     def _shadow(self, candidate: Candidate) -> Shadow | str:
-        """The shadow, or why there is none."""
+        """Return the shadow, or why there is none."""
         try:
             return Shadow(candidate, max_model_len=self._memory.max_model_len or self._memory.num_slots)
         except BadInput as refusal:

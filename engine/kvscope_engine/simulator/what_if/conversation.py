@@ -1,5 +1,6 @@
-"""Reads lines and answers them. Owns the format of a line; a bad line changes nothing and is answered with
-a complaint.
+"""Reads lines of JSON and answers them.
+
+Owns the format of a line; an invalid line changes nothing and is answered with a complaint.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from kvscope_telemetry.messages.what_if import MAX_LINE_BYTES, Complaint, Runnin
 
 
 class _Conversation:
-    """What was set up, and the answers."""
+    """State of a conversation: the comparison that was set up."""
 
     def __init__(self) -> None:
         self._decoder = msgspec.json.Decoder(WhatIfLine)
         self._comparison: PolicyComparison | None = None
 
     def reply(self, line: bytes) -> WhatIfAnswer | None:
-        """The answer, None to a setup. Raises BadInput for what cannot be read or is out of place."""
+        """Return the answer, None to a setup. Raises BadInput for a line that is invalid or comes before the setup."""
         if len(line) > MAX_LINE_BYTES:
             raise BadInput(f"longer than {MAX_LINE_BYTES} bytes")
         asked = self._decode(line)
@@ -45,7 +46,7 @@ class _Conversation:
 
 
 def converse(asked: BinaryIO, output: BinaryIO) -> None:
-    """Answer each line of `asked` on `told`, until it ends."""
+    """Answer each line of `asked` on `output`, until `asked` ends."""
     conversation = _Conversation()
     for number, line in enumerate(_lines(asked), 1):
         if not line.strip():
@@ -60,7 +61,7 @@ def converse(asked: BinaryIO, output: BinaryIO) -> None:
 
 
 def _lines(asked: BinaryIO) -> Iterator[bytes]:
-    """Whole lines; of one that is too long its beginning, longer than `MAX_LINE_BYTES`."""
+    """Yield whole lines; of one that is too long, only its beginning, which is longer than `MAX_LINE_BYTES`."""
     while line := asked.readline(MAX_LINE_BYTES + 1):
         rest = line
         while rest and not rest.endswith(b"\n"):
@@ -69,7 +70,7 @@ def _lines(asked: BinaryIO) -> Iterator[bytes]:
 
 
 def _in_order(now: list[Running]) -> list[Running]:
-    """By number; raises BadInput when one is there twice."""
+    """Return the requests by number. Raises BadInput if one appears twice."""
     ordered = sorted(now, key=lambda running: running.number)
     for earlier, later in pairwise(ordered):
         if earlier.number == later.number:

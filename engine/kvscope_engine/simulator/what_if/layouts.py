@@ -1,6 +1,7 @@
-"""How a memory is cut into blocks: which layers share a block table, what a block is for, and what is let go of.
+"""How a memory is divided into blocks: which layers share a block table, what a block holds, and which blocks are
+freed.
 
-Owns what is known of the engine's KV groups. Knows no requests, and no allocator.
+Owns what is known of the engine's KV groups. Knows no requests and no allocator.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from kvscope_telemetry.messages.what_if import Memory
 MAX_GROUPS: Final = 64
 _MAX_COUNT: Final = 1 << 40
 _NOT_COMPARED: Final = frozenset(("cross", "chunks"))
-"""Kinds of which a request's tokens do not say what it holds."""
+"""Kinds of KV groups for which the number of a request's tokens does not determine what it holds."""
 _EVERYTHING: Final = GroupRule()
 
 
@@ -26,47 +27,50 @@ class BlockGroup:
     """Layers with one block table."""
 
     num_tokens: int
-    """That a block is for; 0: a request has one block, however long it is (states of recurrent layers)."""
+    """Tokens per block; 0: a request has one block, however long it is (states of recurrent layers)."""
     rule: GroupRule = _EVERYTHING
-    """By which blocks are let go of."""
+    """Rule that determines which blocks are freed."""
     readers: tuple[tuple[float, GroupRule], ...] = ((1.0, _EVERYTHING),)
-    """Shares of its bytes, and which tokens are read of them."""
+    """Shares of the group's bytes, and which tokens are read of each."""
 
     def num_blocks(self, num_tokens: int) -> int:
-        """Places in the table of a request of so many tokens."""
+        """Return the number of table entries of a request of `num_tokens` tokens."""
         return -(-num_tokens // self.num_tokens) if self.num_tokens else 1
 
     def num_let_go(self, num_tokens: int) -> int:
-        """Of these, from the first, those that are empty."""
         return self.rule.num_unread(num_tokens, self.num_tokens) if self.num_tokens else 0
 
     def num_unread(self, num_tokens: int) -> int:
-        """Of a request's tokens, those that no later token reads; what only some layers read counts in part."""
+        """Return the number of a request's tokens that no later token reads.
+
+        Those read by some layers count in part.
+        """
         return int(sum(share * rule.first_read(num_tokens) for share, rule in self.readers))
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLayout:
-    """One pool: `num_blocks` blocks of `block_size` slots, and who has them. There may be slots beyond, too few for a
-    block."""
+    """One pool: `num_blocks` blocks of `block_size` slots, and its groups.
+
+    Remaining slots may be too few for a block.
+    """
 
     num_slots: int
     block_size: int
     slot_bytes: float
-    """0: unknown."""
+    """Bytes per slot; 0: unknown."""
     groups: tuple[BlockGroup, ...]
     at_most: int = _MAX_COUNT
-    """Blocks, where something else than slots is short of."""
+    """Maximum number of blocks, if something other than slots limits it."""
 
     @property
     def num_blocks(self) -> int:
-        """That requests can have."""
         return min(self.num_slots // self.block_size, self.at_most)
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A KV group, as it is told."""
+    """A KV group as published by the engine."""
 
     block_size: int
     block_bytes: int
@@ -82,7 +86,7 @@ class _Kind:
 
 
 class GroupedMemory:
-    """The engine's memory by its KV groups. Raises BadInput for groups that cannot be."""
+    """The engine's memory by its KV groups. Raises BadInput for invalid groups."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -94,27 +98,26 @@ class GroupedMemory:
 
     @property
     def lets_go(self) -> bool:
-        """Whether any layers have a window or chunks."""
+        """Whether any layers have a window or chunks, so that blocks are freed while their request runs."""
         return any(kind.rule.window for kind in self._kinds)
 
     @property
     def holds_latents(self) -> bool:
-        """Whether any layers hold latents."""
         return any(kind.is_latent for kind in self._kinds)
 
     @property
     def has_tokens(self) -> bool:
-        """Whether any layers keep something for each token."""
+        """Whether any layers store something for each token."""
         return bool(self._kinds)
 
     @property
     def num_layers(self) -> int:
-        """That keep keys and values."""
+        """Number of layers that store keys and values."""
         return sum(kind.num_layers for kind in self._kinds) or self._memory.num_layers
 
     @property
     def why_not_whole(self) -> str:
-        """Why it is not known what all layers together would hold; empty where it is."""
+        """Why it is unknown what all layers would hold if nothing were freed; empty if it is known."""
         if self._states and not self._is_apart:
             return "States of recurrent layers lie among its blocks."
         if len(self._kinds) > 1 and not all(kind.block_bytes for kind in self._kinds):
@@ -123,13 +126,13 @@ class GroupedMemory:
 
     @property
     def why_not_expanded(self) -> str:
-        """Why it is not known what latents would take as keys and values; empty where it is."""
+        """Why the size of latents as keys and values is unknown; empty if it is known."""
         if any(kind.is_latent and not kind.expanded_bytes for kind in self._kinds):
             return "The engine does not tell how large the keys and values of its heads would be."
         return self.why_not_whole or ("" if self._memory.block_bytes else "The size of a block is not known.")
 
     def by_group(self, block_size: int) -> tuple[PoolLayout, ...]:
-        """As the engine has it, with blocks of `block_size` tokens in place of its own."""
+        """Return the engine's pools and groups, with blocks of `block_size` tokens in place of its own."""
         memory = self._memory
         if self._is_apart:
             pools = [
@@ -147,7 +150,7 @@ class GroupedMemory:
         return (PoolLayout(memory.num_slots, block_size, memory.block_bytes / memory.block_size, tuple(groups)),)
 
     def whole(self, block_size: int) -> tuple[PoolLayout, ...]:
-        """All layers in one group, which lets go of nothing; only where `why_not_whole` is empty."""
+        """Return pools with all layers in one group without a window. Requires that `why_not_whole` is empty."""
         token_bytes = sum(kind.token_bytes for kind in self._kinds)
         if len(self._kinds) == 1:
             shares = [(1.0, self._kinds[0].rule)]
@@ -160,7 +163,10 @@ class GroupedMemory:
         return (PoolLayout(slots, block_size, token_bytes, (group,)), *self._state_pools())
 
     def expanded(self) -> tuple[PoolLayout, ...]:
-        """Keys and values in place of latents, and else as it is; only where `why_not_expanded` is empty."""
+        """Return the engine's pools with keys and values in place of latents.
+
+        Requires that `why_not_expanded` is empty.
+        """
         size = self._memory.block_size
         wide = [
             replace(
@@ -202,7 +208,7 @@ class GroupedMemory:
         return max(1, kind.block_size * block_size // self._memory.block_size)
 
     def _rows(self, kind: _Kind) -> int:
-        """Rows of the pool that a block of the group takes, where groups have blocks of several sizes."""
+        """Return the number of pool rows that a block of the group takes if groups have blocks of several sizes."""
         if len(self._kinds) == 1 or not self._memory.block_bytes:
             return 1
         return max(1, round(kind.block_bytes / self._memory.block_bytes))
@@ -219,7 +225,7 @@ def _one(memory: Memory) -> _Kind:
 
 
 def _kind(group: KVGroup, memory: Memory) -> _Kind:
-    """One group alone has the blocks that the memory is of."""
+    """Convert a KV group. If it is the only one, its blocks have the memory's size in bytes."""
     num_bytes, expanded = group.block_bytes, group.expanded_bytes
     if len(memory.groups) == 1 and memory.block_bytes:
         expanded = expanded * memory.block_bytes // num_bytes if num_bytes else 0

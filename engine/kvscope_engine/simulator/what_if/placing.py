@@ -1,6 +1,6 @@
-"""One pool of a shadow: places requests in it, grows them, lets go of what is not read any more.
+"""One pool of a shadow: allocates blocks for requests, and frees those that are no longer read.
 
-Owns the pool and the allocation policy over it. Which requests there are, and who gives way, it does not decide.
+Owns the pool and the allocation policy over it. Decides neither which requests exist nor which are preempted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvscope_telemetry.messages.what_if import MapKind
 
 @dataclass(frozen=True, slots=True)
 class LayoutUse:
-    """Use of a pool's slots under one layout; the six counts in the middle sum up to `num_slots`."""
+    """Use of a pool's slots under one layout; the six counts after `num_slots` sum up to it."""
 
     num_slots: int
     num_used: int
@@ -36,12 +36,11 @@ class LayoutUse:
 
     @property
     def num_held(self) -> int:
-        """Slots that requests hold."""
         return self.num_slots - self.num_external
 
 
 class Placing:
-    """Raises BadInput for a policy that cannot serve such a pool."""
+    """Allocates requests in one pool. Raises BadInput for a policy that cannot serve such a pool."""
 
     def __init__(self, made_as: str, layout: PoolLayout, *, max_model_len: int) -> None:
         self.layout = layout
@@ -53,14 +52,17 @@ class Placing:
         self._allocation = make_allocation(made_as, self._pool, max_model_len=max_model_len)
 
     def lengthen(self, request: Request, num_tokens: int, step: int) -> bool:
-        """Give the request blocks for its tokens; False when there are too few, and then it is to be released."""
+        """Allocate blocks for the request's tokens.
+
+        Returns False if there are too few; the caller must then release it.
+        """
         before, request.num_computed_tokens = request.num_computed_tokens, num_tokens
         if not request.num_let_go or len(request.block_tables) != len(self.layout.groups):
             request.block_tables = tuple([] for _ in self.layout.groups)
             request.num_let_go = (0,) * len(self.layout.groups)
         needed = [self._make_ready(request, group, step) for group in range(len(self.layout.groups))]
         if any(needed):
-            request.num_computed_tokens = before  # as policies that move and reserve find it
+            request.num_computed_tokens = before  # policies that move and reserve expect the previous count
             if sum(needed) > self._allocation.num_available(request):
                 return False
             if self._allocation.reserves:
@@ -76,7 +78,6 @@ class Placing:
         return True
 
     def release(self, request: Request, step: int) -> None:
-        """Let go of all that it holds."""
         if self._allocation.reserves:
             if request.block_table:
                 self._allocation.release(request, step)
@@ -85,7 +86,7 @@ class Placing:
             self._pool.release(blocks, step)
 
     def use(self, requests: Mapping[int, Request], limits: Mapping[int, int]) -> LayoutUse:
-        """What the slots are used for. What lies beyond a request's limit is never to be used."""
+        """Return the use of the slots. Slots beyond a request's limit count as never to be used."""
         has_ends = self._allocation.reserves
         found = kv_use(self._pool, _with_ends(requests, limits) if has_ends else requests.values())
         unread = 0
@@ -103,7 +104,7 @@ class Placing:
         )
 
     def spans(self, requests: Mapping[int, Request], limits: Mapping[int, int]) -> dict[MapKind, Spans]:
-        """Which slots are what; those in no span are free. O(blocks)."""
+        """Return the slots of each kind; those in no span are free. O(blocks)."""
         size, ledger = self._pool.block_size, self._pool.ledger
         active = np.flatnonzero(ledger.state[: self._pool.num_blocks] == BlockState.ACTIVE)
         unread = np.zeros(self._pool.num_blocks, np.int64)
@@ -124,7 +125,6 @@ class Placing:
         return used | self._spans_of_runs(requests.values(), limits)
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raise AssertionError unless pool, policy and requests agree."""
         holders = (
             self._allocation.holders(requests)
             if self._allocation.reserves
@@ -133,7 +133,7 @@ class Placing:
         self._pool.check_integrity(holders)
 
     def _make_ready(self, request: Request, number: int, step: int) -> int:
-        """Let go of what the group does not read any more; returns how many blocks it needs."""
+        """Free the blocks that the group no longer reads. Returns how many blocks it needs."""
         group, table = self.layout.groups[number], request.block_tables[number]
         first, stop = request.num_let_go[number], group.num_let_go(request.num_computed_tokens)
         if stop > first:
@@ -149,20 +149,20 @@ class Placing:
             return
         self._pool.move(request.block_table, targets, request.number, step)
         request.block_table[:] = targets
-        self._allocation.settle(step)  # nothing is copied here: the old run is free at once
+        self._allocation.settle(step)  # nothing is copied here: the old run is free immediately
 
     def _write(self, request: Request, number: int, group: BlockGroup, before: int, step: int) -> None:
         size, table, num_tokens = self._pool.block_size, request.block_tables[number], request.num_computed_tokens
         first = max(before // group.num_tokens, request.num_let_go[number]) if group.num_tokens else 0
         filled = [size] * (len(table) - first)
         if not filled:
-            return  # a chunk ends here: nothing of it is read any more
+            return  # a chunk ends here: nothing of it is read later
         if group.num_tokens:
             filled[-1] = self._slots(num_tokens - (len(table) - 1) * group.num_tokens, group)
         self._pool.write(table[first:], filled, [request.number] * len(filled), step)
 
     def _unread(self, request: Request) -> Iterator[tuple[list[int], npt.NDArray[np.int64]]]:
-        """Blocks of each group in which something is read no more, and how many slots of each."""
+        """Yield, for each group, the blocks with slots that are no longer read, and how many slots of each."""
         for number, group in enumerate(self.layout.groups):
             if not group.num_tokens or not request.block_tables[number]:
                 continue
@@ -175,11 +175,15 @@ class Placing:
                 yield blocks, tokens * self._pool.block_size // group.num_tokens
 
     def _slots(self, num_tokens: int, group: BlockGroup) -> int:
-        """Of a block of the group, whose tokens may be more or fewer than the pool's slots a block."""
+        """Return the slots used by `num_tokens` of a block, whose tokens may be more or fewer than the pool's slots per
+        block.
+        """
         return -(-num_tokens * self._pool.block_size // group.num_tokens)
 
     def _spans_of_runs(self, requests: Iterable[Request], limits: Mapping[int, int]) -> dict[MapKind, Spans]:
-        """The empty part of each run: to be used, beyond the request's limit, beyond what was reserved."""
+        """Return the empty parts of each run: reserved up to the request's limit, beyond it, and beyond the
+        reservation.
+        """
         rows = sorted(self._run_marks(request, limits[request.number]) for request in requests if request.block_table)
         marks = np.array(rows, np.int64).reshape(-1, 4)
         kinds = (MapKind.RESERVED, MapKind.INTERNAL, MapKind.ROUNDING)
@@ -188,7 +192,7 @@ class Placing:
         }
 
     def _run_marks(self, request: Request, limit: int) -> tuple[int, int, int, int]:
-        """Slots of the pool where the run's tokens, its limit, its reservation and itself end."""
+        """Return the slots of the pool where the run's tokens, its limit, its reservation and the run itself end."""
         size, computed = self._pool.block_size, request.num_computed_tokens
         first = request.block_table[0] * size
         reserved = max(request.num_reserved_tokens, computed)
@@ -197,7 +201,7 @@ class Placing:
 
 
 def _held(request: Request) -> Iterator[list[int]]:
-    """The blocks of each group's table that were not let go of."""
+    """Yield the blocks of each group's table that were not freed."""
     for table, let_go in zip(request.block_tables, request.num_let_go, strict=True):
         yield table[let_go:]
 

@@ -1,7 +1,7 @@
-"""A shadow: the requests of the running engine in a memory of their own, placed by another policy.
+"""A shadow: the requests of the running engine in a separate simulated memory, placed by another policy.
 
-Owns which requests are placed. No scheduler and no clock: requests come, grow and go as the engine's do, so what is
-free is scattered by the same coming and going. Prefixes are not shared.
+Owns which requests are placed. It has no scheduler and no clock: requests arrive, grow and end as in the engine, so
+free slots are fragmented in the same way. Prefixes are not shared.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _SAMPLING: Final = ResolvedSampling()
 
 @dataclass(frozen=True, slots=True)
 class ShadowUse:
-    """Counts of slots of the first pool's size; the seven after `num_slots` sum up to it."""
+    """Counts of slots of the first pool's size.
+
+    The seven counts from `num_used` to `num_outside` sum up to `num_slots`.
+    """
 
     num_slots: int
     num_used: int
@@ -36,41 +39,41 @@ class ShadowUse:
     num_outside: int
     external_fragmentation: float
     num_fitting: int
-    """Requests that hold what those placed hold on average, that would fill the memory; 0: none is placed."""
+    """Number of requests of the mean size of those placed that would fill the memory; 0: none is placed."""
 
 
 class Shadow:
-    """Raises BadInput for a policy that could not run in such a memory."""
+    """Places the engine's requests by one policy. Raises BadInput for a policy that could not run in such a memory."""
 
     def __init__(self, candidate: Candidate, *, max_model_len: int) -> None:
         check(candidate)
         self.candidate = candidate
         self.num_waiting = 0
-        """Requests of the last `follow` that did not fit."""
+        """Number of requests of the last `follow` that did not fit."""
         self.num_preempted = 0
-        """Times that a request lost its place: to an older one that grew, or as it could not grow itself."""
+        """Number of times that a request lost its blocks: to an older one that grew, or because it could not grow
+        itself."""
         first, *others = candidate.pools
         self._pools = [Placing(candidate.made_as, first, max_model_len=max_model_len)]
         self._pools += [Placing("paged", pool, max_model_len=max_model_len) for pool in others]
         self._placed: dict[int, list[Request]] = {}
-        """What each pool holds of a request, as a request of its own."""
+        """Parts of a placed request, a separate `Request` per pool, by request number."""
         self._limits: dict[int, int] = {}
         self._step = 0
 
     @property
     def num_placed(self) -> int:
-        """Requests that have blocks here."""
         return len(self._placed)
 
     @property
     def num_slots(self) -> int:
-        """Of all pools."""
+        """Number of slots of all pools, in slots of the first."""
         return sum(self._common(place, pool.layout.num_slots) for place, pool in enumerate(self._pools))
 
     def follow(self, now: Sequence[Running]) -> None:
-        """Become what the policy makes of `now`: requests in order of number, each once.
+        """Place `now` by the policy: requests in order of number, each once.
 
-        What does not fit waits, and is tried again each time. One that was placed and cannot grow takes blocks
+        Requests that do not fit wait, and are tried again in each call. A placed request that cannot grow takes blocks
         from those after it, as a scheduler preempts the newest.
         """
         self._step += 1
@@ -83,7 +86,6 @@ class Shadow:
         self.num_waiting = len(now) - len(self._placed)
 
     def use(self) -> ShadowUse:
-        """What the slots are used for."""
         uses = list(enumerate(self._uses()))
         used, unread, reserved, internal, rounding, external, largest = (
             sum(self._common(place, getattr(use, name)) for place, use in uses) for name in _COUNTS
@@ -104,7 +106,7 @@ class Shadow:
         )
 
     def spans(self) -> dict[MapKind, Spans]:
-        """Which slots are what, one pool after the other; those in no span are free. O(blocks)."""
+        """Return the slots of each kind, one pool after the other; those in no span are free. O(blocks)."""
         starts: dict[MapKind, list[Spans]] = {}
         begin = 0
         for place, pool in enumerate(self._pools):
@@ -119,7 +121,6 @@ class Shadow:
         return {kind: Spans(*map(np.concatenate, zip(*spans, strict=True))) for kind, spans in starts.items()}
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless pools, policy and requests agree."""
         for place, pool in enumerate(self._pools):
             pool.check_integrity(self._of_pool(place).values())
 
@@ -140,7 +141,7 @@ class Shadow:
         self._placed[running.number] = parts
 
     def _lengthen(self, parts: Sequence[Request], running: Running) -> bool:
-        """Give the request blocks for its tokens in each pool; False when there are too few."""
+        """Allocate blocks for the request's tokens in each pool. Returns False if there are too few."""
         for part in parts:
             tell_output(part, running)
         return all(
@@ -148,7 +149,7 @@ class Shadow:
         )
 
     def _take_from_newest(self, newest_last: list[int], number: int) -> bool:
-        """Let the newest placed request after `number` wait; False when there is none. `newest_last` gets shorter."""
+        """Preempt the newest placed request after `number`. Returns False if there is none. Shortens `newest_last`."""
         while newest_last and newest_last[-1] > number:
             newest = newest_last.pop()
             if newest in self._placed:
@@ -168,12 +169,12 @@ class Shadow:
         return [pool.use(self._of_pool(place), self._limits) for place, pool in enumerate(self._pools)]
 
     def _common(self, place: int, num_slots: int) -> int:
-        """Slots of a pool in slots of the first, by their bytes."""
+        """Convert slots of a pool to slots of the first pool, by their bytes."""
         first, own = self._pools[0].layout.slot_bytes, self._pools[place].layout.slot_bytes
         return int(num_slots * own // first) if place and first and own else num_slots
 
     def _moved(self, spans: Spans, place: int, begin: int) -> Spans:
-        """Of a pool that begins at slot `begin` of the whole."""
+        """Convert spans of a pool that starts at slot `begin` of the whole to slots of the first pool."""
         if not place:
             return spans
         first, own = self._pools[0].layout.slot_bytes, self._pools[place].layout.slot_bytes
@@ -190,9 +191,9 @@ _COUNTS: Final = (
 
 
 class NumTokens(list[int]):
-    """A request as allocation policies see it: how many tokens it has, and none of them.
+    """A list that has a length but no items: allocation policies only need the number of a request's tokens.
 
-    A list of which only the length is there, so that a long request costs no more than a short one.
+    So a long request costs no more than a short one.
     """
 
     __slots__ = ("count_",)
@@ -206,7 +207,7 @@ class NumTokens(list[int]):
 
 
 def twin(running: Running) -> Request:
-    """A request of which nothing is computed yet."""
+    """Return a request without computed tokens for one of the engine."""
     prompt = running.num_prompt_tokens
     request = Request(
         number=running.number,
@@ -221,6 +222,6 @@ def twin(running: Running) -> Request:
 
 
 def tell_output(request: Request, running: Running) -> None:
-    """The output so far: once the prompt is computed there is one token more than are computed."""
+    """Set the length of the output: once the prompt is computed, there is one token more than are computed."""
     num_output = running.num_tokens + 1 - running.num_prompt_tokens
     request.output_token_ids = NumTokens(max(0, num_output))

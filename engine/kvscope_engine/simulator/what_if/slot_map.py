@@ -1,7 +1,7 @@
-"""A small map of a large memory: each cell stands for the same number of slots in a row. numpy alone.
+"""A small map of a large memory: each cell represents the same number of consecutive slots. Uses only numpy.
 
-Owns how the kinds of a cell's slots become one: the kind is one that is there, and over the whole map the cells of
-a kind are as many as its slots ask for, so that a little waste everywhere is seen as a little waste.
+Owns how the kinds of a cell's slots are reduced to one. It is a kind that occurs in the cell, and over the whole map
+the cells of a kind are proportional to its slots, so that a little waste everywhere remains visible as a little waste.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ Slots = npt.NDArray[np.int64]
 
 
 class Spans(NamedTuple):
-    """Slots in a row: `lengths[i]` from `starts[i]` on. In order, and none over another; empty ones may be there."""
+    """Consecutive slots: `lengths[i]` from `starts[i]` on. In order and disjoint; spans may be empty."""
 
     starts: Slots
     lengths: Slots
 
 
 def slots_per_cell(num_slots: int) -> int:
-    """So many that there are at most `MAX_CELLS`."""
+    """Return the number of slots per cell for which there are at most `MAX_CELLS` cells."""
     return max(1, -(-num_slots // MAX_CELLS))
 
 
 def map_cells(num_slots: int, spans: Mapping[MapKind, Spans]) -> bytes:
-    """A `MapKind` a cell, in the order of addresses; what is in no span is free."""
+    """Return a `MapKind` per cell, in the order of addresses; slots in no span are free."""
     size = slots_per_cell(num_slots)
     edges = np.minimum(np.arange(-(-num_slots // size) + 1, dtype=np.int64) * size, num_slots)
     counts = np.zeros((len(edges) - 1, len(MapKind)), np.int64)
@@ -41,7 +41,7 @@ def map_cells(num_slots: int, spans: Mapping[MapKind, Spans]) -> bytes:
 
 
 def _num_before(edges: Slots, spans: Spans) -> Slots:
-    """How many slots of `spans` lie before each edge."""
+    """Return how many slots of `spans` come before each edge."""
     starts, lengths = spans
     if not len(starts):
         return np.zeros(len(edges), np.int64)
@@ -54,7 +54,7 @@ def _num_before(edges: Slots, spans: Spans) -> Slots:
 
 
 def _kinds(counts: Slots, size: int) -> bytes:
-    """The kind of each cell; what a cell could not show is carried on to the next ones."""
+    """Return the kind of each cell; slots that a cell could not show are carried over to the next ones."""
     kinds: npt.NDArray[np.uint8] = counts.argmax(axis=1).astype(np.uint8)
     owed = [0] * counts.shape[1]
     mixed = np.flatnonzero(counts.max(axis=1) < size)

@@ -1,7 +1,7 @@
 """Azure LLM inference traces (2023 and 2024): CSV with `TIMESTAMP,ContextTokens,GeneratedTokens`.
 
-A timestamp is `2023-11-16 18:15:46.6805900` or, from 2024 on, has a time zone; what is finer than a
-microsecond is dropped. Prompts share nothing: the trace does not tell. Source: github.com/Azure/AzurePublicDataset.
+A timestamp is `2023-11-16 18:15:46.6805900` or, from 2024 on, has a time zone; it is truncated to microseconds. Prompts
+share nothing, since the trace has no such information. Source: github.com/Azure/AzurePublicDataset.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def read_azure(path: Path, max_requests: int | None = None) -> Workload:
-    """The first `max_requests` of a trace (all without it). An output of 0 tokens counts as 1: the prefill's.
+    """Return the first `max_requests` of a trace (default: all).
 
-    Raises BadInput, with the number of the line, for one that cannot be read, and for a trace without any.
+    An output of 0 tokens counts as 1, that of the prefill.
+
+    Raises BadInput, with the line number, for a line that cannot be read, and for a trace without requests.
     """
     lines = trace_lines(path)
     number, header = next(lines, (1, ""))

@@ -1,9 +1,9 @@
-"""Workloads made up from a seed: arrivals as a Poisson process or in bursts, lengths like published data sets.
+"""Workloads generated from a seed: arrivals as a Poisson process or in bursts, lengths like published data sets.
 
-Lengths are log-normal. Their means are those of PagedAttention (SOSP'23, figure 11): ShareGPT 161 tokens in
-and 338 out, Alpaca 19 and 58. The paper gives no other moment; the sigmas here (of the logarithm) are ours,
-chosen for the heavy tails that its figure shows. Lengths are cut to what `max_model_len` leaves, as the paper
-leaves out what is longer, so means come out lower than asked where much is cut; the report says by how much.
+Lengths are log-normal. Their means are those of PagedAttention (SOSP'23, figure 11): ShareGPT 161 tokens in and 338
+out, Alpaca 19 and 58. The paper gives no other moment; the sigmas here (of the logarithm) are chosen for the heavy
+tails that its figure shows. Lengths are cut to what `max_model_len` leaves, whereas the paper leaves longer requests
+out, so means are lower than requested if much is cut; the report shows the actual means.
 """
 
 from __future__ import annotations
@@ -20,26 +20,25 @@ from kvscope_engine.simulator.workloads.workload import Workload, WorkloadReques
 from kvscope_telemetry.errors import BadInput
 
 ARRIVALS: Final = ("poisson", "bursty")
-BURST_SHAPE: Final = 0.25  # of the gamma distribution: gaps vary twice as much as a Poisson process's
+BURST_SHAPE: Final = 0.25  # shape of the gamma distribution: gaps vary twice as much as those of a Poisson process
 MAX_REQUESTS: Final = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """Lengths with this mean before they are cut; `sigma` is that of the logarithm."""
+    """Distribution of lengths with this mean before they are cut; `sigma` is that of the logarithm."""
 
     mean: float
     sigma: float
 
     def draw(self, random: Random, longest: int) -> int:
-        """A length from 1 to `longest`."""
         mu = math.log(self.mean) - self.sigma**2 / 2
         return min(longest, max(1, round(random.lognormvariate(mu, self.sigma))))
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """How long prompts and outputs of one kind are."""
+    """Distributions of the lengths of prompts and outputs of one kind of request."""
 
     prompt: LogNormal
     output: LogNormal
@@ -48,21 +47,21 @@ class Lengths:
 SHAREGPT: Final = Lengths(LogNormal(161.31, 1.2), LogNormal(337.99, 0.9))
 ALPACA: Final = Lengths(LogNormal(19.31, 0.6), LogNormal(58.45, 0.9))
 GENERATORS: Final = {"sharegpt": (SHAREGPT,), "alpaca": (ALPACA,), "mixed": (SHAREGPT, ALPACA)}
-"""Name -> kinds of requests, each as likely as the others."""
+"""Name -> kinds of requests, all equally likely."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratorOptions:
-    """How many requests, how they come and what they share. Raises BadInput for a value outside its range."""
+    """Number of requests, their arrivals and shared prefixes. Raises BadInput for a value out of range."""
 
     num_requests: int = 1000
     rate: float = math.inf
-    """Requests a second on average; infinity lets all come at once."""
+    """Mean number of requests per second; with infinity all arrive at the start."""
     arrivals: str = "poisson"
     shared_prefix_tokens: int = 0
-    """Tokens that prompts begin with, before those of their own."""
+    """Length in tokens of the shared prefix that each prompt starts with."""
     num_prefixes: int = 1
-    """Texts of that length, of which each prompt begins with one; how often falls as 1/n (Zipf's law)."""
+    """Number of different shared prefixes. Each prompt starts with one; their frequencies fall as 1/n (Zipf's law)."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -81,9 +80,9 @@ class GeneratorOptions:
 
 
 def generate(name: str, options: GeneratorOptions, max_model_len: int) -> Workload:
-    """The workload of that name; equal options give equal workloads. No request is longer than `max_model_len`.
+    """Return the workload of that name; equal options give equal workloads. No request is longer than `max_model_len`.
 
-    Raises BadInput when the shared prefix leaves no room for a prompt and an output.
+    Raises BadInput if the shared prefix leaves no space for a prompt and an output.
     """
     shared = options.shared_prefix_tokens
     room = max_model_len - shared
@@ -92,7 +91,7 @@ def generate(name: str, options: GeneratorOptions, max_model_len: int) -> Worklo
             f"a shared prefix of {shared} tokens is not accepted: at most {max_model_len - 2} leave room for"
             f" a prompt and an output (max_model_len {max_model_len})"
         )
-    # Each has a random source of its own: another rate, other arrivals or prefixes keep the lengths as they are.
+    # Separate random sources: another rate, other arrivals or prefixes do not change the lengths.
     lengths = _lengths(GENERATORS[name], Random(f"lengths {options.seed}"), room)
     arrivals = _arrivals(options, Random(f"arrivals {options.seed}"))
     prefixes = _prefixes(options, Random(f"prefixes {options.seed}"))
@@ -119,7 +118,7 @@ def _prefixes(options: GeneratorOptions, random: Random) -> Iterator[tuple[int, 
 
 
 def _arrivals(options: GeneratorOptions, random: Random) -> Iterator[int]:
-    """Times in ns: the first request comes at 0, gaps have the mean 1 / rate."""
+    """Yield arrival times in ns: the first is 0, the mean gap is 1 / rate."""
     time_s, mean_gap_s = 0.0, 1 / options.rate
     while True:
         yield round(time_s * 1e9)

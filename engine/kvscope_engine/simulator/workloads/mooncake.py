@@ -1,8 +1,8 @@
-"""Mooncake traces (FAST'25): JSONL, a request a line, with the blocks of 512 tokens that its prompt is made of.
+"""Mooncake traces (FAST'25): JSONL, a request per line, with the hashes of the 512-token blocks of its prompt.
 
-`{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, …]}`: the timestamp is in
-ms, each hash id stands for 512 tokens after the same beginning (the last for what is left), equal ids for
-equal tokens. Source: github.com/kvcache-ai/Mooncake, FAST25-release/traces.
+`{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47]}`: the timestamp is in ms. Each
+hash id stands for 512 tokens after the same prefix (the last for the remaining tokens); equal ids mean equal tokens.
+Source: github.com/kvcache-ai/Mooncake, FAST25-release/traces.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ TOKENS_PER_HASH: Final = 512
 
 
 class MooncakeLine(msgspec.Struct, frozen=True):
-    """A line of the trace; keys that are not known are left alone."""
+    """A line of the trace; unknown keys are ignored."""
 
     timestamp: Annotated[float, msgspec.Meta(ge=0, le=1e12)]
-    """Milliseconds."""
+    """Time in milliseconds."""
     input_length: int
     output_length: int
     hash_ids: tuple[int, ...] = ()
 
 
 def read_mooncake(path: Path, max_requests: int | None = None) -> Workload:
-    """The first `max_requests` of a trace (all without it). An output of 0 tokens counts as 1: the prefill's.
+    """Return the first `max_requests` of a trace (default: all).
 
-    Raises BadInput, with the number of the line, for one that cannot be read, and for a trace without any.
+    An output of 0 tokens counts as 1, that of the prefill.
+
+    Raises BadInput, with the line number, for a line that cannot be read, and for a trace without requests.
     """
     requests: list[WorkloadRequest] = []
     decoder = msgspec.json.Decoder(MooncakeLine)
@@ -45,7 +47,7 @@ def read_mooncake(path: Path, max_requests: int | None = None) -> Workload:
 
 
 def _request(line: MooncakeLine, numbers: dict[int, int]) -> WorkloadRequest:
-    """`numbers` gives each hash id a number from 0 that fits a token id."""
+    """Convert a line. `numbers` maps each hash id to a number from 0 that can be used as a token id."""
     length = whole("input_length", line.input_length, 1)
     blocks = len(line.hash_ids)
     if blocks and not length // TOKENS_PER_HASH <= blocks <= -(-length // TOKENS_PER_HASH):

@@ -1,8 +1,8 @@
-"""A recording as a workload: when its requests came, how long they were, and which of them began alike.
+"""A recording as a workload: arrivals, lengths, and shared prefixes of its requests.
 
-What two prompts share is told by the hashes of their full blocks. It is understated where the recording does not say:
-without prefix caching, for requests that ended with their first token, and for a block whose text another block held
-when it was computed.
+Shared prefixes are found by the hashes of the prompts' full blocks. They are underestimated if the recording lacks
+them: without prefix caching, for requests that ended with their first token, and for a block whose text another block
+held when it was computed.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.request_index import RecordedRequest, recorded_requests
 
 TextName = tuple[int, int]
-"""Epoch and hash: each engine start has hashes of its own."""
+"""Epoch and hash: each start of an engine has its own hashes."""
 
 
 def read_recording(path: Path, max_requests: int | None = None) -> Workload:
-    """The first `max_requests` requests of a recording (all without it), as long as they were in the end.
+    """Return the first `max_requests` requests of a recording (default: all), with their final lengths.
 
-    One without an output counts as one token, the prefill's. Raises BadInput for a file that is no recording, and for
-    one without requests.
+    A request without output counts as one token, that of the prefill. Raises BadInput for a file that is no recording,
+    and for one without requests.
     """
     recording = Recording.open(path)
     requests = recorded_requests(recording)[:max_requests]
@@ -38,7 +38,7 @@ def read_recording(path: Path, max_requests: int | None = None) -> Workload:
 
 
 def _texts(requests: Sequence[RecordedRequest]) -> list[tuple[int, ...]]:
-    """For each request, numbers of the blocks it begins with, up to the last that another one has too."""
+    """Return, for each request, numbers of its first blocks, up to the last one that another request has, too."""
     found = Counter(name for request in requests for name in _names(request))
     numbers: dict[TextName, int] = {}
     fresh = count(len(found))

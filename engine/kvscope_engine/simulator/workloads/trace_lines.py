@@ -1,4 +1,4 @@
-"""Trace files line by line, with the line's number in every complaint. Knows no format."""
+"""Reads trace files line by line, with the line number in every error. Knows no format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NumberedLine = tuple[int, str]
 
 
 def trace_lines(path: Path) -> Iterator[NumberedLine]:
-    """Lines that are not blank, with their numbers from 1. Raises BadInput for a file that cannot be read."""
+    """Yield lines that are not blank, with their numbers from 1. Raises BadInput for a file that cannot be read."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
@@ -31,7 +31,7 @@ def trace_lines(path: Path) -> Iterator[NumberedLine]:
 
 @contextmanager
 def complaints(path: Path, number: int) -> Iterator[None]:
-    """What is wrong with a line is said with the file and the line's number."""
+    """Convert errors in a line to BadInput with the file and the line number."""
     try:
         yield
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
@@ -39,14 +39,14 @@ def complaints(path: Path, number: int) -> Iterator[None]:
 
 
 def whole(name: str, value: int, low: int) -> int:
-    """The value, when it is a number of tokens from `low` on; raises BadInput when not."""
+    """Return `value` if it is from `low` to `MAX_REQUEST_TOKENS`; otherwise raise BadInput."""
     if not low <= value <= MAX_REQUEST_TOKENS:
         raise BadInput(f"{name} {value} is not accepted: a whole number from {low} to {MAX_REQUEST_TOKENS}")
     return value
 
 
 def from_first_arrival(path: Path, requests: list[WorkloadRequest]) -> tuple[WorkloadRequest, ...]:
-    """Requests in the order they come, the first at 0. Raises BadInput when there is none."""
+    """Return requests in order of arrival, the first at 0. Raises BadInput if there are none."""
     if not requests:
         raise BadInput(f"trace {str(path)!r} contains no requests")
     requests.sort(key=lambda request: request.arrival_ns)  # stable: equal times keep the file's order

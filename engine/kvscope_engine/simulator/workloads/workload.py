@@ -1,6 +1,6 @@
-"""What a simulation is to serve: when each request comes, how long it is, and which text it shares.
+"""Workload of a simulation: when each request arrives, how long it is, and which text it shares.
 
-Values; knows neither where they come from (`generators`, `mooncake`, `azure`) nor who serves them.
+Values; knows neither their source (`generators`, `mooncake`, `azure`) nor how they are used.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ class WorkloadRequest:
     num_prompt_tokens: int
     num_output_tokens: int
     text_ids: tuple[int, ...] = ()
-    """Texts that the prompt begins with, numbered from 0; equal numbers are equal texts."""
+    """Texts that the prompt starts with, numbered from 0; equal numbers are equal texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests in the order they come, at least one."""
+    """Requests in order of arrival, at least one."""
 
     name: str
     requests: tuple[WorkloadRequest, ...]
     tokens_per_text: int = 1
-    """Length of the texts; a prompt that is shorter than its texts ends within the last of them."""
+    """Length of the texts in tokens; a prompt that is shorter than its texts ends within the last of them."""
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt and output together."""
+        """Tokens of the longest request, prompt and output."""
         return max(request.num_prompt_tokens + request.num_output_tokens for request in self.requests)
 
     @property
     def mean_prompt_tokens(self) -> float:
-        """Of all requests, refused ones among them."""
+        """Mean over all requests, including refused ones."""
         return sum(request.num_prompt_tokens for request in self.requests) / len(self.requests)
 
     @property
     def mean_output_tokens(self) -> float:
-        """Of all requests, refused ones among them."""
+        """Mean over all requests, including refused ones."""
         return sum(request.num_output_tokens for request in self.requests) / len(self.requests)
 
     def prompt_token_ids(self, request: WorkloadRequest, own_token: int) -> list[int]:
-        """Token ids of a prompt: each text repeats its number, what follows repeats `own_token` (below 0).
+        """Return the token ids of a prompt: each text repeats its number, the rest repeats `own_token` (below 0).
 
-        So equal texts give equal tokens and different ones differ in each token, whatever the block size.
+        So equal texts give equal tokens, and different texts differ in each token, whatever the block size.
         """
         tokens: list[int] = []
         for text_id in request.text_ids:
