@@ -292,9 +292,9 @@ class RequestRows(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     table_start: RowCounts = b""
     table_count: RowCounts = b""
     table_blocks: Ids = b""  # concatenated
-    num_draft_tokens: OptionalCounts = b""  # guessed ahead and checked
-    num_accepted_tokens: OptionalCounts = b""  # those of them that were right
-    table_group: OptionalCounts = b""  # whose block table it is
+    num_draft_tokens: OptionalCounts = b""  # speculative tokens verified
+    num_accepted_tokens: OptionalCounts = b""  # speculative tokens accepted
+    table_group: OptionalCounts = b""  # KV group of the block table
     waits_for: OptionalCounts = b""  # WaitsFor
 
 
