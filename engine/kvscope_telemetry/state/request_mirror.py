@@ -34,7 +34,7 @@ REQUEST_COLUMNS: Final[dict[str, np.dtype[np.generic]]] = {
     "index": np.dtype(np.int32),  # index among the n completions of a prompt
     "client": np.dtype(np.int64),  # number of the client that sent it, 0: unknown
     "arrival_ns": np.dtype(np.int64),  # engine's monotonic clock
-    "first_seen_ns": np.dtype(np.int64),  # engine's clock at the newest frame of the update that added it
+    "first_seen_ns": np.dtype(np.int64),  # newest frame's time in the update that added it
     "finished_ns": np.dtype(np.int64),  # the same for its end, -1 before
     "num_prompt_tokens": np.dtype(np.int64),
     "max_tokens": np.dtype(np.int64),
