@@ -70,7 +70,7 @@ def _length_name(group: int) -> str:
 class RequestMirror:
     """All requests that the engine reported. Attributes are the columns, each of shape `(len(self),)`.
 
-    The arrays are views and must be read again after each update. `layout` is incremented when rows are moved or removed.
+    The arrays are views: read them again after each update. `layout` is incremented when rows are moved or removed.
     """
 
     number: npt.NDArray[np.int64]
@@ -481,7 +481,7 @@ def _lengths_before(
     """Return the length of each table before its change: after the previous change of the same row, or the current
     one.
     """
-    # Sorting 16-bit integers takes a tenth of the time: numpy uses a radix sort for them.
+    # Sorting 16-bit integers takes a tenth of the time: numpy sorts them by radix.
     order = np.argsort(at.astype(np.uint16) if len(num_blocks) <= 1 << 16 else at, kind="stable")
     sorted_rows = at[order]
     lengths = num_blocks[sorted_rows].astype(np.int64)
