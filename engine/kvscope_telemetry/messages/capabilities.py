@@ -1,5 +1,5 @@
-"""What data an engine publishes and which commands it supports: sent once in its `Hello`, and therefore also in
-recordings.
+"""Flags for the data that an engine publishes and the commands that it supports: sent once in its `Hello`, and
+therefore also in recordings.
 
 Views, actions and texts depend on these flags, never on the type of source. Values that a source cannot provide are
 unknown: displayed as unknown, exported as empty, never as 0.

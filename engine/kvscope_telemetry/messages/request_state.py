@@ -21,7 +21,7 @@ class RequestState(IntEnum):
 
 
 class WaitsFor(IntEnum):
-    """What a queued request waits for, as reported by its engine. Values are used on the wire."""
+    """Reasons why a request is queued, as reported by its engine. Values are used on the wire."""
 
     UNTOLD = 0
     """Not reported: the request is behind others in the queue, or arrived after the last step was scheduled."""
@@ -32,12 +32,12 @@ class WaitsFor(IntEnum):
     BUDGET = 3
     """The token budget of the step (`max_num_batched_tokens`) is used up."""
     GRAMMAR = 4
-    """The grammar of its structured output is being compiled."""
+    """The grammar of the request's structured output is being compiled."""
     REMOTE_KV = 5
     """KV is being transferred from elsewhere into blocks that the request already holds."""
     ADAPTER = 6
     """The maximum number of LoRA adapters per batch is reached."""
     INPUT = 7
-    """The rest of its prompt has not arrived yet."""
+    """The rest of the request's prompt has not arrived yet."""
     PROMPT = 8
-    """Its prompt is being computed for another completion, whose blocks it will share."""
+    """The prompt is being computed for another completion, whose blocks this request will share."""

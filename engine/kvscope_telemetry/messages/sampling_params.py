@@ -19,7 +19,7 @@ MAX_BIASED_TOKENS: Final = 1024
 MAX_TOKEN_ID: Final = (1 << 31) - 1
 MAX_BIAS: Final = 100.0
 LEFT_TO_THE_MODEL: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Fields for which None selects the default of the model's `generation_config.json`."""
+"""Fields for which None selects the model's default (from its `generation_config.json` or GGUF file)."""
 
 
 class ModelSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -65,8 +65,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     too. Empty if the weights have the type `dtype`, which is also the type of all unquantized parameters.
     """
     quantization_option: str = ""
-    """Engine option that selected `quantization` (`int8` and `a8` may be displayed alike); empty if unquantized or
-    unknown.
+    """Engine option that selected `quantization`, because `int8` and `a8` may be displayed identically; empty if
+    unquantized or unknown.
     """
     sampling: ModelSampling = ModelSampling()
     """Defaults for requests that leave a sampling option unset."""

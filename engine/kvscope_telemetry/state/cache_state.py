@@ -47,7 +47,7 @@ class KnownRequest:
     tables: list[list[int]] = field(default_factory=list)
     """Block ids, one list per KV group."""
     unchanged: list[int] = field(default_factory=list)
-    """Number of leading entries of each table that are unchanged since the last frame, whose lengths were `told`."""
+    """Number of leading entries of each table that are unchanged since the last frame."""
     told: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """Builds frames and snapshots from an engine's state; no other module does.
 
-Owns the sequence numbers of an epoch, the arrival time of each request's newest token, and the packing of requests. It
-reads the ledger and the requests and writes neither. `CacheState` and our engine's `StepRecorder` say what changed.
+Owns the sequence numbers of an epoch, the time of each request's newest token, and the packing of requests. It reads
+the ledger and the requests without modifying them; `CacheState` and our engine's `StepRecorder` pass in what changed.
 Must not depend on an engine, a socket or a thread.
 
 See docs/internals/decisions/0027-one-builder-of-frames.md.
@@ -208,7 +208,7 @@ class FrameBuilder:
 def pack_batch(
     numbers: Sequence[int], num_tokens: Sequence[int], *, num_decode_tokens: int, num_prefill_tokens: int | None = None
 ) -> Batch:
-    """Return the requests of a step with their numbers of tokens. By default, all tokens that are not decodes are
+    """Pack the requests of a step with their numbers of tokens. By default, all tokens that are not decodes are
     prefill.
     """
     return Batch(

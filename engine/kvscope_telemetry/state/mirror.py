@@ -93,8 +93,8 @@ class Mirror:
 
     @property
     def num_room(self) -> int:
-        """Number of blocks available without eviction: free blocks, or, if fewer blocks than rows have physical memory
-        (allocator `virtual`), those not active or cached.
+        """Number of blocks available without eviction: free blocks, or, if there are fewer physical blocks than rows
+        (allocator `virtual`), the physical blocks that are neither active nor cached.
         """
         physical = 0 if self.hello is None else self.hello.cache.num_physical_blocks
         return max(0, physical - self.num_active - self.num_cached) if physical else self.num_free

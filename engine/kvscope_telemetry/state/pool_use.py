@@ -28,7 +28,7 @@ VIRTUAL: Final = "virtual"
 RESERVING: Final = frozenset({"contiguous", "buddy", "oracle"})
 """Allocators under which a request holds blocks that are not in its block table yet."""
 _PIECE: Final = 1 << 16
-"""Number of blocks processed at once."""
+"""Number of blocks per piece."""
 
 
 @dataclass(frozen=True, slots=True)

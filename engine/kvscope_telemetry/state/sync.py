@@ -160,7 +160,9 @@ class Sync:
             self._oldest_tag, self._patience_ns = tag + 1, REQUEST_INTERVAL_NS
 
     def tick(self, now_ns: int) -> None:
-        """Give up on a frame that a heartbeat announced and that did not arrive in time."""
+        """Count frames that a heartbeat announced as dropped if they did not arrive in time, and then request a
+        snapshot.
+        """
         if self._behind is None:
             return
         seq, since_ns = self._behind
