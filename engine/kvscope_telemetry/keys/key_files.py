@@ -32,8 +32,6 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
 
 @dataclass(frozen=True, slots=True)
 class ClientKey:
-    """Credentials of a client."""
-
     name: str
     role: Role
     public: str
@@ -44,8 +42,6 @@ class ClientKey:
 
 @dataclass(frozen=True, slots=True)
 class EngineKey:
-    """Key pair of an engine."""
-
     public: str
     secret: str = field(repr=False)
 
@@ -75,7 +71,7 @@ def write_client_key(path: Path, key: ClientKey) -> None:
 
 
 def read_engine_key(path: Path) -> EngineKey:
-    """Raises BadInput naming the file and what is wrong with it."""
+    """Read the engine's key file. Raises BadInput with the file's path and the error."""
     what = "engine key"
     table = _table(path, what)
     public, secret = (checked_key(table.get(name), f"{what} {path}", name) for name in ("public", "secret"))

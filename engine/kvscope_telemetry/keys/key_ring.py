@@ -52,8 +52,6 @@ _HEADER: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ClientEntry:
-    """An entry of the allow-list."""
-
     name: str
     role: Role
     public: str
@@ -67,7 +65,6 @@ def default_keys_folder() -> Path:
 
 
 def config_folder() -> Path:
-    """Return the directory of the user's kvscope configuration."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "kvscope"
 
 

@@ -40,8 +40,6 @@ class _Command(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A function call by the model."""
-
     id: Annotated[str, msgspec.Meta(max_length=256)] = ""
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
     arguments: PromptText = "{}"

@@ -22,8 +22,6 @@ MISSING: Final = "missing"
 
 
 class PlanPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A named part of a total."""
-
     name: str
     num_bytes: int
     how: str = ""

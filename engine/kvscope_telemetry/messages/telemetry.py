@@ -407,9 +407,7 @@ class Counters(msgspec.Struct, frozen=True, gc=False):
     offloaded_blocks: int = 0
     """Cached blocks that were offloaded to a lower tier instead of being dropped."""
     loaded_blocks: int = 0
-    """Blocks that were loaded from a lower tier."""
     copied_blocks: int = 0
-    """Blocks copied on write."""
     lost_blocks: int = 0
     """Blocks of a lower tier that could not be read back intact and are recomputed."""
     draft_tokens: int = 0
@@ -424,7 +422,6 @@ class Counters(msgspec.Struct, frozen=True, gc=False):
     offloaded_states: int = 0
     """Cached recurrent states that were offloaded to host memory instead of being dropped."""
     loaded_states: int = 0
-    """Recurrent states that were loaded from host memory."""
 
 
 class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -643,8 +640,6 @@ class ModuleBytes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory held by one tensor-parallel rank."""
-
     rank: int
     device: str
     weights_bytes: int

@@ -66,7 +66,6 @@ def counters(make: Maker, tally: Tally) -> Iterator[Metric]:
 
 
 def gauges(make: Maker, tally: Tally, pool: PoolFigures) -> Iterator[Metric]:
-    """Yield the gauges of the current state."""
     for field, text in TIER_GAUGES.items():
         name = field if field == "num_blocks" else f"{field}_blocks"
         yield make.gauge(f"kvscope_{name}", text, *_by_tier(pool, field))

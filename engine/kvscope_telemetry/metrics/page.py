@@ -87,7 +87,6 @@ class MetricsPage:
         return page, f"{OPENMETRICS_TYPE}; version=1.0.0; charset=utf-8"
 
     def close(self) -> None:
-        """Idempotent."""
         self._watch.close()
 
     def _families(self, tally: Tally, look: Look) -> Iterator[Metric]:
@@ -148,7 +147,6 @@ class Look:
 
     @property
     def is_up(self) -> bool:
-        """Whether the engine runs and reports."""
         return self.status.state in UP
 
 

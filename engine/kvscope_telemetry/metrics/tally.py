@@ -81,7 +81,6 @@ class Tally:
         self._histories.snapshot(snapshot)
 
     def frame(self, frame: Frame) -> None:
-        """Process the next frame."""
         self._count(frame.counters, frame.events, frame.step)
         for part in self.step_ns:
             self.step_ns[part] += getattr(frame.timings, f"{part}_ns")

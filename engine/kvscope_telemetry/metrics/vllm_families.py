@@ -63,7 +63,6 @@ def counters_and_histograms(make: Maker, tally: Tally) -> Iterator[Metric]:
 
 
 def gauges(make: Maker, tally: Tally, pool: PoolFigures) -> Iterator[Metric]:
-    """Yield the gauges of the current state."""
     totals = tally.counters
     yield make.gauge("vllm:num_requests_running", "Requests running.", ({}, totals.num_running))
     yield make.gauge("vllm:num_requests_waiting", "Requests waiting.", ({}, totals.num_waiting))

@@ -20,8 +20,6 @@ MAX_IPC_PATH_BYTES = 107
 
 @dataclass(frozen=True, slots=True)
 class IpcAddress:
-    """Sockets in a private directory."""
-
     folder: Path
 
     @property

@@ -398,7 +398,6 @@ class Handshakes:
         self._num_hang_ups = 0
 
     def take(self, event: zmq.Event) -> None:
-        """Process one event of the monitor."""
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.num_done += 1
             self.refusal, self._num_hang_ups = "", 0

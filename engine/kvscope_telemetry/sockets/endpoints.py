@@ -17,8 +17,6 @@ _EVERYWHERE = ("*", "0.0.0.0", "[::]", "::")
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Addresses of the two sockets of an engine."""
-
     telemetry: str
     command: str
 

@@ -139,8 +139,6 @@ def _read_first(reply: Reply) -> Failed:
 # aborted; later replies to it (that they were aborted) go to a new queue. The total size of all queues is bounded, too:
 # beyond that, the client with the largest queue is lost.
 class Delivery(Enum):
-    """Result of passing a reply to the socket."""
-
     SENT = "sent"
     FULL = "full"
     """The client does not read fast enough; to be retried later."""

@@ -124,7 +124,6 @@ class LiveReader:
     # Methods for any thread.
 
     def stop(self) -> None:
-        """Signal the thread to end."""
         self._closing = True
         self._sockets.wake()
 

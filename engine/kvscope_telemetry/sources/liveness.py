@@ -103,7 +103,6 @@ class Liveness:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the engine reported that it ended or failed."""
         return self._ended is not None
 
     def state(self, now_ns: int) -> tuple[SourceState, str]:

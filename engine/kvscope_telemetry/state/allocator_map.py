@@ -34,8 +34,6 @@ class AllocatorPool(IntEnum):
 
 
 class State(IntEnum):
-    """State of a block in a segment."""
-
     ALLOCATED = 0
     PENDING = 1
     """Freed, and waiting for a stream that may still use it."""
@@ -63,7 +61,6 @@ class TorchSegment:
 
     @property
     def largest_cached(self) -> int:
-        """Size of the largest cached block; 0 if there is none."""
         return int(self.sizes[self.states == State.CACHED].max(initial=0))
 
 

@@ -48,7 +48,7 @@ class KnownRequest:
     """Block ids, one list per KV group."""
     unchanged: list[int] = field(default_factory=list)
     """Number of leading entries of each table that are unchanged since the last frame."""
-    told: list[int] = field(default_factory=list)
+    told: list[int] = field(default_factory=list)  # length of each table in the last frame
 
     def __post_init__(self) -> None:
         self.tables = [[] for _ in range(self.num_groups)]

@@ -56,12 +56,10 @@ class Continuity:
 
     @property
     def epoch(self) -> int | None:
-        """Epoch of the followed engine; None before the first snapshot."""
         return self._place.epoch
 
     @property
     def seq(self) -> int:
-        """Number of the last frame included in the state."""
         return self._place.seq
 
     def lose(self) -> None:

@@ -67,7 +67,6 @@ class Mirror:
 
     @property
     def epoch(self) -> int | None:
-        """Epoch of the mirrored engine; None before the first snapshot."""
         return None if self.hello is None else self.hello.epoch
 
     @property
@@ -101,7 +100,6 @@ class Mirror:
 
     @property
     def num_active(self) -> int:
-        """Number of blocks in the pool that a request holds."""
         return self.count(BlockState.ACTIVE)
 
     @property
@@ -110,7 +108,6 @@ class Mirror:
         return self.count(BlockState.CACHED)
 
     def count(self, state: BlockState, tier: Tier = Tier.HBM) -> int:
-        """Return the number of blocks with this state and tier."""
         return int(self._num_by_state[_TIER_PLACES[tier], _STATE_PLACES[state]])
 
     def apply(self, update: Update) -> None:

@@ -48,7 +48,6 @@ class PoolUse:
 
     @property
     def num_held(self) -> int:
-        """Number of slots that requests hold."""
         return self.num_used + self.num_reserved + self.num_wasted
 
     @property

@@ -525,12 +525,10 @@ class BlockTableBuffer:
         return below
 
     def append_rows(self, num_rows: int) -> None:
-        """Append empty rows."""
         none = np.zeros(num_rows, np.int64)
         self._begin, self._room = np.concatenate((self._begin, none)), np.concatenate((self._room, none))
 
     def keep(self, order: npt.NDArray[np.intp]) -> None:
-        """Keep only the rows in `order`, in that order."""
         self._begin, self._room = self._begin[order], self._room[order]
 
     def write(
