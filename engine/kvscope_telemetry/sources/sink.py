@@ -3,9 +3,9 @@
 Owns the sink, and whether it has a state that frames can follow. A sink receives a snapshot first, and another one
 after each gap: one that arrived for the mirror, or, if the mirror needs none, one that is requested for the sink and
 followed by the frames passed on in the meantime. A recording can thus start at any time without affecting the mirror.
-When a sink is replaced, the previous one receives the frames included in the new one's snapshot: if both write to the
-same recording, it has no gap. All methods except `set` must be called on the reading thread. Must not depend on sockets
-or on what sinks do.
+When a sink is replaced, the previous one first receives the frames that are included in the new one's snapshot, so that
+there is no gap if the new sink forwards to the previous one. All methods except `set` must be called on the reading
+thread. Must not depend on sockets or on what sinks do.
 """
 
 from __future__ import annotations
