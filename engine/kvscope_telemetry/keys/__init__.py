@@ -1,1 +1,1 @@
-"""Who may connect: key files, the list of those let in, and what a client remembers. Knows no sockets."""
+"""Authentication: key files, the allow-list, and remembered API keys. Must not depend on sockets."""

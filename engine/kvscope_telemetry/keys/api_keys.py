@@ -1,9 +1,9 @@
-"""API keys of other engines' servers that a person asked to keep: `~/.config/kvscope/api_keys.toml`, mode 0600.
+"""API keys of other engines' servers that the user asked to save: `~/.config/kvscope/api_keys.toml`, mode 0600.
 
     [keys]
-    "vllm://gpu-box:8000" = "sk-…"
+    "vllm://gpu-box:8000" = "sk-..."
 
-Owns that file. Nothing else writes a key down: not settings, not recordings, not logs.
+Owns that file. API keys are not written anywhere else: not to settings, recordings or logs.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ _WHAT: Final = "file of API keys"
 
 
 def api_keys_path() -> Path:
-    """Where they are written."""
     return config_folder() / "api_keys.toml"
 
 
 def read_api_keys() -> dict[str, str]:
-    """By address; none when there is no file. Raises BadInput for a file that cannot be understood."""
+    """Return the keys by address; empty if there is no file. Raises BadInput for an invalid file."""
     path = api_keys_path()
     try:
         with path.open("rb") as file:
@@ -42,7 +41,7 @@ def read_api_keys() -> dict[str, str]:
 
 
 def keep_api_key(address: str, key: str) -> None:
-    """Keep it, or forget what is kept where it is empty. Raises BadInput when it cannot be written."""
+    """Save the key of an address, or delete it if `key` is empty. Raises BadInput if the file cannot be written."""
     before = read_api_keys()
     after = {known: value for known, value in before.items() if known != address} | ({address: key} if key else {})
     if after == before:

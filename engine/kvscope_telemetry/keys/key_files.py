@@ -1,13 +1,13 @@
-"""Key files: TOML, for this user alone. Owns their format; knows no sockets and no folder.
+"""Key files: TOML, readable by this user only. Owns their format; must not depend on sockets or on a directory.
 
-A client's file says who the client is and which engine it belongs to, so that one file is all there is to copy:
+A client's file contains the client's name and the key of its engine, so that only this file has to be copied:
 
     [key]
     name = "laptop"
-    role = "operator"       # what the engine said when it was made; its allow-list decides
-    public = "…"            # CURVE keys in Z85, 40 characters each
-    secret = "…"
-    engine = "…"            # the engine's public key
+    role = "operator"       # as of creation; the engine's allow-list decides
+    public = "..."          # CURVE keys in Z85, 40 characters each
+    secret = "..."
+    engine = "..."          # the engine's public key
 """
 
 from __future__ import annotations
@@ -32,26 +32,22 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
 
 @dataclass(frozen=True, slots=True)
 class ClientKey:
-    """What a client needs to be let in."""
-
     name: str
     role: Role
     public: str
     secret: str = field(repr=False)
     engine: str
-    """The public key of the engine."""
+    """Public key of the engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineKey:
-    """What an engine proves itself with."""
-
     public: str
     secret: str = field(repr=False)
 
 
 def read_client_key(path: Path) -> ClientKey:
-    """Raises BadInput naming the file and what is wrong with it."""
+    """Read a key file. Raises BadInput with the file's path and the error."""
     what = "key file"
     table = _table(path, what)
     public, secret, engine = (checked_key(table.get(name), f"{what} {path}", name) for name in _PARTS)
@@ -65,7 +61,7 @@ def read_client_key(path: Path) -> ClientKey:
 
 
 def write_client_key(path: Path, key: ClientKey) -> None:
-    """Raises BadInput when the file is there already, or cannot be written."""
+    """Write a key file. Raises BadInput if the file exists or cannot be written."""
     text = (
         f"# kvscope key: whoever holds this file is {key.name!r} at the engine. Keep it private.\n"
         f'[key]\nname = "{key.name}"\nrole = "{key.role}"\n'
@@ -75,7 +71,7 @@ def write_client_key(path: Path, key: ClientKey) -> None:
 
 
 def read_engine_key(path: Path) -> EngineKey:
-    """Raises BadInput naming the file and what is wrong with it."""
+    """Read the engine's key file. Raises BadInput with the file's path and the error."""
     what = "engine key"
     table = _table(path, what)
     public, secret = (checked_key(table.get(name), f"{what} {path}", name) for name in ("public", "secret"))
@@ -83,7 +79,7 @@ def read_engine_key(path: Path) -> EngineKey:
 
 
 def write_engine_key(path: Path, key: EngineKey) -> None:
-    """Raises BadInput when the file is there already, or cannot be written."""
+    """Write the engine's key file. Raises BadInput if the file exists or cannot be written."""
     text = (
         f'# kvscope: the engine\'s own key. Keep it private.\n[key]\npublic = "{key.public}"\nsecret = "{key.secret}"\n'
     )
@@ -91,7 +87,7 @@ def write_engine_key(path: Path, key: EngineKey) -> None:
 
 
 def checked_name(name: object) -> str:
-    """A name that reads well in a file, a table and a sentence; raises BadInput for any other."""
+    """Return `name` if it is valid in files, tables and sentences; otherwise raise BadInput."""
     if not isinstance(name, str) or len(name) > MAX_NAME or not _NAME.fullmatch(name):
         raise BadInput(
             f"name {name!r:.80} is not accepted: up to {MAX_NAME} letters, digits and . _ @ -, a letter or digit first"
@@ -100,7 +96,7 @@ def checked_name(name: object) -> str:
 
 
 def checked_role(role: object) -> Role:
-    """Raises BadInput for what is no role."""
+    """Return the role; raise BadInput if there is no such role."""
     try:
         return Role(str(role))
     except ValueError:
@@ -108,7 +104,9 @@ def checked_role(role: object) -> Role:
 
 
 def checked_key(text: object, where: str, name: str) -> str:
-    """A CURVE key in Z85; raises BadInput for what is none. The value is not told: it may be a secret."""
+    """Return a CURVE key in Z85; raise BadInput if it is invalid. The message omits the value, which may be a
+    secret.
+    """
     try:
         if isinstance(text, str) and len(text) == 40 and len(z85.decode(text.encode("ascii"))) == 32:
             return text

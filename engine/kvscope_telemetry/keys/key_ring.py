@@ -1,11 +1,11 @@
-"""The keys of an engine: its own, and the allow-list of its clients, in a folder for this user alone.
+"""Keys of an engine: its key pair, and the allow-list of its clients, in a directory accessible to this user only.
 
-    engine.key      the engine's CURVE keys, made when they are first needed
-    clients.toml    who is let in: a [[client]] with name, role and public key each
-    local.key       the key file of this user's own desktop on this machine, made with the engine's
+    engine.key      the engine's CURVE keys, created on first use
+    clients.toml    allowed clients: a [[client]] with name, role and public key each
+    local.key       key file of this user's desktop on this machine, created with the engine's
 
-Owns the folder's layout and reading the list anew when it changed. Knows no sockets. Methods may be called
-from any thread; what changes the list is one process at a time, by a lock file.
+Owns the layout of the directory, and reloading the list after a change. Must not depend on sockets. Methods may be
+called from any thread. A lock on the directory (flock) ensures that one process at a time changes the list.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from kvscope_telemetry.keys.private_files import make_private_folder, read_priva
 from kvscope_telemetry.messages.roles import Caller, Role
 
 LOCAL: Final = "local"
-"""The name of the key that is made by itself, for the desktop of the engine's own user."""
+"""Name of the key that is created automatically for the desktop of the engine's user."""
 LOCAL_KEY: Final = f"{LOCAL}.key"
-"""Its file in the folder."""
+"""Name of that key's file in the directory."""
 MAX_CLIENTS: Final = 1000
 LOOK_AGAIN_S: Final = 0.2
 _WHAT: Final = "keys folder"
@@ -52,33 +52,30 @@ _HEADER: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ClientEntry:
-    """A line of the allow-list."""
-
     name: str
     role: Role
     public: str
     made: str = ""
-    """The day, in ISO 8601."""
+    """Date of creation in ISO 8601."""
 
 
 def default_keys_folder() -> Path:
-    """Where the keys are unless told otherwise: `~/.config/kvscope/keys`."""
+    """Return the default directory of keys: `~/.config/kvscope/keys`."""
     return config_folder() / "keys"
 
 
 def config_folder() -> Path:
-    """The user's configuration of kvscope."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "kvscope"
 
 
 def local_key() -> Path | None:
-    """The key file that an engine of this user's made for this user's desktop, None when there is none."""
+    """Return the key file that an engine of this user created for the user's desktop; None if there is none."""
     path = default_keys_folder() / LOCAL_KEY
     return path if path.is_file() else None
 
 
 def read_allow_list(folder: Path) -> list[ClientEntry]:
-    """Who is let in with the keys in `folder`; nothing is made there. Raises BadInput when it cannot be read."""
+    """Return the allow-list in `folder`, without creating anything. Raises BadInput if it cannot be read."""
     path = folder / "clients.toml"
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"{_WHAT} {folder} is not accepted: it is not a directory")
@@ -96,9 +93,9 @@ def read_allow_list(folder: Path) -> list[ClientEntry]:
 
 
 class KeyRing:
-    """The keys in `folder`; made when they are not there. Raises BadInput for a folder that is not safe.
+    """The keys in `folder`, created if they do not exist. Raises BadInput if the directory is not safe.
 
-    `warn` is told, in one line, when the allow-list cannot be read and when it can be again, from any thread.
+    `warn` is called with one line when the allow-list cannot be read, and when it is readable again, from any thread.
     """
 
     def __init__(self, folder: Path | None = None, *, warn: Callable[[str], None] | None = None) -> None:
@@ -114,13 +111,13 @@ class KeyRing:
         self.refresh()
 
     def caller(self, public: str) -> Caller | None:
-        """Who has this public key (Z85); None for a key that is not on the list now."""
+        """Return the client with this public key (Z85); None if the key is not on the list now."""
         if public not in self._callers or time.monotonic() - self._looked_s >= LOOK_AGAIN_S:
             self.refresh()
         return self._callers.get(public)
 
     def refresh(self) -> None:
-        """Read the list anew if it changed. While it cannot be read nobody is let in, and `warn` is told."""
+        """Reload the list if it changed. While it cannot be read, no client is allowed, and `warn` is called."""
         self._looked_s = time.monotonic()
         stamp = _stamp(self.folder / "clients.toml")
         if stamp == self._stamp:
@@ -137,20 +134,20 @@ class KeyRing:
         self._callers = {entry.public: Caller(entry.name, entry.role, entry.public) for entry in entries}
 
     def entries(self) -> list[ClientEntry]:
-        """The list as it is. Raises BadInput when it cannot be read."""
+        """Return the current list. Raises BadInput if it cannot be read."""
         return read_allow_list(self.folder)
 
     def new(self, name: str, role: Role, out: Path) -> ClientKey:
-        """Make a key for a client, write its file, and let it in.
+        """Create a key for a client, write its file, and add it to the allow-list.
 
-        Raises BadInput for a name that is taken and for a file that is there already.
+        Raises BadInput if the name is in use or the file exists.
         """
         checked_name(name)
         with self._locked():
             return self._new(name, role, out)
 
     def remove(self, name: str) -> ClientEntry:
-        """Let nobody in with this key any more. Raises BadInput for a name that is not on the list."""
+        """Remove a key from the allow-list. Raises BadInput if the name is not on it."""
         with self._locked():
             entries = self.entries()
             gone = next((entry for entry in entries if entry.name == name), None)
@@ -185,7 +182,7 @@ class KeyRing:
             write_engine_key(path, EngineKey(public, secret))
             is_first = True
         self.engine = read_engine_key(path)
-        if is_first:  # and never again: a local key that was removed stays removed
+        if is_first:  # only then: a local key that the user removed is not created again
             self._make_local_key()
         return self.engine
 

@@ -1,4 +1,4 @@
-"""Files and folders for this user alone, written whole or not at all. Knows nothing of what is in them."""
+"""Files and directories accessible to this user only, written atomically. Does not depend on their contents."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.whole_file import replace_file
 
 MAX_BYTES = 1 << 20
-"""More than any file of ours has."""
+"""Larger than any of our files."""
 
 
 def make_private_folder(folder: Path, what: str) -> None:
-    """Make `folder` (mode 0700) if it is not there. Raises BadInput when others could get in."""
+    """Create `folder` (mode 0700) if it does not exist. Raises BadInput if other users can access it."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
@@ -35,9 +35,9 @@ def make_private_folder(folder: Path, what: str) -> None:
 
 
 def write_private(path: Path, text: str, what: str, *, replace: bool = True) -> None:
-    """Write `path` (mode 0600) so that a reader sees the old file or the new one, never a part.
+    """Write `path` (mode 0600) atomically: readers see either the old file or the new one.
 
-    Raises BadInput when it cannot be written, and, without `replace`, when it is there already.
+    Raises BadInput if it cannot be written, or if it exists and `replace` is False.
     """
     temporary = ""
     try:
@@ -59,7 +59,7 @@ def write_private(path: Path, text: str, what: str, *, replace: bool = True) -> 
 
 
 def write_config(path: Path, text: str, what: str) -> None:
-    """The same in a folder that is made where it is not there yet."""
+    """Create the parent directory if necessary, and write `path` as `write_private` does."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -68,14 +68,14 @@ def write_config(path: Path, text: str, what: str) -> None:
 
 
 def toml_text(text: str) -> str:
-    """A basic string of TOML; JSON's escapes are TOML's, but for DEL."""
+    """Return `text` as a basic TOML string: JSON's escapes are valid in TOML, and DEL is escaped additionally."""
     return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")
 
 
 def read_private(path: Path, what: str) -> str:
-    """The text of `path`. Raises BadInput for what is no plain small file of this user's, closed to others."""
+    """Return the text of `path`. Raises BadInput unless it is a small regular file that other users cannot access."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO must not hold us up
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # do not block on a FIFO
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):

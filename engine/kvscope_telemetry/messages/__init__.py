@@ -1,1 +1,1 @@
-"""What goes over the wire: messages, commands, their encoding and what must hold in them. Knows no sockets."""
+"""The wire protocol: messages, commands, their encoding and their validation. Must not depend on sockets."""

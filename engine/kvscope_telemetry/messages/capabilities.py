@@ -1,7 +1,8 @@
-"""What an engine can tell of itself and be asked for: said once, in its `Hello`, so that a recording knows it too.
+"""Flags for the data that an engine publishes and the commands that it supports: sent once in its `Hello`, and
+therefore also in recordings.
 
-Views, actions and texts follow these; nobody asks what kind of source there is. What a source cannot know is unknown:
-drawn as that, exported as empty, never 0.
+Views, actions and texts depend on these flags, never on the type of source. Values that a source cannot provide are
+unknown: displayed as unknown, exported as empty, never as 0.
 """
 
 from __future__ import annotations
@@ -12,63 +13,69 @@ import msgspec
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The defaults are those of our own engine."""
+    """Capabilities of an engine. The defaults are those of our own engine."""
 
     engine: str = "kvscope"
-    """Which engine it is: "kvscope", "devices", or the scheme of another's addresses, such as "vllm"."""
+    """Kind of engine: "kvscope", "devices", or the scheme of another engine's addresses, such as "vllm"."""
     commands: bool = True
-    """Requests can be sent and aborted, and snapshots asked for, over our command socket."""
+    """Whether our command socket accepts requests, aborts and snapshot requests."""
     completions: bool = True
-    """Prompts can be sent to it at all: over commands, or over its OpenAI API."""
+    """Whether prompts can be sent at all, over the command socket or an OpenAI-compatible API."""
     physical_rows: bool = True
-    """A row of the ledger is a block's place in memory; otherwise rows are slots that kvscope gives out, and
-    neighbours, fragmentation and addresses mean nothing."""
+    """Whether a ledger row is a block's position in memory. Otherwise, kvscope assigns rows itself, and adjacency,
+    fragmentation and addresses are meaningless.
+    """
     free_rows: bool = True
-    """A row that holds nothing is known to be free; otherwise it is a slot not given out yet, and how much of the
-    pool is used is known from the counters alone."""
+    """Whether a row without contents is known to be a free block. Otherwise, it is merely unassigned, and pool usage is
+    known from the counters only.
+    """
     requests: bool = True
-    """Each request is told of, with its block table; otherwise their number at most."""
+    """Whether individual requests are published with their block tables; otherwise at most their number."""
     owners: bool = True
-    """The ledger's `owner` is told."""
+    """Whether the ledger's `owner` is published."""
     ref_counts: bool = True
-    """The ledger's `ref_count` is told: what is shared, what is idle."""
+    """Whether the ledger's `ref_count` is published, which shows shared and idle blocks."""
     filled: bool = True
-    """The ledger's `filled` is told: partial blocks are seen."""
+    """Whether the ledger's `filled` is published, which shows partial blocks."""
     prefix_hits: bool = True
-    """The ledger's `prefix_hits` is told."""
+    """Whether the ledger's `prefix_hits` is published."""
     last_used: bool = True
-    """The ledger's `last_used_step` is told."""
+    """Whether the ledger's `last_used_step` is published."""
     token_ids: bool = True
-    """Tokens of blocks can be had: from the engine, or as they were told."""
+    """Whether the tokens of blocks are available, either on request or because the engine published them."""
     steps: bool = True
-    """A frame is a step of the engine, with its batch and the times of its parts; otherwise a moment of reading."""
+    """Whether a frame is a step of the engine, with its batch and timings; otherwise it is one poll of the engine."""
     latencies: bool = True
-    """Latencies are told one by one; otherwise as histograms, in which percentiles are between two bounds."""
+    """Whether individual latencies are published; otherwise histograms, whose percentiles are known only between two
+    bounds.
+    """
     attention: bool = False
-    """The ledger's `attention` is measured now and then; our own engine does so when asked."""
+    """Whether the ledger's `attention` is measured from time to time. Our own engine does so on request."""
     blocks: bool = True
-    """It has a pool of blocks at all; otherwise it tells of devices alone, and its one row stands for nothing."""
+    """Whether there is a block pool. Otherwise the source only reports devices, and its single row has no meaning."""
     aborts: bool = True
-    """Aborted requests are counted apart; otherwise they are among the finished ones, or in no number."""
+    """Whether aborted requests are counted separately; otherwise they count as finished, or not at all."""
     allocator_map: bool = False
-    """It can be asked for the segments of torch's allocator, and refuses where there are none."""
+    """Whether the segments of torch's allocator can be requested (refused on devices without any)."""
     groups: bool = False
-    """The ledger's `group` is told: the cache has several KV groups."""
+    """Whether the ledger's `group` is published: the cache has several KV groups."""
     eviction_order: bool = False
-    """The ledger's `eviction_order` is told: which block is given out next."""
+    """Whether the ledger's `eviction_order` is published, which shows the block to be evicted next."""
 
     sparse_decode: bool = False
-    """Decodes attend to a part of their blocks, and the ledger's `skipped` is counted now and then."""
+    """Whether decodes attend to a part of their blocks. The ledger's `skipped` is then counted from time to time."""
     deterministic: bool = False
-    """A request's numbers are the same to the last bit, whatever runs beside it (`--deterministic`)."""
+    """Whether a request's results are bitwise identical, whatever else is in the batch (`--deterministic`)."""
     fingerprints: bool = False
-    """`Fingerprints` are told."""
+    """Whether `Fingerprints` are published."""
     counters: bool = True
-    """Totals are of one engine. Otherwise several engines answer in turn, and nothing follows from their totals."""
+    """Whether totals are those of one engine. Otherwise several engines answer in turn, and their totals are
+    meaningless.
+    """
 
     @property
     def unknown_columns(self) -> frozenset[str]:
-        """Names of the ledger's columns that are not told."""
+        """Names of the ledger's columns that are not published."""
         known = {
             "owner": self.owners,
             "ref_count": self.ref_counts,
@@ -80,4 +87,4 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 OWN_ENGINE: Final = Capabilities()
-"""Everything: what our own engine tells."""
+"""Capabilities of our own engine."""

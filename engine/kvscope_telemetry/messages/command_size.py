@@ -1,6 +1,7 @@
-"""Estimates the memory that a waiting command takes: everything it carries, and a constant for each object.
+"""Estimates the memory that a queued command takes: its contents and a constant per object.
 
-Limits are counted in these bytes, so that a million empty things weigh what they take. Knows no limit.
+Queue limits are counted in these bytes, so that a million empty objects count with the memory that they take. Does not
+depend on any limit.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from kvscope_telemetry.messages.commands import (
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 COMMAND_BYTES: Final = 1_000
-"""Of a command that carries nothing: its objects and its place in a queue."""
+"""Bytes of a command without contents: its objects and its queue entry."""
 MESSAGE_BYTES: Final = 200
-"""Of a chat message without content."""
+"""Bytes of a chat message without content."""
 NUMBER_BYTES: Final = 40
-"""Of a token id or a block's number in a tuple."""
+"""Bytes of a token id or a block id in a tuple."""
 
 
 def command_bytes(command: Command) -> int:
-    """Return the bytes that `command` takes while it waits; never much less than it took on the wire."""
+    """Return the bytes that `command` takes while it is queued; never much less than its size on the wire."""
     if isinstance(command, Submit):
         return COMMAND_BYTES + _submit_bytes(command)
     if isinstance(command, GetBlockText | Pin | Unpin | Evict):
@@ -68,7 +69,7 @@ def _submit_bytes(submit: Submit) -> int:
 
 
 def sampling_bytes(sampling: SamplingParams) -> int:
-    """Return the bytes of those sampling options that may be long."""
+    """Return the bytes of the sampling options with variable length."""
     structured = sampling.structured
     return (
         sum(map(sys.getsizeof, sampling.stop))

@@ -1,7 +1,7 @@
-"""The messages of the command socket: what a client asks, and what the engine answers.
+"""Messages of the command socket: commands from clients, and the engine's replies.
 
-Same rules of evolution as `messages`. A client is a ZeroMQ DEALER that sends one frame a message; the engine
-answers each on the same socket. Everything is bounded before it is believed.
+The rules of schema evolution are those of `messages.telemetry`. A client is a ZeroMQ DEALER that sends one frame per
+message; the engine replies on the same socket. Every field from a client has a bound that is checked during decoding.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ MAX_PROMPT_CHARACTERS: Final = 4 << 20
 MAX_CHAT_MESSAGES: Final = 4096
 MAX_PROMPT_TOKENS: Final = 2 << 20
 MAX_TOOL_CALLS: Final = 128
-"""Of one turn."""
+"""Maximum number of tool calls per chat message."""
 MAX_SALT_CHARACTERS: Final = 1024
 MAX_ADAPTER_CHARACTERS: Final = 256
 MAX_PATH_CHARACTERS: Final = 4096
 MAX_TEXT_BLOCKS: Final = 4096
 MAX_AWAITED: Final = 10_000
 MAX_STEPS: Final = 1000
-"""That one command asks for."""
+"""Maximum number of steps per "step" command."""
 
 RequestId = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 Tag = Annotated[int, msgspec.Meta(ge=0, le=(1 << 53))]
@@ -40,31 +40,29 @@ class _Command(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A function that the model called in a turn."""
-
     id: Annotated[str, msgspec.Meta(max_length=256)] = ""
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
     arguments: PromptText = "{}"
-    """A JSON object, as text."""
+    """JSON object as text."""
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One turn of a conversation. What is empty is not shown to the chat template, `content` apart."""
+    """One message of a conversation. Empty fields other than `content` are not passed to the chat template."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: PromptText
     tool_calls: Annotated[tuple[ToolCall, ...], msgspec.Meta(max_length=MAX_TOOL_CALLS)] = ()
-    """Of an assistant's turn."""
+    """Calls made in a message of the assistant."""
     tool_call_id: Annotated[str, msgspec.Meta(max_length=256)] = ""
-    """Of a tool's turn: which call it answers."""
+    """Id of the call that a tool's message answers."""
     name: Annotated[str, msgspec.Meta(max_length=256)] = ""
-    """Who speaks, or which tool."""
+    """Name of the speaker or of the tool."""
 
 
 class Submit(_Command, frozen=True, kw_only=True):
-    """Run a request. Exactly one of `prompt`, `messages` and `prompt_token_ids` is given.
+    """Run a request. Exactly one of `prompt`, `messages` and `prompt_token_ids` must be given.
 
-    `prompt` goes through the chat template as one user message unless `raw`.
+    `prompt` is passed through the chat template as one user message unless `raw`.
     """
 
     request_id: RequestId
@@ -75,128 +73,135 @@ class Submit(_Command, frozen=True, kw_only=True):
     sampling: SamplingParams = SamplingParams()
     priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] = 0
     cache_salt: Annotated[str, msgspec.Meta(max_length=MAX_SALT_CHARACTERS)] = ""
-    """Cached prefixes are shared only among requests of the same salt."""
+    """Cached prefixes are shared only among requests with the same salt."""
     tools: PromptText = ""
-    """A JSON array of the functions that the model may call, as OpenAI writes them; for the chat template."""
+    """JSON array of the functions that the model may call, in OpenAI's format; passed to the chat template."""
     client: ClientName = ""
-    """For whom a client of this socket asks that serves several, as the HTTP API does; they take turns and are limited
-    each. Empty: for itself."""
+    """Name of the client for which a socket's client submits the request if it serves several, as the HTTP API does.
+    Scheduling is fair among these names, and limits apply to each. Empty: the socket's client itself.
+    """
     batch: Annotated[str, msgspec.Meta(max_length=128)] = ""
-    """What belongs together of what was asked for at once; a client's batches take turns. Empty: this request alone."""
+    """Id of a group of requests that were submitted together. Scheduling is fair among a client's batches. Empty: a
+    batch of this request alone.
+    """
     adapter: Annotated[str, msgspec.Meta(max_length=MAX_ADAPTER_CHARACTERS)] = ""
-    """The name of the LoRA adapter that it is computed with. Empty: the model alone."""
+    """Name of the LoRA adapter; empty: the base model."""
 
 
 class Abort(_Command, frozen=True, kw_only=True):
-    """Stop a request of this client; unknown and finished ones are answered with `Done` all the same.
+    """Abort a request of this client. Unknown and finished requests are also answered with `Done`.
 
-    Another client's is refused, unless `anyones` says that it is meant.
+    A request of another client is aborted only with `anyones`, and the command is refused otherwise.
     """
 
     request_id: RequestId
     anyones: bool = False
     client: ClientName = ""
-    """As in its `Submit`, the next too: it is carried out after that one."""
+    """Value from the `Submit` command, as is `batch`, so that Abort is processed after it."""
     batch: Annotated[str, msgspec.Meta(max_length=128)] = ""
 
 
 class GetSnapshot(_Command, frozen=True, kw_only=True):
-    """Ask for the whole state, answered with `Snapshot`."""
+    """Request the complete state, answered with `Snapshot`."""
 
     tag: Tag = 0
 
 
 class Awaited(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A request whose end a client has not heard, as it tells after a reconnection."""
+    """A request whose end the client has not received, as reported after a reconnection."""
 
     request_id: RequestId
     heard: Annotated[tuple[int, ...], msgspec.Meta(max_length=1024)] = ()
-    """For each completion how many `Tokens` came, -1 once its `Finished` came; empty: not even `Accepted`."""
+    """Number of `Tokens` received per completion, -1 once its `Finished` was received; empty: not even `Accepted`."""
 
 
 class GetStatus(_Command, frozen=True, kw_only=True):
-    """Ask how the engine is, answered with `Status` at once, also while a model loads.
+    """Request the engine's status, answered immediately with `Status`, even while a model loads.
 
-    With a `session` it also introduces the client: the same one presented on another connection gets the
-    client's requests, and what was said about those it still awaits.
+    A `session` also identifies the client: if it connected before, the new connection takes over the client's requests,
+    and the replies it missed for those in `awaited` are sent again.
     """
 
     tag: Tag = 0
     session: Annotated[str, msgspec.Meta(max_length=64)] = ""
-    """The client's own secret: 128 random bits in hexadecimal."""
+    """Secret generated by the client: 128 random bits in hexadecimal."""
     awaited: Annotated[tuple[Awaited, ...], msgspec.Meta(max_length=MAX_AWAITED)] = ()
 
 
 class GetBlockText(_Command, frozen=True, kw_only=True):
-    """Ask for the tokens and text in blocks, answered with `BlockText`."""
+    """Request the tokens and text of blocks, answered with `BlockText`."""
 
     blocks: Blocks
     tag: Tag = 0
 
 
 class GetAllocatorMap(_Command, frozen=True, kw_only=True):
-    """Ask how torch's allocator divides the GPU's memory now, answered with `AllocatorMap` between two steps."""
+    """Request how torch's allocator currently divides the GPU's memory, answered with `AllocatorMap` between two
+    steps.
+    """
 
     tag: Tag = 0
 
 
 class Control(_Command, frozen=True, kw_only=True):
-    """Engine control, answered with `Done` or `Failed`."""
+    """Control the engine; answered with `Done` or `Failed`."""
 
     action: Literal["shutdown", "reset_prefix_cache", "pause", "resume", "step"]
-    """"step" runs `num_steps` while the engine is paused, and is answered when they ran."""
+    """"step" runs `num_steps` steps while the engine is paused, and is answered after they ran."""
     tag: Tag = 0
     lease_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
-    """A pause ends when nothing is heard of its client for so long; 0: when its connection ends."""
+    """A pause ends when its client has sent nothing for this many seconds; 0: when its connection closes."""
     num_steps: Annotated[int, msgspec.Meta(ge=1, le=MAX_STEPS)] = 1
 
 
 class Preempt(_Command, frozen=True, kw_only=True):
-    """A running request gives up its blocks and waits again; answered with `Done` or `Failed`."""
+    """Preempt a running request, which then waits again; answered with `Done` or `Failed`."""
 
     number: Annotated[int, msgspec.Meta(ge=1, le=(1 << 32) - 1)]
-    """The engine's own, as in `RequestInfo`."""
+    """Number of the request in the engine, as in `RequestInfo`."""
     how: Literal["", "swap", "recompute"] = ""
-    """Empty: as the engine does when it is short of blocks."""
+    """How to free the blocks; empty: the engine's preemption mode."""
     tag: Tag = 0
 
 
 class Pin(_Command, frozen=True, kw_only=True):
-    """Full, hashed blocks are not evicted until this client lets them, or goes; answered with `Done` or `Failed`."""
+    """Protect full, hashed blocks from eviction until this client unpins them or disconnects; answered with `Done` or
+    `Failed`.
+    """
 
     blocks: Blocks
     tag: Tag = 0
     with_prefix: bool = False
-    """Also the blocks before each in its text, as far as they are cached."""
+    """Whether to pin the cached preceding blocks of each block's prefix, too."""
 
 
 class Unpin(_Command, frozen=True, kw_only=True):
-    """This client's pins on `blocks` end, all its pins where none are given; answered with `Done` or `Failed`."""
+    """Remove this client's pins on `blocks`, or all its pins if `blocks` is empty; answered with `Done` or `Failed`."""
 
     blocks: Blocks = ()
     tag: Tag = 0
     anyones: bool = False
-    """The pins of all clients."""
+    """Whether to remove the pins of all clients."""
 
 
 class Evict(_Command, frozen=True, kw_only=True):
-    """Idle cached blocks that are not pinned lose their prefix; answered with `Done` or `Failed`."""
+    """Drop the cached prefix of idle blocks that are not pinned; answered with `Done` or `Failed`."""
 
     blocks: Blocks
     tag: Tag = 0
 
 
 class SetLimits(_Command, frozen=True, kw_only=True):
-    """Change the limits of the batch, up to those the engine started with; answered with `Done` or `Failed`."""
+    """Change the batch limits, up to those that the engine was started with; answered with `Done` or `Failed`."""
 
     max_num_seqs: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
-    """0: as it is; the next too."""
+    """New limit; 0: unchanged, as for `max_num_batched_tokens`."""
     max_num_batched_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] = 0
     tag: Tag = 0
 
 
 class LoadAdapter(_Command, frozen=True, kw_only=True):
-    """Load a LoRA adapter from a folder that the engine can read; answered with `Done` or `Failed`."""
+    """Load a LoRA adapter from a directory that the engine can read; answered with `Done` or `Failed`."""
 
     name: AdapterName
     path: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_PATH_CHARACTERS)]
@@ -204,51 +209,49 @@ class LoadAdapter(_Command, frozen=True, kw_only=True):
 
 
 class UnloadAdapter(_Command, frozen=True, kw_only=True):
-    """Take no more requests for a LoRA adapter; those that have it go on. Answered with `Done` or `Failed`."""
+    """Accept no more requests for a LoRA adapter; those that use it continue. Answered with `Done` or `Failed`."""
 
     name: AdapterName
     tag: Tag = 0
 
 
 Intervention: TypeAlias = Preempt | Pin | Unpin | Evict | SetLimits | LoadAdapter | UnloadAdapter
-"""What a person does to a running engine, to see what happens."""
+"""Commands by which a user interferes with scheduling and caching, to observe the effect."""
 Command: TypeAlias = Submit | Abort | GetSnapshot | GetStatus | GetBlockText | GetAllocatorMap | Control | Intervention
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of one completion."""
-
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
 
 
 class RequestTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of one completion in seconds of the engine's monotonic clock; None: never got that far."""
+    """Durations of one completion in seconds of the engine's monotonic clock; None: that point was not reached."""
 
     queue_s: float | None = None
-    """Running time, without what the engine was paused or suspended (`RunningTime`); so is the next."""
+    """Running time (`RunningTime`: without pauses and suspensions) in the queue. `ttft_s` is running time, too."""
     ttft_s: float | None = None
     total_s: float = 0.0
-    """All of the time, that one included."""
+    """Total time including pauses and suspensions."""
     stopped_s: float = 0.0
-    """How much of `total_s` the engine stood still."""
+    """Part of `total_s` in which the engine was paused or suspended."""
 
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Log-probabilities (natural, of the model's own distribution) at one position."""
+    """Log-probabilities (natural, of the model's unmodified distribution) at one position."""
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    """(token id, log-probability), most likely first."""
+    """(token id, log-probability) pairs, most likely first."""
 
 
 class Accepted(_Command, frozen=True, kw_only=True):
-    """The request is in the queue. `numbers` are the engine's, one a completion."""
+    """The request is queued. `numbers` are the engine's request numbers, one per completion."""
 
     request_id: str
     numbers: tuple[int, ...]
@@ -256,14 +259,14 @@ class Accepted(_Command, frozen=True, kw_only=True):
 
 
 class Refused(_Command, frozen=True, kw_only=True):
-    """The request was not taken; nothing of it is left."""
+    """The request was not accepted; the engine retains nothing of it."""
 
     request_id: str
     reason: str
 
 
 class Tokens(_Command, frozen=True, kw_only=True):
-    """New tokens of a completion; `text` is what they add to it (held back at a possible stop string)."""
+    """New tokens of a completion. `text` is what they add to it; a possible beginning of a stop string is held back."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -271,17 +274,19 @@ class Tokens(_Command, frozen=True, kw_only=True):
     index: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     num_missed: int = 0
-    """How many `Tokens` before this one were said while the client was away, and not kept."""
+    """Number of preceding `Tokens` messages that were sent while the client was disconnected and not retained."""
     logprob_texts: tuple[tuple[str, ...], ...] = ()
-    """For each of `logprobs` the text of its token, then of each of its `top`; none from a model without text."""
+    """For each of `logprobs`, the text of its token, then of each of its `top`; empty for a model without a
+    tokenizer.
+    """
 
 
 class Finished(_Command, frozen=True, kw_only=True):
-    """A completion ended; all its tokens and text came before in `Tokens`."""
+    """A completion ended. All its tokens and text were sent in preceding `Tokens`."""
 
     request_id: str
     finish_reason: str
-    """A `FinishReason`, or a word of a later version."""
+    """A `FinishReason`, or a value introduced by a later version."""
     usage: Usage
     timing: RequestTiming
     index: int = 0
@@ -289,7 +294,7 @@ class Finished(_Command, frozen=True, kw_only=True):
 
 
 class BlockContent(msgspec.Struct, frozen=True, kw_only=True):
-    """What a block holds: tokens `start` to `start + len(token_ids)` of a request, or of a cached prefix."""
+    """Contents of a block: tokens `start` to `start + len(token_ids)` of a request or of a cached prefix."""
 
     block: int
     number: int = 0
@@ -297,42 +302,44 @@ class BlockContent(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: tuple[int, ...] = ()
     text: str = ""
     notes: tuple[tuple[str, str], ...] = ()
-    """What else is told of it: names and values, as ("LoRA", "sql")."""
+    """Further facts as (name, value) pairs, such as ("LoRA", "sql")."""
 
 
 class BlockText(_Command, frozen=True, kw_only=True):
-    """Answer to GetBlockText, in the order asked; blocks that hold nothing have no tokens."""
+    """Answer to GetBlockText in the requested order; empty blocks have no tokens."""
 
     contents: tuple[BlockContent, ...]
     tag: int = 0
 
 
 class AllocatorMap(_Command, frozen=True, kw_only=True):
-    """Answer to GetAllocatorMap: segments, the largest first, and their blocks, as columns of little-endian numbers.
+    """Answer to GetAllocatorMap: segments, largest first, and their blocks, as columns of little-endian numbers.
 
-    Sums and counts are of all there is, also where small neighbours are told as one block, or segments not at all.
+    Totals and counts cover all segments and blocks, even if adjacent small blocks are merged or segments left out.
     """
 
     tag: int = 0
     device: str = ""
     took_ns: int = 0
-    """How long it took on the engine's thread."""
+    """Time that the engine's thread spent on it."""
     segment_address: bytes = b""
-    """u64 a segment."""
+    """u64 per segment."""
     segment_bytes: bytes = b""
-    """u64 a segment."""
+    """u64 per segment."""
     segment_stream: bytes = b""
-    """u64 a segment: the CUDA stream that its blocks are for; 0 is the default one."""
+    """u64 per segment: the CUDA stream that its blocks are used on; 0 is the default stream."""
     segment_pool: bytes = b""
-    """u8 a segment: 0 small blocks, 1 large ones, 2 a private pool (captured graphs)."""
+    """u8 per segment: 0 small blocks, 1 large ones, 2 a private pool (captured graphs)."""
     segment_num_blocks: bytes = b""
-    """u32 a segment: how many of the blocks below are its."""
+    """u32 per segment: number of its entries in the block columns."""
     block_offset: bytes = b""
-    """u64 a block: from the start of its segment, ascending."""
+    """u64 per block: offset from the start of its segment, ascending."""
     block_bytes: bytes = b""
-    """u64 a block."""
+    """u64 per block."""
     block_state: bytes = b""
-    """u8 a block: 0 allocated, 1 freed and waiting for a stream, 2 cached, 3 small ones of several states, joined."""
+    """u8 per block: 0 allocated, 1 freed and waiting for a stream, 2 cached, 3 merged small blocks of several
+    states.
+    """
     num_segments: int = 0
     num_blocks: int = 0
     total_bytes: int = 0
@@ -340,13 +347,13 @@ class AllocatorMap(_Command, frozen=True, kw_only=True):
     pending_bytes: int = 0
     cached_bytes: int = 0
     split_bytes: int = 0
-    """Of those cached, in segments that are partly in use: torch cannot give them back to the device."""
+    """Cached bytes in segments that are partly in use, which torch cannot return to the device."""
     largest_cached_bytes: int = 0
-    """The largest cached block: the most that can be allocated without asking the device for more."""
+    """Size of the largest cached block: the largest allocation that needs no new memory from the device."""
 
 
 class LoadedAdapter(msgspec.Struct, frozen=True, kw_only=True):
-    """A LoRA adapter that requests may ask for."""
+    """A LoRA adapter that requests may use."""
 
     name: str
     path: str
@@ -356,57 +363,57 @@ Phase: TypeAlias = Literal["loading", "ready", "failed"]
 
 
 class Status(_Command, frozen=True, kw_only=True):
-    """How the engine is."""
+    """State of the engine."""
 
     phase: str
-    """A `Phase`, or a word of a later version."""
+    """A `Phase`, or a value introduced by a later version."""
     telemetry_endpoint: str
     progress: Progress | None = None
     hello: Hello | None = None
-    """Given once the engine is ready."""
+    """Set once the engine is ready."""
     reason: str = ""
     paused: bool = False
     tag: int = 0
     paused_by: str = ""
-    """Names of those who paused the engine."""
+    """Names of the users who paused the engine."""
     role: str = ""
-    """What the asker may do here: "viewer" or "operator"; empty from engines that know no roles."""
+    """Role of the client: "viewer" or "operator"; empty from engines without roles."""
     name: str = ""
-    """What the engine calls the asker."""
+    """Name of the client at the engine."""
     intervenes: bool = False
-    """Whether it knows how to step, preempt, pin, evict and change its limits."""
+    """Whether the engine supports stepping, preempting, pinning, evicting and changing limits."""
     paused_s: float = 0.0
-    """How long it has been paused; 0 while it is not."""
+    """Duration of the current pause; 0 if not paused."""
     busy_s: float = 0.0
-    """How long the step, or the command, in progress has taken; 0 between them."""
+    """Duration so far of the step or command in progress; 0 if there is none."""
     adapters: tuple[LoadedAdapter, ...] = ()
     takes_adapters: bool = False
-    """Whether it loads and unloads LoRA adapters when asked."""
+    """Whether the engine loads and unloads LoRA adapters on request."""
 
 
 class Done(_Command, frozen=True, kw_only=True):
-    """It was done. `request_id` is set in the answer to Abort."""
+    """The command succeeded. `request_id` is set in the answer to Abort."""
 
     tag: int = 0
     request_id: str = ""
     what: str = ""
-    """What was done, in one line, where there is more to say than that it was."""
+    """One line on what was done, if that is not obvious from the command."""
 
 
 class Failed(_Command, frozen=True, kw_only=True):
-    """A command that could not be read or done; `reason` is one line."""
+    """A command could not be decoded or executed; `reason` is one line."""
 
     reason: str
     tag: int = 0
     request_id: str = ""
-    """Of the request that could not be aborted."""
+    """Id of the request that could not be aborted."""
 
 
 Reply: TypeAlias = Accepted | Refused | Tokens | Finished | BlockText | AllocatorMap | Status | Done | Failed | Snapshot
 
 
 def refuse(command: Command, reason: str) -> Reply:
-    """The negative answer that fits the command."""
+    """Return the negative reply that fits the type of `command`."""
     if isinstance(command, Submit):
         return Refused(request_id=command.request_id, reason=reason)
     if isinstance(command, Abort):

@@ -1,7 +1,7 @@
-"""A machine's figures of all its GPUs, its memory and its cores: one message for each sample.
+"""Measurements of all GPUs, the memory and the CPU cores of a machine: one message per sample.
 
-None means not known: not supported by the driver, not allowed, or lost; never zero. Owns shapes and units; the package
-`devices` reads the values.
+None means unknown (not supported by the driver, not permitted, or GPU lost); never zero. Owns the message types, their
+units and their validation. The package `devices` reads the values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_NUMBER: Final = (1 << 63) - 1
 
 
 class GpuProcess(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A process that has memory on a GPU. In a container `pid` may be that of the host."""
+    """A process that has allocated memory on a GPU. In a container, `pid` may be that of the host."""
 
     pid: int
     name: str = ""
@@ -30,109 +30,108 @@ class GpuProcess(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One GPU, as its driver tells it."""
+    """One GPU as reported by its driver."""
 
     index: int
     name: str = ""
     uuid: str = ""
     fault: str = ""
-    """Why it does not answer, in the driver's words; empty while it does."""
+    """The driver's error message if the GPU does not respond; otherwise empty."""
     memory_total_bytes: int | None = None
     memory_used_bytes: int | None = None
-    """By processes and contexts; without what is reserved where that is told."""
+    """Memory used by processes and contexts, without reserved memory if the driver reports that separately."""
     memory_reserved_bytes: int | None = None
-    """By the driver and the firmware, for themselves."""
+    """Memory reserved by the driver and the firmware."""
     memory_free_bytes: int | None = None
     processes: tuple[GpuProcess, ...] | None = None
     utilization: float | None = None
-    """0 to 1: the part of the time that a kernel ran."""
+    """Share of time in which a kernel ran, 0 to 1."""
     memory_utilization: float | None = None
-    """0 to 1: the part of the time that memory was read or written."""
+    """Share of time in which memory was read or written, 0 to 1."""
     power_watts: float | None = None
     power_limit_watts: float | None = None
     temperature_celsius: float | None = None
     memory_temperature_celsius: float | None = None
     fan: float | None = None
-    """0 to 1; a card that is cooled otherwise has none."""
+    """Fan speed, 0 to 1; None for cards without a fan."""
     sm_clock_mhz: int | None = None
     max_sm_clock_mhz: int | None = None
     memory_clock_mhz: int | None = None
     max_memory_clock_mhz: int | None = None
     throttled_by: tuple[str, ...] | None = None
-    """Why clocks are below their highest, by the names of `devices.throttling`; empty: nothing holds them."""
+    """Reasons why clocks are below their maximum, by the names in `devices.throttling`; empty: not throttled."""
     ecc_corrected: int | None = None
-    """Errors in memory since the driver was loaded."""
+    """Corrected memory errors since the driver was loaded."""
     ecc_uncorrected: int | None = None
     pcie_generation: int | None = None
     pcie_width: int | None = None
-    """Lanes."""
+    """Number of PCIe lanes in use."""
     pcie_sent_bytes_s: int | None = None
-    """From the GPU, a second."""
+    """Bytes per second sent by the GPU."""
     pcie_received_bytes_s: int | None = None
     nvlink_sent_bytes_s: int | None = None
-    """Over all links."""
+    """Bytes per second over all links."""
     nvlink_received_bytes_s: int | None = None
     display_active: bool | None = None
-    """Whether it draws a display, so that windows have memory of it."""
+    """Whether the GPU drives a display, so that windows use part of its memory."""
 
 
 class HostProcess(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A process in the host's memory. Resident are the first three together."""
+    """A process in the host's memory. Resident memory is the sum of anonymous, file and shared memory."""
 
     pid: int
     name: str = ""
     anonymous_bytes: int | None = None
-    """Its own: heap, stacks, tensors."""
+    """Private memory: heap, stacks, tensors."""
     file_bytes: int | None = None
-    """Files that it maps: programs, libraries, weights. The system can have them back at any time."""
+    """Mapped files (programs, libraries, weights), which the system can reclaim at any time."""
     shared_bytes: int | None = None
-    """Shared memory."""
     swapped_bytes: int | None = None
     cores: float | None = None
-    """Cores that it used, 1.0: one of them all the time."""
+    """CPU usage in cores; 1.0 means one core is fully used."""
 
     @property
     def resident_bytes(self) -> int | None:
-        """All that it has in memory."""
+        """Resident set size; None if any part of it is unknown."""
         parts = (self.anonymous_bytes, self.file_bytes, self.shared_bytes)
         return None if None in parts else sum(part or 0 for part in parts)
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The machine itself, as its system tells it."""
+    """The machine itself as reported by its operating system."""
 
     name: str = ""
-    """Of its processor."""
+    """Name of the CPU."""
     memory_total_bytes: int | None = None
     memory_available_bytes: int | None = None
-    """What processes can have without swapping: what is free, and most of what files take."""
+    """Memory available to processes without swapping: free memory and most of the page cache."""
     memory_free_bytes: int | None = None
     cached_bytes: int | None = None
-    """Files kept in memory, with the system's own buffers."""
+    """Size of the page cache and the kernel's buffers."""
     swap_total_bytes: int | None = None
     swap_used_bytes: int | None = None
     cores: tuple[float, ...] | None = None
-    """0 to 1, how busy each of them was since the sample before."""
+    """Utilization of each core since the previous sample, 0 to 1."""
     processes: tuple[HostProcess, ...] | None = None
-    """The engine's own, or those with the most memory; largest first."""
+    """The engine's processes, or those with the most memory; largest first."""
 
 
 class Devices(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """Every GPU and the host at one time."""
+    """State of every GPU and the host at one time."""
 
     epoch: int
     time_ns: int
     gpus: tuple[Gpu, ...] = ()
-    """Those that are there and those that were, in the driver's order."""
+    """Present GPUs and those that were lost, in the driver's order."""
     host: Host | None = None
     fault: str = ""
-    """Why no GPU is told of, in the driver's words; empty where none is missing."""
+    """The driver's error message if no GPU can be read; otherwise empty."""
     used_gpus: tuple[int, ...] = ()
-    """`Gpu.index` of those that the engine computes on, in the order of its ranks."""
+    """`Gpu.index` of each GPU that the engine computes on, in the order of its ranks."""
 
 
 def check_devices(devices: Devices) -> None:
-    """Raise ProtocolError for numbers that no machine has, and for more of anything than a machine holds."""
+    """Raise ProtocolError for values out of range, and for more GPUs, processes or cores than a machine has."""
     _check_numbers("Devices", (devices.epoch, devices.time_ns, *devices.used_gpus))
     _check_length("GPUs", devices.gpus, MAX_GPUS)
     for gpu in devices.gpus:

@@ -1,9 +1,11 @@
-"""What can happen in an engine. Each kind of event is one `EventKind` in `EVENT_KINDS`: its words, its colour, its mark
-on the timeline and where exports have it follow from that row.
+"""The kinds of events that can happen in an engine, and the text of their causes.
 
-An event without data, or with data of a kind that is not known here, keeps the words it came with. The sentences of
-those events are made here too (`finished_text` and the functions after it), for our own engine and for engines watched
-from inside. Knows no engine and no widget.
+Each kind is one `EventKind` in `EVENT_KINDS`, which determines its text, its color, its mark on the timeline and where
+exports include it.
+
+An event without data, or with data of a kind that is not known here, keeps the text it was sent with. This module also
+composes those texts (`finished_text` and the functions after it), for our own engine and for engines that run our
+plugin. Must not depend on an engine or a widget.
 """
 
 from __future__ import annotations
@@ -18,70 +20,70 @@ from kvscope_telemetry.messages.telemetry import Event, EventData
 from kvscope_telemetry.plural import counted
 
 Words = Callable[[Event, EventData], list[str]]
-"""Why it happened, in clauses."""
+"""Returns the clauses of the text that explains why an event happened."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventLane:
-    """A lane of the timeline with a mark for each event of a kind."""
+    """A lane of the timeline with a mark for each event of one kind."""
 
     color: str
-    """Of the theme."""
+    """Name of a theme color."""
     column: str = ""
-    """Of a summary: how many there were in a second, where single events are not kept; empty: nobody counts."""
+    """Column of the summary with the number of events per second, for ranges without individual events; empty: not
+    counted.
+    """
     counted: str = ""
-    """What one of those is called."""
+    """Noun for one counted item, in the singular."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventKind:
-    """One kind of event, and everything that is said of it elsewhere."""
+    """One kind of event and its representation in views, reports and exports."""
 
     name: str
-    """On the wire, in recordings and exports: never changes."""
+    """Name on the wire, in recordings and in exports; it never changes."""
     color: str
-    """Of its name in lists: a colour of the theme."""
+    """Theme color of the kind's name in lists."""
     noun: str = ""
-    """What one of it is called where they are counted or looked for; the plural has an s."""
+    """Noun used in counts and searches, in the singular; the plural appends an s."""
     words: Mapping[str, Words] = field(default_factory=dict)
-    """Why it happened, by the kind of its data."""
+    """Functions that describe the cause, by `EventData.kind`."""
     lane: EventLane | None = None
     is_stop: bool = False
-    """It tells when the engine stood still (`RunningTime.note`)."""
+    """Whether the event marks the start or end of a pause or suspension (`RunningTime.note`)."""
     is_stepped: bool = False
-    """A person can step through time from one to the next."""
+    """Whether the user can step through time from one event to the next."""
     is_first_named: bool = False
-    """The first one is a moment by which two runs are laid side by side."""
+    """Whether the first event is a point in time by which two runs can be aligned."""
     is_reported: bool = True
-    """A report tells it one by one."""
+    """Whether a report lists these events individually."""
     is_traced: bool = True
-    """A trace has it on the track of events; otherwise the phases of its request tell it."""
+    """Whether a trace puts the event on its track of events; otherwise, the phases of the event's request show it."""
 
     @property
     def text(self) -> str:
-        """What it is called in a table: `engine paused`."""
         return kind_text(self.name)
 
     @property
     def plural(self) -> str:
-        """Several of it."""
         return f"{self.noun}s"
 
 
 def cause_text(event: Event) -> str:
-    """Why it happened, in one line."""
+    """Return the cause of an event as one line of text."""
     data, kind = event.data, BY_NAME.get(event.kind)
     make = None if data is None or kind is None else kind.words.get(data.kind)
     return event.cause if data is None or make is None else "; ".join(make(event, data))
 
 
 def with_cause(event: Event) -> Event:
-    """Return the event with its cause spelled out, for readers that do not know its data."""
+    """Return the event with `cause` set to the text, for readers that do not know its data."""
     return replace(event, cause=cause_text(event))
 
 
 def kind_text(name: str) -> str:
-    """What a kind of event is called in a table: `engine paused`."""
+    """Return the label of a kind of event in tables: `engine paused`."""
     return name.replace("_", " ")
 
 
@@ -94,8 +96,12 @@ def finished_text(
     num_draft_tokens: int = 0,
     num_accepted_tokens: int = 0,
 ) -> str:
-    """Return why a request ended by itself. `reason` is a finish reason ("stop", "length", "error", "too_long",
-    "repetition"), or a clause of its own; `max_tokens` is 0 where the limit is unknown."""
+    """Return why a request ended by itself.
+
+    Args:
+        reason: A finish reason ("stop", "length", "error", "too_long", "repetition"), or any other clause.
+        max_tokens: The request's limit; 0 if unknown.
+    """
     limit = counted(max_tokens, "new token") if max_tokens else "new tokens"
     what = {
         "stop": "stopped",
@@ -109,14 +115,19 @@ def finished_text(
 
 
 def aborted_text(why: str, num_tokens: int, num_blocks: int) -> str:
-    """Return why a request was stopped from outside, and what it had by then."""
+    """Return why a request was aborted, and how many tokens and blocks it had by then."""
     tokens = f"{counted(num_tokens, 'token')} {_was(num_tokens)} generated"
     return f"{why}; {tokens}, {counted(num_blocks, 'block')} released"
 
 
 def evicted_text(why: str, evicted: Sequence[tuple[int, str]], *, number: int = 0, order: str = "") -> str:
-    """Return why something was evicted: `evicted` has counts with their nouns, `number` is the request that it was
-    for (0: unknown), and `order` says which were chosen."""
+    """Return why something was evicted.
+
+    Args:
+        evicted: Counts with their nouns.
+        number: The request that needed the space; 0: unknown.
+        order: Clause that describes how the victims were chosen.
+    """
     parts = [counted(count, noun) for count, noun in evicted if count]
     whom = f" for request #{number}" if number else ""
     chosen = f", {order}" if order else ""
@@ -124,7 +135,7 @@ def evicted_text(why: str, evicted: Sequence[tuple[int, str]], *, number: int = 
 
 
 def displaced_text(num_blocks: int, number: int) -> str:
-    """Return why blocks in host memory were evicted: those of request `number` took their place."""
+    """Return why blocks in host memory were evicted: to store blocks of request `number`."""
     was = _was(num_blocks)
     return (
         f"{counted(num_blocks, 'block')} {was} evicted from host memory, where blocks of request #{number} are kept now"
@@ -132,7 +143,7 @@ def displaced_text(num_blocks: int, number: int) -> str:
 
 
 def emptied_text(place: str, num_blocks: int, num_states: int = 0) -> str:
-    """Return what was in `place`, such as "the prefix cache", when all of it was dropped."""
+    """Return what was dropped from `place`, such as "the prefix cache"."""
     states = f" and {counted(num_states, 'cached state')}" if num_states else ""
     return f"{place} was emptied: {counted(num_blocks, 'cached block')}{states}"
 
@@ -147,8 +158,12 @@ def retracted_text(
     num_blocks: int,
     num_free_tokens: int,
 ) -> str:
-    """Return why request `number` was preempted where the needs of all running requests are checked together, that of
-    `other` first (0: unknown). `choice` as in `EventData.choice`, or "fewest" (it had generated the fewest tokens)."""
+    """Return why request `number` was preempted by an engine that checks the needs of all running requests together.
+
+    Args:
+        choice: As in `EventData.choice`, or "fewest" (it had generated the fewest tokens).
+        other: The first request that lacked blocks; 0: unknown.
+    """
     first = f", request #{other} first" if other else ""
     return (
         f"the running requests needed more blocks than were free or could be evicted{first}; "
@@ -158,7 +173,7 @@ def retracted_text(
 
 
 def reuse_clauses(data: EventData) -> list[str]:
-    """Where a request's tokens came from, and what could not be read back."""
+    """Return clauses on what was loaded from lower tiers, and on tokens that could not be read back."""
     parts = []
     loaded = [counted(data.num_loaded_blocks, "block")] if data.num_loaded_blocks else []
     loaded += ["the recurrent state"] if data.num_loaded_states else []
@@ -170,7 +185,7 @@ def reuse_clauses(data: EventData) -> list[str]:
 
 
 def miss_text(data: EventData) -> str:
-    """Why not more of a prompt was there; "" when all was, or nobody knows."""
+    """Return why the prefix hit was not longer; "" if nothing was missed or the reason is unknown."""
     return {
         "evicted": f"the block from token {data.missed_token} was evicted at step {data.missed_step}",
         "differs": f"it first differs from what is cached at token {data.missed_token}",
@@ -200,7 +215,6 @@ def _started(event: Event, data: EventData) -> list[str]:
 
 
 def _needed(event: Event, data: EventData) -> str:
-    """What its tokens take, and where a run is set aside for it, of how much that is."""
     if not data.num_set_aside:
         return f"{counted(event.num_blocks, 'block')} needed"
     run = f"a run of {counted(data.num_set_aside, 'block')} reserved for it"
@@ -249,7 +263,7 @@ def choice_text(number: int, choice: str, choice_number: int) -> str:
 
 
 def _price(event: Event, data: EventData) -> str:
-    """What was lost or moved, and what it costs as far as that was measured."""
+    """Describe what a preemption dropped or swapped, with the measured costs, if known."""
     state = " and a recurrent state" if data.num_states else ""
     what = f"{counted(event.num_tokens, 'token')} in {counted(event.num_blocks, 'block')}{state}"
     swap, recompute = _about(data.swap_ns), _about(data.recompute_ns)
@@ -353,9 +367,9 @@ EVENT_KINDS: Final = (
     EventKind("single_step", "accent", words={"single_step": _single_step}, is_stop=True),
     EventKind("process_suspended", "warn", words={"process_suspended": _suspended}, is_stop=True),
 )
-"""In the order of menus and lanes."""
+"""All kinds of events, in the order of menus and lanes."""
 BY_NAME: Final = {kind.name: kind for kind in EVENT_KINDS}
 KIND_NAMES: Final = tuple(BY_NAME)
 KIND_CODES: Final = {name: code for code, name in enumerate(KIND_NAMES)}
-"""In columns of numbers, of one process alone."""
+"""Index of each kind, for numeric columns. Valid within one process only."""
 STOP_KINDS: Final = tuple(kind.name for kind in EVENT_KINDS if kind.is_stop)

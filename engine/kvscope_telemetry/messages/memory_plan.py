@@ -1,6 +1,8 @@
-"""Types of data that `kvscope-engine plan` is asked for, and its answer: where a GPU's memory would go.
+"""Types of the answer of `kvscope-engine plan`: how a model's weights, KV cache and activations would fit in GPU
+memory.
 
-What the command prints as JSON and the desktop's page reads. All sizes are bytes of one GPU.
+The command prints them as JSON, and the desktop's page reads that. All sizes are bytes of one GPU, unless noted
+otherwise.
 """
 
 from __future__ import annotations
@@ -11,59 +13,57 @@ from typing import Final
 import msgspec
 
 WEIGHT_BYTES: Final = {"bfloat16": 2.0, "float16": 2.0, "float32": 4.0, "int8": 1.0, "fp8": 1.0, "int4": 0.5}
-"""A parameter, by the types that are accepted. Embedding, head and vectors of quantized models keep 16 bits."""
+"""Bytes per parameter by accepted type. Embedding, output head and vectors of quantized models keep 16 bits."""
 KV_CACHE_DTYPES: Final = ("auto", "fp8", "int8")
 
 
 MISSING: Final = "missing"
-"""The part that is no part: what there is too little."""
+"""Name of the pseudo-part for the memory that is lacking."""
 
 
 class PlanPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A named piece of a sum."""
-
     name: str
     num_bytes: int
     how: str = ""
-    """How it was reckoned, or where the formula is from."""
+    """How the size was computed, or the source of the formula."""
 
 
 def whole_of(parts: Sequence[PlanPart], gpu_bytes: int) -> int:
-    """What the shares of `parts` are of: a GPU's memory, or all of them where they are more."""
+    """Return the denominator for the shares of `parts`: the GPU's memory, or the sum of all parts if that is larger."""
     return max(gpu_bytes, sum(part.num_bytes for part in parts if part.name != MISSING))
 
 
 class Headroom(msgspec.Struct, frozen=True, kw_only=True):
-    """How many requests of a length fit at once, sharing nothing."""
+    """Number of requests of one length that fit concurrently without sharing blocks."""
 
     num_tokens: int
     num_requests: int
 
 
 class StageUse(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU of a pipeline stage."""
+    """Memory of one GPU of a pipeline stage."""
 
     number: int
     first_layer: int
     num_layers: int
     parts: tuple[PlanPart, ...]
-    """In all `allowed_bytes`, the KV cache included; the last may be `MISSING`."""
+    """Parts that add up to `allowed_bytes`, including the KV cache; the last one may be `MISSING`."""
     num_blocks: int
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """An option that would make more fit, and what it would give."""
+    """An option that would make more fit, and its effect."""
 
     options: str
     num_tokens: int
     num_requests: int
-    """Of the longest length."""
+    """Number of concurrent requests of the maximum length."""
     fits: bool
     note: str = ""
 
 
 class InferenceAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan for serving."""
+    """The memory plan for serving."""
 
     gpu_bytes: int
     allowed_bytes: int
@@ -74,9 +74,9 @@ class InferenceAnswer(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     block_size: int
     block_bytes: int
-    """Of one block on the tightest GPU."""
+    """Bytes of one block on the GPU with the least free memory."""
     kv_bytes_a_token: float
-    """On all GPUs together."""
+    """KV bytes per token, summed over all GPUs."""
     num_blocks: int
     num_host_blocks: int
     num_tokens: int
@@ -85,34 +85,36 @@ class InferenceAnswer(msgspec.Struct, frozen=True, kw_only=True):
     changes: tuple[Change, ...]
     notes: tuple[str, ...] = ()
     num_host_states: int = 0
-    """Of recurrent layers: slots in host memory, for requests swapped out and prefixes, and their bytes."""
+    """Number of host-memory slots for recurrent states of swapped-out requests and prefixes. `host_state_bytes` is
+    their size.
+    """
     host_state_bytes: int = 0
 
 
 class TrainingAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan for training."""
+    """The memory plan for training."""
 
     gpu_bytes: int
     fits: bool
     parts: tuple[PlanPart, ...]
-    """What is held at the worst moment; in all `peak_bytes`."""
+    """Memory at the point of peak use; the parts add up to `peak_bytes`."""
     peak_bytes: int
-    """The context included."""
+    """Peak memory, including the CUDA context."""
     worst: str
-    """"forward", "backward" or "optimizer": when most is held."""
+    """Phase with the peak: "forward", "backward" or "optimizer"."""
     changes: tuple[Change, ...]
     notes: tuple[str, ...] = ()
 
 
 class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole plan; `training` is there only when asked for."""
+    """The complete plan; `training` is set only if it was requested."""
 
     model: str
     architecture: str
     num_parameters: int
     modules: tuple[tuple[str, int], ...]
-    """Parameters of each kind of module."""
+    """Number of parameters by kind of module."""
     inference: InferenceAnswer
     training: TrainingAnswer | None = None
     is_first: bool = False
-    """Where the memory goes is said; what to change, and training, follow in a further answer."""
+    """Whether this is a preliminary answer without suggested changes and training, followed by a complete one."""

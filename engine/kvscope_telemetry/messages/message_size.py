@@ -1,6 +1,6 @@
 """Estimates a message's size on the wire without encoding it, for bounds on queues.
 
-Costs the engine's thread less than a microsecond, which matters more than bytes. Knows no queue.
+Takes less than a microsecond of the engine's thread, which matters more than accuracy. Does not depend on any queue.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _EVENT_BYTES: Final = 300
 
 
 def approximate_bytes(message: TelemetryMessage) -> int:
-    """Return a size that is near enough for a bound, and too small only for very long names and causes."""
+    """Return the approximate size in bytes; an underestimate only for very long names and causes."""
     if not isinstance(message, Frame | Snapshot):
         return _SMALL_BYTES
     requests = message.requests

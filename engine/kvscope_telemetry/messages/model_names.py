@@ -1,4 +1,4 @@
-"""The short name of a model, as a person reads it."""
+"""Short display names of models."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ _DEFAULT: Final = ("default", "SmolLM2-135M-Instruct")
 
 
 def short_name(model: str) -> str:
-    """The last part of a path or an id; the default model by its own name."""
+    """Return the last part of a path or repository id; for the default model, its full name."""
     name = model.rstrip("/").rpartition("/")[2] or model
     return _DEFAULT[1] if name == _DEFAULT[0] else name

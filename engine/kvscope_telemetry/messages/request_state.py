@@ -1,4 +1,4 @@
-"""Words about requests that both sides of the wire share."""
+"""Enums for the state of requests that both sides of the wire use."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ from enum import IntEnum
 
 
 class RequestState(IntEnum):
-    """Where a request is in its life. The order is that of the life; values are on the wire."""
+    """State of a request, in the order of its life cycle. Values are used on the wire."""
 
     WAITING = 0
-    """In the queue, holds no block."""
+    """In the waiting queue, holding no blocks."""
     RUNNING = 1
-    """Has blocks; runs in each step that has room for it."""
+    """Holds blocks, and runs in each step whose limits allow it."""
     PREEMPTED = 2
-    """Back in the queue: its blocks were needed for another. Loses nothing but time."""
+    """Back in the waiting queue because its blocks were needed for another request. It keeps its tokens."""
     FINISHED = 3
-    """Ended: stop, length, abort or error. Holds no block."""
+    """Ended by a stop condition, length, abort or error. Holds no blocks."""
     UNKNOWN = 255
-    """A state that this version has no name for; no engine sends it."""
+    """A state that this version does not know; no engine sends it."""
 
 
 class WaitsFor(IntEnum):
-    """What a request in the queue waits for, as its engine says. Values are on the wire."""
+    """Reasons why a request is queued, as reported by its engine. Values are used on the wire."""
 
     UNTOLD = 0
-    """It has not said: the request waits behind others, or came after the last step was planned."""
+    """Not reported: the request is behind others in the queue, or arrived after the last step was scheduled."""
     BLOCKS = 1
-    """Fewer can be had than it needs."""
+    """Too few free KV blocks."""
     PLACE = 2
-    """As many run as may."""
+    """`max_num_seqs` requests run already."""
     BUDGET = 3
-    """The tokens of the step are given out."""
+    """The token budget of the step (`max_num_batched_tokens`) is used up."""
     GRAMMAR = 4
-    """The form of its answer is being compiled."""
+    """The grammar of the request's structured output is being compiled."""
     REMOTE_KV = 5
-    """KV is on its way from elsewhere, into blocks that it holds already."""
+    """KV is being transferred from elsewhere into blocks that the request already holds."""
     ADAPTER = 6
-    """As many LoRA adapters are in the batch as may be."""
+    """The maximum number of LoRA adapters per batch is reached."""
     INPUT = 7
-    """More of its prompt is to come."""
+    """The rest of the request's prompt has not arrived yet."""
     PROMPT = 8
-    """The same prompt is being computed for another completion, whose blocks it will share."""
+    """The prompt is being computed for another completion, whose blocks this request will share."""

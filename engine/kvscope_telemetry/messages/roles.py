@@ -1,7 +1,7 @@
-"""Who may do what: the two roles, and which commands each may give.
+"""The two roles of clients, and the commands that each may send.
 
-A viewer sees frames, snapshots, how the engine is and how its memory is divided. An operator also submits, stops,
-controls and reads the texts of blocks. Knows neither keys nor sockets.
+A viewer may receive frames, snapshots, the engine's status and the division of its memory. An operator may also submit
+and abort requests, control the engine and read the texts of blocks. Must not depend on keys or sockets.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ from kvscope_telemetry.messages.commands import Command, GetAllocatorMap, GetSna
 
 
 class Role(StrEnum):
-    """What somebody is to an engine."""
-
     VIEWER = "viewer"
     OPERATOR = "operator"
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who gives a command: `public_key` (Z85) is empty where no keys are used."""
+    """The sender of a command; `public_key` (Z85) is empty if the engine uses no keys."""
 
     name: str
     role: Role
@@ -31,11 +29,11 @@ class Caller:
 
 UNKNOWN_KEY: Final = "the engine no longer accepts this key"
 FOR_ALL: Final = (GetStatus, GetSnapshot, GetAllocatorMap)
-"""Commands that everybody may give; all others, also those still to be invented, are for operators."""
+"""Commands that every role may send. All others, including any added later, require the operator role."""
 
 
 def not_allowed(caller: Caller | None, command: Command) -> Reply | None:
-    """The negative answer to a command that `caller` may not give, None for one that it may. None may nothing."""
+    """Return the negative reply if `caller` may not send `command`, else None. A caller of None may send nothing."""
     if caller is None:
         return refuse(command, UNKNOWN_KEY)
     if caller.role is Role.OPERATOR or isinstance(command, FOR_ALL):

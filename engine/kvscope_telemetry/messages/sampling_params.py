@@ -1,4 +1,4 @@
-"""How a completion is sampled: vLLM's names and meanings, checked where they are made."""
+"""Sampling options of a completion, with vLLM's names and meanings. Values are validated on construction."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ MAX_BIASED_TOKENS: Final = 1024
 MAX_TOKEN_ID: Final = (1 << 31) - 1
 MAX_BIAS: Final = 100.0
 LEFT_TO_THE_MODEL: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Fields whose None means what the model's makers say."""
+"""Fields for which None selects the model's default (from its `generation_config.json` or GGUF file)."""
 
 
 class ModelSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a model's makers would have it sampled: what holds for requests that do not say. None: they do not either."""
+    """A model's default sampling options, for requests that leave them unset. None: the model has no default."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -31,7 +31,7 @@ class ModelSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     min_p: float | None = None
     repetition_penalty: float | None = None
     max_tokens: int | None = None
-    """A limit for every request, as vLLM has it: also for one that asks for more."""
+    """Upper limit for every request, even if the request asks for more (as in vLLM)."""
 
     def __post_init__(self) -> None:
         SamplingParams(**{name: getattr(self, name) for name in (*LEFT_TO_THE_MODEL, "max_tokens")})
@@ -44,41 +44,45 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """
 
     temperature: float | None = None
-    """0 is greedy; otherwise logits are divided by it. 0 to 100. None: as the model's makers say, else 1."""
+    """Logits are divided by it; 0 selects greedy sampling. 0 to 100. None: the model's default, else 1."""
     top_p: float | None = None
-    """Smallest set of tokens whose probability reaches it. Above 0, at most 1. None: the model's, else 1."""
+    """Sample from the smallest set of tokens with at least this total probability. Above 0, at most 1. None: the
+    model's default, else 1.
+    """
     top_k: int | None = None
-    """Number of most likely tokens kept; 0 or -1 keeps all. None: the model's, else all."""
+    """Number of most likely tokens to sample from; 0 or -1: all. None: the model's default, else all."""
     min_p: float | None = None
-    """Tokens less likely than this share of the most likely one are dropped. 0 to 1. None: the model's, else 0."""
+    """Drop tokens less likely than this share of the most likely token. 0 to 1. None: the model's default, else 0."""
     seed: int | None = None
-    """The same seed draws the same random numbers whatever else runs beside the request. The tokens are the same as
-    far as the logits are: without `--deterministic` their last bits may depend on the batch."""
+    """Seed of the request's random numbers, which do not depend on the rest of the batch. The logits might: without
+    `--deterministic`, their last bits, and thus tokens, may vary with the batch.
+    """
     n: int = 1
-    """Completions of the same prompt, 1 to 64."""
+    """Number of completions of the same prompt, 1 to 64."""
     stop: tuple[str, ...] = ()
-    """Strings that end the completion; the text ends before them."""
+    """Strings that end the completion; its text ends before them."""
     max_tokens: int | None = 256
-    """Tokens to generate at most; None means as many as the model's limit leaves."""
+    """Maximum number of generated tokens; None: limited only by the model's context length."""
     min_tokens: int = 0
-    """Tokens to generate before an end-of-sequence token or stop string may end it."""
+    """Number of tokens before an end-of-sequence token or stop string may end the completion."""
     presence_penalty: float = 0.0
-    """Taken from the logit of each token generated already. -2 to 2."""
+    """Subtracted from the logit of each token that was generated already. -2 to 2."""
     frequency_penalty: float = 0.0
-    """The same, times how often it was generated. -2 to 2."""
+    """Subtracted from the logit of each generated token once per occurrence. -2 to 2."""
     repetition_penalty: float | None = None
-    """Divides positive, multiplies negative logits of tokens seen so far. Above 0, at most 10. None: the model's,
-    else 1."""
+    """Divides positive and multiplies negative logits of tokens in the prompt or output. Above 0, at most 10. None: the
+    model's default, else 1.
+    """
     logprobs: int | None = None
-    """Log-probabilities of the chosen token and this many of the most likely, 0 to 20."""
+    """Return log-probabilities of the chosen token and of this many most likely tokens, 0 to 20."""
     ignore_eos: bool = False
-    """Go on past the end-of-sequence token."""
+    """Whether to continue after the end-of-sequence token."""
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end the completion, also with `ignore_eos`; their text is not told. At most 256."""
+    """Tokens that end the completion, even with `ignore_eos`; their text is not returned. At most 256."""
     logit_bias: dict[int, float] = {}
-    """Added to the logits of these tokens. -100 to 100, for at most 1,024 tokens."""
+    """Values added to the logits, by token id. -100 to 100, for at most 1,024 tokens."""
     structured: Structured | None = None
-    """What form the text has to have."""
+    """Required format of the text."""
 
     def __post_init__(self) -> None:
         if self.temperature is not None:
@@ -108,7 +112,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise BadInput(f"structured={_shown(self.structured)} is not accepted: a Structured or None")
 
     def resolved(self, model: ModelSampling | None = None) -> ResolvedSampling:
-        """With the model's defaults where nothing is said."""
+        """Return the options with unset ones replaced by the defaults of `model`, then by general defaults."""
         said = {name: getattr(self, name) for name in self.__struct_fields__}
         for name in LEFT_TO_THE_MODEL:
             if said[name] is None:
@@ -118,7 +122,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class ResolvedSampling(SamplingParams, frozen=True, kw_only=True, omit_defaults=False):
-    """Options that leave nothing open: what a request runs with."""
+    """Sampling options without unset values: those that a request runs with."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -128,7 +132,6 @@ class ResolvedSampling(SamplingParams, frozen=True, kw_only=True, omit_defaults=
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the most likely token is always taken."""
         return self.temperature == 0.0
 
 

@@ -1,7 +1,7 @@
-"""What form a completion's text has to have: a JSON schema, any JSON object, a regex, a grammar, one of some choices,
-or pieces of these between fixed texts.
+"""Structured output: the required format of a completion's text (JSON schema, any JSON object, regex, grammar, choice,
+or a structural tag, which combines these with fixed text).
 
-Checked where it is made, as far as that needs no vocabulary; whoever compiles it finds the rest.
+Validated on construction, except for what depends on the vocabulary: the grammar compiler finds those errors.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ KINDS: Final = get_args(StructuredKind)
 
 
 class Structured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The form of a text. Raises BadInput (msgspec.ValidationError when decoded) for what cannot be one."""
+    """The required format of a text.
+
+    Raises BadInput (msgspec.ValidationError when decoded from the wire) if `text` does not fit `kind`.
+    """
 
     kind: StructuredKind
     text: str = ""
-    """A schema as JSON; a regex that the whole text matches; a grammar in GBNF, whose rule `root` it is; a JSON
-    array of strings, one of which it is; XGrammar's structural tag as JSON. Empty for "json_object"."""
+    """A JSON schema; a regex that the whole text must match; a GBNF grammar with the rule `root`; a JSON array of
+    strings to choose from; XGrammar's structural tag as JSON. Empty for "json_object".
+    """
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -44,7 +48,7 @@ class Structured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             self.choices()
 
     def choices(self) -> tuple[str, ...]:
-        """Of a "choice". Raises BadInput when the text is no array of them."""
+        """Return the strings of a "choice". Raises BadInput if the text is not a JSON array of non-empty strings."""
         try:
             found = msgspec.json.decode(self.text, type=tuple[str, ...])
         except (msgspec.DecodeError, UnicodeError) as error:

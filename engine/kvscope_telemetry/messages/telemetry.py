@@ -1,9 +1,9 @@
-"""The messages of the telemetry socket: frozen tagged structs in one union with one typed decoder.
+"""Messages of the telemetry socket: frozen tagged structs in one union with one typed decoder.
 
-Schema evolution: a new field has a default; a field's name on the wire, type and meaning never change; a new message
-is a new tag, a new event a new kind, and readers that do not know it leave it out (`unknown`). Golden bytes in the
-tests guard this. Numbers of blocks and requests travel as packed little-endian bytes. No message carries the text of a
-prompt or an answer: that is asked for on the command socket.
+Schema evolution: a new field has a default; the wire name, type and meaning of a field never change; a new message is a
+new tag, a new event a new kind. Readers skip tags and kinds that they do not know (`unknown`). Golden bytes in the
+tests enforce this. Block ids and per-request numbers are packed little-endian bytes. No message carries the text of a
+prompt or a completion: clients request that over the command socket.
 
 All `time_ns` are `time.monotonic_ns()` of the engine's machine; `Hello` pairs one with the wall clock.
 
@@ -38,9 +38,9 @@ from kvscope_telemetry.tier_rows import TierRows
 
 PROTOCOL_VERSION: Final = 1
 MAX_MESSAGE_BYTES: Final = 256 << 20
-"""Receivers refuse anything larger (a snapshot of 4 million blocks is 136 MB)."""
+"""Largest message that receivers accept (a snapshot of 4 million blocks is 136 MB)."""
 MAX_TELEMETRY_BYTES: Final = 32 << 20
-"""Of a message on the telemetry socket (all rows of 850,000 blocks); a larger change is told by a snapshot."""
+"""Largest message on the telemetry socket (all rows of 850,000 blocks). A larger change is sent as a snapshot."""
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -48,7 +48,7 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What model runs and what its KV costs."""
+    """The model being served, and the dimensions that determine the size of its KV cache."""
 
     name: str
     architecture: str = ""
@@ -61,43 +61,52 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_parameters: int = 0
     max_model_len: int = 0
     quantization: str = ""
-    """Bits of layers' weights (`int8`, `int4`), with `-a8` where activations are rounded too, `dtype` being that of the
-    rest; empty: they have as many as that."""
+    """Bit width of the layers' weights (`int8`, `int4`), with the suffix `-a8` if activations are quantized to 8 bits,
+    too. Empty if the weights have the type `dtype`, which is also the type of all unquantized parameters.
+    """
     quantization_option: str = ""
-    """The engine's option that gives it, as `int8` and `a8` may be shown alike; empty with it, or not told."""
+    """Engine option that selected `quantization`, because `int8` and `a8` may be displayed identically; empty if
+    unquantized or unknown.
+    """
     sampling: ModelSampling = ModelSampling()
-    """Of requests that do not say."""
+    """Defaults for requests that leave a sampling option unset."""
 
 
 class KVGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Layers that keep their KV alike. Each group has a block table of its own for each request, and its own rule of
-    what may be freed; what a prompt finds cached is what all groups have of it."""
+    """Layers that store their KV in the same way (a KV cache group in vLLM).
+
+    Each group has a separate block table per request and its own rule for which blocks may be freed. A prefix hit is
+    what is cached in all groups.
+    """
 
     kind: str
-    """"full", "window" (sliding), "chunked", "latent" (MLA), "indexed" (of layers that choose tokens by an indexer's
-    keys, as DeepSeek's sparse attention), "state" (Mamba, linear attention), "cross", "chunks" (of a store beside the
-    engine, as LMCache's, which hold what other groups hold), "prefixes" (no layer keeps any: blocks are places of texts
-    in the prefix cache), "" (not told), or a word of a later version."""
+    """"full", "window" (sliding window), "chunked", "latent" (MLA), "indexed" (layers that select tokens by an
+    indexer's keys, as in DeepSeek sparse attention), "state" (Mamba, linear attention), "cross", "chunks" (chunks of an
+    external store such as LMCache, which duplicate the KV of other groups), "prefixes" (no layer stores KV in them:
+    blocks are positions of texts in the prefix cache), "" (unknown), or a kind introduced by a later version.
+    """
     num_layers: int = 0
     block_size: int = 0
-    """Tokens that one of its blocks is for; 0: `CacheInfo.block_size`."""
+    """Tokens per block of this group; 0: `CacheInfo.block_size`."""
     block_bytes: int = 0
-    """Of one of its blocks, over its layers; 0: unknown."""
+    """Bytes per block of this group, summed over its layers; 0: unknown."""
     window: int = 0
-    """Tokens that a query looks back at most; 0: all of them."""
+    """Number of most recent tokens that a query attends to; 0: unlimited."""
     num_blocks: int = 0
-    """Of a pool that is its alone; 0: all groups have one pool, or it is not told."""
+    """Number of blocks in a pool that only this group uses; 0: all groups share one pool, or unknown."""
     expanded_bytes: int = 0
-    """Of a block of latents, if each head's keys and values were held in their place; 0: no latents, or unknown."""
+    """Bytes per block of latents (MLA) if keys and values were stored per head instead; 0: no latents, or unknown."""
     index_bytes: int = 0
-    """Of `block_bytes`, what indexers keep."""
+    """Part of `block_bytes` that stores the indexers' keys."""
 
 
 class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Shape of the block pool and limits of the scheduler."""
+    """Layout of the block pool and limits of the scheduler."""
 
     num_blocks: int
-    """Of the pool that requests run on, the ledger's first rows; those of the lower tiers follow them."""
+    """Number of blocks in the pool that requests run on: the first rows of the ledger, followed by those of the lower
+    tiers.
+    """
     block_size: int
     block_bytes: int = 0
     """Bytes of one block over all layers, K and V."""
@@ -107,74 +116,79 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
     num_host_blocks: int = 0
-    """Places in host memory, 0 without that tier."""
+    """Number of blocks in host memory; 0 without that tier."""
     num_disk_blocks: int = 0
     num_physical_blocks: int = 0
-    """Blocks that there is memory for where not every row has some (allocator `virtual`); 0: all rows have."""
+    """Number of blocks with physical memory if fewer than rows (allocator `virtual`); 0: every row has memory."""
     has_parents: bool = False
-    """Whether the ledger's `parent` is told; older engines did not tell it."""
+    """Whether the ledger's `parent` column is published; older engines did not publish it."""
     max_request_tokens: int = 0
-    """The longest prompt and output together that is taken while no block is pinned; 0: not told."""
+    """Largest sum of prompt and output tokens accepted while no block is pinned; 0: unknown."""
     groups: tuple[KVGroup, ...] = ()
-    """The ledger's `group` counts them from 0; empty: one, of all layers."""
+    """KV groups, indexed from 0 by the ledger's `group` column; empty: a single group of all layers."""
     num_reserved_blocks: int = 0
-    """The first rows, which the engine keeps for itself and no request ever has (vLLM's null block)."""
+    """Number of leading rows that the engine reserves and never assigns to a request (vLLM's null block)."""
     pool_tokens: int = 0
-    """Of requests, that the pool of another engine has room for; 0: not told. With several KV groups, each of which
-    needs blocks for a request, it is not blocks times their size."""
+    """Capacity of another engine's pool in tokens of requests; 0: unknown. With several KV groups, of which each needs
+    blocks for a request, this is less than the number of blocks times the block size.
+    """
 
     slot_blocks: int = 0
-    """Rows of a slot, which one request has at a time, in the order of its text (llama.cpp); 0: there are none."""
+    """Rows per slot (llama.cpp), which holds one request at a time in the order of its text; 0: no slots."""
     num_states: int = 0
-    """Slots of recurrent states, the last rows of the ledger but those of the next. Each holds the state of one request
-    that runs, or one that was kept for prompts that begin alike; of the group of kind "state"."""
+    """Number of slots for recurrent states: the last rows of the ledger, apart from those of `num_host_states`. Each
+    slot holds the state of one running request or one retained for prompts with the same prefix; all belong to the
+    group of kind "state".
+    """
     num_host_states: int = 0
-    """The same in host memory."""
+    """Number of slots for recurrent states in host memory."""
     hit_tokens: int = 0
-    """What `smallest_hit` is, as another engine says it; 0: where blocks end together."""
+    """`smallest_hit` as reported by another engine; 0: the least common multiple of the block sizes."""
 
     @property
     def block_sizes(self) -> tuple[int, ...]:
-        """Tokens of a block of each KV group."""
+        """Tokens per block of each KV group."""
         return tuple(group.block_size or self.block_size for group in self.groups) or (self.block_size,)
 
     @property
     def hit_block_sizes(self) -> tuple[int, ...]:
-        """Of KV groups whose blocks make up what a prompt can find. Recurrent states in slots of their own may be kept
-        after any block; where a block of the pool has one, it is that at the block's end."""
+        """Block sizes of the KV groups that determine the length of a prefix hit.
+
+        Recurrent states in separate slots may be retained after any block, so they do not count. A state in a block of
+        the pool is the one at the end of that block, so its block size counts.
+        """
         kept_beside = ("cross", "chunks", "state") if self.num_states else ("cross", "chunks")
         sizes = zip(self.block_sizes, self.groups or (None,), strict=True)
         return tuple(size for size, group in sizes if group is None or group.kind not in kept_beside)
 
     @property
     def smallest_hit(self) -> int:
-        """Tokens of the shortest prefix that a prompt can find, and what longer ones are multiples of."""
+        """Length in tokens of the shortest possible prefix hit; every hit is a multiple of it."""
         return self.hit_tokens or math.lcm(*self.hit_block_sizes)
 
     @property
     def first_state(self) -> int:
-        """The row of the first slot of recurrent states, where there are any."""
+        """Row of the first slot for recurrent states, if any exist."""
         return self.rows_by_tier.first_state
 
     @property
     def group_of_states(self) -> int:
-        """The KV group whose rows are `num_states` recurrent states, in no pool's blocks; -1: there is none."""
+        """Index of the KV group whose rows are the `num_states` slots outside the block pool; -1 if there is none."""
         kinds = [group.kind for group in self.groups]
         return kinds.index("state") if self.num_states and "state" in kinds else -1
 
     @property
     def state_bytes(self) -> int:
-        """Of one recurrent state, over its layers; 0: unknown, or there are none."""
+        """Bytes of one recurrent state, summed over its layers; 0: unknown, or no such group."""
         return self.groups[self.group_of_states].block_bytes if self.group_of_states >= 0 else 0
 
     @property
     def num_rows(self) -> int:
-        """Rows of the ledger: blocks of the pool, places of the lower tiers, and recurrent states."""
+        """Number of rows of the ledger: blocks of the pool and of the lower tiers, and recurrent states."""
         return self.rows_by_tier.num_rows
 
     @property
     def rows_by_tier(self) -> TierRows:
-        """The rows of each tier."""
         return TierRows(
             {
                 Tier.HBM: self.num_blocks,
@@ -186,17 +200,17 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
     def row_bytes(self, tier: Tier) -> int:
-        """Bytes of one row of `tier`, a block or a recurrent state; 0: unknown."""
+        """Return the bytes of one row of `tier` (a block or a recurrent state); 0 if unknown."""
         return self.state_bytes if tier in STATE_TIERS else self.block_bytes
 
     @property
     def host_tier_bytes(self) -> int:
-        """Bytes of host memory below the pool, for blocks and recurrent states; 0: no such tier, or unknown."""
+        """Bytes of the host-memory tier, for blocks and recurrent states; 0: no such tier, or unknown."""
         return self.num_host_blocks * self.block_bytes + self.num_host_states * self.state_bytes
 
 
 class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where the engine runs."""
+    """The device that the engine computes on."""
 
     kind: str
     """"cpu" or "cuda"."""
@@ -204,22 +218,22 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     total_bytes: int = 0
     num_threads: int = 0
     read_bytes_per_s: int = 0
-    """That it reads from its memory at most, as measured; 0: unknown, the next too."""
+    """Measured peak read bandwidth of the device's memory; 0: unknown."""
     flops_per_s: int = 0
-    """Of products of large matrices in the model's dtype, as measured."""
+    """Measured throughput of large matrix products in the model's dtype; 0: unknown."""
     attention: str = ""
-    """Whose attention runs prompts and why, a line for people; empty: there was nothing to choose."""
+    """Attention backend used for prefill and the reason for it, as one line of text; empty if there was no choice."""
     uuids: tuple[str, ...] = ()
-    """Of the GPUs that the engine computes on, in the order of its ranks, without "GPU-" or "MIG-"; empty: unknown."""
+    """UUIDs of the engine's GPUs in the order of its ranks, without "GPU-" or "MIG-"; empty: unknown."""
     software: str = ""
-    """What computes, and its version, such as "torch 2.9.1"; empty: not told."""
+    """Compute library and version, such as "torch 2.9.1"; empty: unknown."""
 
 
 class Hello(_Message, frozen=True, kw_only=True):
-    """First message of an epoch; also inside each snapshot."""
+    """First message of an epoch, also included in each snapshot."""
 
     epoch: int
-    """Random number of this engine start."""
+    """Random number that identifies one start of the engine."""
     time_ns: int
     wall_time_ns: int
     """`time.time_ns()` at `time_ns`."""
@@ -230,18 +244,19 @@ class Hello(_Message, frozen=True, kw_only=True):
     engine_version: str = ""
     pid: int = 0
     host: str = ""
-    """Which start of which machine `time_ns` is of (`host_id`); empty: unknown."""
+    """Identifier of the machine and boot whose clock gives `time_ns` (`host_id`); empty: unknown."""
     capabilities: Capabilities = OWN_ENGINE
-    """What it can tell and be asked for."""
+    """Data that the engine publishes and commands that it supports."""
     num_ranks: int = 1
-    """Processes that the model is shared out among, each with its heads of every block (tensor parallel)."""
+    """Number of tensor-parallel processes; each has its share of the heads of every block."""
     api: str = ""
-    """Where prompts go that its command socket does not take, as an address of `external.address`, such as
-    vllm://127.0.0.1:8000, seen from the engine's machine; empty: nowhere else."""
+    """Address for prompts that the command socket does not accept, in the form of `external.address`, such as
+    vllm://127.0.0.1:8000, as seen from the engine's machine; empty: none.
+    """
 
 
 class RequestInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What never changes about a request. `number` counts from 1 within an epoch."""
+    """Constant properties of a request. `number` counts from 1 within an epoch."""
 
     number: int
     request_id: str
@@ -250,20 +265,22 @@ class RequestInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     max_tokens: int = 0
     priority: int = 0
     index: int = 0
-    """Which of the `n` completions of the same prompt."""
+    """Index among the `n` completions of the same prompt."""
     adapter: str = ""
-    """The LoRA adapter that it is computed with, by name; empty: none, or not told."""
+    """Name of the request's LoRA adapter; empty: none, or unknown."""
     client: int = 0
-    """Which client sent it, counted from 1 within an epoch by their first requests; 0: unknown. Telemetry has no
-    names or addresses of clients."""
+    """Number of the client that sent the request, from 1 within an epoch in order of the clients' first requests; 0:
+    unknown. Telemetry contains no names or addresses of clients.
+    """
 
 
 class RequestRows(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Requests that changed, packed little-endian, one entry a request in each column.
+    """Changed requests, packed little-endian, with one entry per request in each column.
 
-    A request's block table becomes `table[:table_start]` followed by its next `table_count` ids of
-    `table_blocks`. The last columns are empty where they are 0 for all. Where there are several KV groups, a row is of
-    one of them, and a request has as many rows as tables that changed: they differ in nothing else.
+    A request's block table becomes `table[:table_start]` followed by its next `table_count` ids of `table_blocks`.
+    Optional columns (the last four) are empty if they are 0 for all rows. With several KV groups, each row describes
+    the block table of one group (`table_group`), and a request has one row per changed table; the other columns of
+    these rows are equal.
     """
 
     number: RowNumbers = b""
@@ -275,18 +292,18 @@ class RequestRows(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     table_start: RowCounts = b""
     table_count: RowCounts = b""
     table_blocks: Ids = b""  # concatenated
-    num_draft_tokens: OptionalCounts = b""  # guessed ahead and checked
-    num_accepted_tokens: OptionalCounts = b""  # those of them that were right
-    table_group: OptionalCounts = b""  # whose block table it is
+    num_draft_tokens: OptionalCounts = b""  # speculative tokens verified
+    num_accepted_tokens: OptionalCounts = b""  # speculative tokens accepted
+    table_group: OptionalCounts = b""  # KV group of the block table
     waits_for: OptionalCounts = b""  # WaitsFor
 
 
 NO_REQUESTS: Final = RequestRows()
-"""No rows. This object, as the other defaults of messages, is left out on the wire."""
+"""An empty set of rows. msgspec omits this object on the wire, as it does all default values of messages."""
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False):
-    """Who ran in this step, and with how many tokens. Packed little-endian."""
+    """Requests that ran in a step and the number of tokens computed for each. Packed little-endian."""
 
     number: RowNumbers = b""
     num_tokens: RowCounts = b""
@@ -295,78 +312,85 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
 
 
 class Moves(msgspec.Struct, frozen=True, gc=False):
-    """Blocks that changed hands or places in this step, ids packed as little-endian u4, in no order."""
+    """Blocks that were evicted, copied, or moved between tiers in a step, as packed little-endian u4 ids in no
+    particular order.
+    """
 
     evicted: Ids = b""
-    """Lost their cached prefix, to another request's tokens or to a newer prefix."""
+    """Blocks that lost their cached prefix because they were reused for another request or for a newer prefix."""
     copied: Ids = b""
-    """Targets of copy on write."""
+    """Destination blocks of copy-on-write."""
     saved: Ids = b""
-    """Rows of a lower tier that were written: swapped out, or offloaded from the tier above."""
+    """Rows of a lower tier that were written, by swapping out or offloading from the tier above."""
     loaded: Ids = b""
-    """Rows that were read back from the tier below."""
+    """Rows that were filled from the tier below."""
 
 
 class Timings(msgspec.Struct, frozen=True, gc=False):
-    """How long the parts of the step took."""
+    """Durations of the parts of a step."""
 
     schedule_ns: int = 0
     run_ns: int = 0
     forward_ns: int = 0
-    """On the device, inside the model's forward pass: within `run_ns`, or beside other parts where steps overlap."""
+    """Device time of the model's forward pass. It is part of `run_ns`, or overlaps other parts with async
+    scheduling.
+    """
     commit_ns: int = 0
     record_ns: int = 0
-    """The previous step's: this one is not over when it is written down."""
+    """Time spent recording the previous step: this step's recording has not finished when it is reported."""
 
 
 NO_TIMINGS: Final = Timings()
-"""The timings of a step that was not measured."""
+"""Timings of a step that was not measured."""
 
 
 class Work(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What the forward pass of a step had to do at least, however it was done; all 0 where that is not told."""
+    """Minimum work of a step's forward pass, independent of its implementation; all 0 if not reported."""
 
     flops: int = 0
-    """Additions and multiplications, each counted."""
+    """Additions and multiplications, counted separately."""
     attention_flops: int = 0
-    """The part of them that grows with the length of what was said before."""
+    """Part of `flops` that grows with the context length."""
     weights_bytes: int = 0
-    """Read, once for all that run in the step."""
+    """Bytes of weights read, counted once for the whole batch."""
     kv_read_bytes: int = 0
     kv_written_bytes: int = 0
     other_bytes: int = 0
-    """Activations and logits, read and written."""
+    """Bytes of activations and logits read and written."""
     graph_size: int = 0
-    """Requests that the CUDA graph which was replayed has room for; 0: none was."""
+    """Number of requests that the replayed CUDA graph was captured for; 0: no such graph was replayed."""
     wait_ns: int = 0
-    """The host stood still until the device was done and the tokens were read back."""
+    """Time that the host waited for the device to finish and for the sampled tokens to be copied back."""
     copy_ns: int = 0
-    """Copies from and to lower tiers took, as far as they were told since the step before."""
+    """Duration of copies to and from lower tiers that completed since the previous step, as far as it was reported."""
     launches: int = 0
-    """Handed to the device by the host; 0: not counted."""
+    """Number of kernel launches by the host; 0: not counted."""
     streamed_bytes: int = 0
-    """Weights that were copied from host memory, since they do not stay on the device."""
+    """Bytes of weights copied from host memory because they do not stay on the device."""
     graph_tokens: int = 0
-    """Tokens that the CUDA graphs have room for that were replayed between attention; 0: none were."""
+    """Number of tokens that the replayed piecewise CUDA graphs (captured between attention layers) hold; 0: none
+    replayed.
+    """
 
     @property
     def num_bytes(self) -> int:
-        """Moved between the device and its memory, read and written."""
+        """Bytes transferred between the device and its memory, read and written."""
         return self.weights_bytes + self.kv_read_bytes + self.kv_written_bytes + self.other_bytes
 
 
 NO_WORK: Final = Work()
-"""The work of a step that was not measured."""
+"""Work of a step that was not measured."""
 
 
 class Counters(msgspec.Struct, frozen=True, gc=False):
-    """Totals since the epoch began, except the three `num_…` that say how things stand."""
+    """Totals since the start of the epoch, except `num_running` and `num_waiting`, which are current values."""
 
     prompt_tokens: int = 0
-    """Of requests that ran for the first time, the tokens of their prompts that had to be computed: each prompt counts
-    once, whatever a preemption makes of it."""
+    """Prompt tokens that had to be computed when their request first ran. Recomputation after a preemption is not
+    counted.
+    """
     cached_tokens: int = 0
-    """The others of these prompts: found in the prefix cache, or shared by a fork."""
+    """Prompt tokens that did not have to be computed: found in the prefix cache, or shared by a fork."""
     generation_tokens: int = 0
     preemptions: int = 0
     admitted: int = 0
@@ -377,110 +401,119 @@ class Counters(msgspec.Struct, frozen=True, gc=False):
     num_running: int = 0
     num_waiting: int = 0
     messages_dropped: int = 0
-    """Messages of any kind that the engine threw away because its publisher was behind."""
+    """Messages of any kind that the engine dropped because its publisher fell behind."""
     swapped_blocks: int = 0
-    """Blocks of preempted requests that were moved to a lower tier instead of being computed again."""
+    """Blocks of preempted requests that were swapped to a lower tier instead of being recomputed."""
     offloaded_blocks: int = 0
-    """Cached blocks that went to a lower tier instead of being forgotten."""
+    """Cached blocks that were offloaded to a lower tier instead of being dropped."""
     loaded_blocks: int = 0
-    """Blocks that came back from a lower tier."""
     copied_blocks: int = 0
-    """Copied on write."""
     lost_blocks: int = 0
-    """Blocks of a lower tier that could not be read back whole and are computed again."""
+    """Blocks of a lower tier that could not be read back intact and are recomputed."""
     draft_tokens: int = 0
-    """Tokens that were guessed ahead (speculation) and checked, and those of them that were right."""
+    """Speculative tokens that were verified; `accepted_tokens` are those that were correct."""
     accepted_tokens: int = 0
     restored_tokens: int = 0
-    """That requests which came back after a preemption had again without computing them: from the prefix cache, or from
-    a lower tier."""
+    """Tokens of resumed requests that did not have to be recomputed: found in the prefix cache or a lower tier."""
     recomputed_tokens: int = 0
-    """That they had lost, and computed again."""
+    """Tokens of resumed requests that had been lost and were recomputed."""
     swapped_states: int = 0
-    """Recurrent states of preempted requests that were moved to host memory with their blocks."""
+    """Recurrent states of preempted requests that were swapped to host memory with their blocks."""
     offloaded_states: int = 0
-    """Kept states that went to host memory instead of being forgotten."""
+    """Cached recurrent states that were offloaded to host memory instead of being dropped."""
     loaded_states: int = 0
-    """States that came back from there."""
 
 
 class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What the cause of an event is made of; `kind` says which fields are meant. Words are made of it in `event_kinds`.
+    """Structured cause of an event; `kind` determines which fields are used. `event_kinds` converts it to text.
 
-    A later version may have other kinds and fields; who does not know them takes the words in `Event.cause`.
+    Each field's documentation starts with the kinds that use it. A later version may have other kinds and fields;
+    readers that do not know them use the text in `Event.cause`.
     """
 
     kind: str
-    """"started" (admitted or resumed), "forked", "preempted", "made_way" (preempted for a client or a batch that ran
-    nothing), "asked" (preempted by a person), "restarted" (preempted since a step failed that had begun to change its
-    recurrent state), "evicted", "states_evicted" (of recurrent layers, kept for prompts that begin alike), "ended"
-    (finished), or a kind that tells of a stop."""
+    """"started" (admitted or resumed), "forked", "preempted", "made_way" (preempted for a client or a batch that had no
+    running request), "asked" (preempted by a user), "restarted" (preempted after the failure of a step that had begun
+    to change the request's recurrent state), "evicted", "states_evicted" (recurrent states cached for shared prefixes),
+    "ended" (finished), or a kind of pause or suspension.
+    """
     waited_ns: int = 0
-    """started: running time (`RunningTime`) since the request came, or was preempted."""
+    """started: running time (`RunningTime`) since the request arrived or was preempted."""
     num_known_tokens: int = 0
-    """started: of its prompt, and those it had generated; `Event.num_tokens` of them need not be computed."""
+    """started: prompt tokens plus generated tokens; `Event.num_tokens` of them need not be computed."""
     num_pool_blocks: int = 0
-    """started: blocks of the pool that it begins with; the next came back from lower tiers."""
+    """started: blocks of the pool that the request starts with. `num_loaded_blocks` are loaded from lower tiers."""
     num_loaded_blocks: int = 0
     num_lost_tokens: int = 0
-    """started: could not be read back whole."""
+    """started: tokens that could not be read back intact."""
     missed: str = ""
-    """started: why not more was there: "evicted", "differs", "unseen", "new", "salt" or "adapter"
-    (its text is cached under another one), "state" (blocks are cached that no recurrent state was kept with), or ""
-    where nothing was missed."""
+    """started: reason why the prefix hit was not longer: "evicted", "differs", "unseen", "new", "salt" or "adapter"
+    (the same text is cached under another salt or adapter), "state" (blocks are cached, but no recurrent state with
+    them), or "" if nothing was missed.
+    """
     missed_token: int = 0
-    """Where in its text that is."""
+    """Index of the token at which the hit ended."""
     missed_step: int = 0
-    """When it was evicted."""
+    """Step in which the missing block was evicted."""
     num_needed: int = 0
-    """preempted: blocks that `Event.other` needed, and how many of them could be had."""
+    """preempted: blocks that `Event.other` needed; `num_available` of them were available."""
     num_available: int = 0
     choice: str = ""
-    """preempted: why this one: "itself", "priority", "share" (its client held the most), "spared" (it was preempted
-    less often) or "newest"; made_way: for a "client", or a "batch" of its own client."""
+    """preempted: why this request was chosen: "itself", "priority", "share" (its client held the most tokens), "spared"
+    (it had fewer preemptions) or "newest". made_way: whether it was preempted for another "client" or another "batch"
+    of the same client.
+    """
     choice_number: int = 0
-    """The priority, or how often."""
+    """Priority or number of preemptions, depending on `choice`."""
     is_swapped: bool = False
-    """preempted: its blocks moved to a lower tier, and are not computed again."""
+    """preempted: whether the blocks were swapped to a lower tier instead of being recomputed later."""
     swap_ns: int = -1
-    """preempted: there and back, as measured; -1 unknown, the next too."""
+    """preempted: measured cost of swapping out and in; -1: unknown, as for `recompute_ns`."""
     recompute_ns: int = -1
     num_offloaded: int = 0
-    """evicted, states_evicted: how many of the blocks, or states, went to host memory."""
+    """evicted, states_evicted: number of the blocks or states that were offloaded to host memory."""
     num_states: int = 0
-    """states_evicted: how many kept states; started: 1 where it goes on from one of them, or from its own; preempted:
-    1 where a state shared the fate of its blocks."""
+    """states_evicted: number of cached states evicted. started: 1 if the request continues from a cached state or from
+    its own. preempted: 1 if a state was swapped or dropped together with the blocks.
+    """
     by: str = ""
-    """asked: who did; its costs are as in preempted. engine_paused, single_step: who asked. engine_resumed: who had
-    paused it."""
+    """asked, engine_paused, single_step: name of the user who requested it. engine_resumed: name of the user who had
+    paused the engine. For asked, the costs are given as for preempted.
+    """
     finish_reason: str = ""
-    """ended: a `FinishReason`, or a word of a later version."""
+    """ended: a `FinishReason`, or a value introduced by a later version."""
     num_set_aside: int = 0
-    """started: blocks that it got at once, in one run, whatever it will use of them; 0 where they come as tokens do."""
+    """started: contiguous blocks reserved for the request at its start, whether it fills them or not; 0 if blocks are
+    allocated as tokens arrive.
+    """
     stopped_ns: int = 0
-    """started: how long the engine stood still meanwhile, paused or suspended; no part of `waited_ns`."""
+    """started: time for which the engine was paused or suspended meanwhile; not part of `waited_ns`."""
     lasted_ns: int = 0
-    """engine_resumed: since it was paused; single_step: the step took; process_suspended: until it ran again."""
+    """engine_resumed: duration of the pause. single_step: duration of the step. process_suspended: duration of the
+    suspension.
+    """
     slept_ns: int = 0
-    """process_suspended: of that, how long the machine slept: the engine's clock stood still as well."""
+    """process_suspended: part of `lasted_ns` in which the machine slept, so that the monotonic clock stopped, too."""
     why: str = ""
-    """engine_resumed: what ended the pause, in words. restarted: why the step failed; its costs are as in preempted."""
+    """engine_resumed: text of the reason why the pause ended. restarted: reason why the step failed; the costs are
+    given as for preempted.
+    """
     num_loaded_states: int = 0
-    """started: 1 where the state that it goes on from came back from host memory."""
+    """started: 1 if the state that the request continues from was loaded from host memory."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Something that happened to a request, with its cause in words a person reads."""
+    """Something that happened to a request or to the engine, with its cause."""
 
     kind: str
-    """The name of an `EventKind`; once decoded never any other."""
+    """Name of an `EventKind`. Decoded messages contain no other value (`unknown`)."""
     time_ns: int
     number: int = 0
-    """The request it happened to, 0 for none."""
+    """Number of the affected request; 0: none."""
     other: int = 0
-    """The request that caused it (for whom a block was needed), 0 for none."""
+    """Number of the request that caused the event (the one that needed a block); 0: none."""
     cause: str = ""
-    """For readers that do not know the data, and all there is where there are none."""
+    """Text of the cause, for readers that do not know `data`, and for events without data."""
     num_blocks: int = 0
     num_tokens: int = 0
     data: EventData | None = None
@@ -491,23 +524,23 @@ SUSPENDED: Final = "suspended"
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A time in which the engine stood still. The clock is that of whoever tells it."""
+    """A time span in which the engine was paused or suspended, on the clock of its sender."""
 
     begin_ns: int
     end_ns: int = 0
-    """0: it goes on."""
+    """End of the span; 0: not ended yet."""
     kind: str = PAUSED
-    """`PAUSED`, by a person, or `SUSPENDED`: the process was stopped, or the machine slept."""
+    """`PAUSED` (by a user) or `SUSPENDED` (the process was stopped, or the machine slept)."""
     by: str = ""
-    """Who paused it, by name."""
+    """Name of the user who paused the engine."""
 
 
 class Frame(_Message, frozen=True, kw_only=True):
-    """One step of the engine: everything that changed since the frame before."""
+    """Everything that changed in one step of the engine, since the previous frame."""
 
     epoch: int
     seq: int
-    """Counts frames of the epoch from 1. A hole means: ask for a snapshot."""
+    """Number of the frame in its epoch, from 1. Receivers request a snapshot when a number is missing."""
     step: int
     time_ns: int
     blocks: BlockRows = BlockRows()
@@ -518,26 +551,26 @@ class Frame(_Message, frozen=True, kw_only=True):
     counters: Counters = Counters()
     events: tuple[Event, ...] = ()
     first_token_ns: Times = b""
-    """u8 a request that got its first token in this step: time since its arrival."""
+    """Time from arrival to first token of each request that got its first token in this step; u8 each."""
     inter_token_ns: Times = b""
-    """u8 a request that got a later token in this step: time since the one before."""
+    """Time since the previous token of each request that got a later token in this step; u8 each."""
     moves: Moves = Moves()
     work: Work = NO_WORK
 
 
 class DeltaCheckpoint(Frame, frozen=True, kw_only=True):
-    """Several frames joined into one, in recordings alone: no engine sends it. How all that changed between two frames
-    stands after the second, which gives it number, step and time.
+    """Several frames merged into one: the values after the last frame of all that changed since `since_seq`.
 
-    What only happened in between (batches, timings, events, moves) is not in it.
+    Written to recordings only; no engine sends it. `seq`, `step` and `time_ns` are those of the last frame. Transient
+    data of the frames in between (batches, timings, events, moves) is not included.
     """
 
     since_seq: int = 0
-    """The frame that it follows."""
+    """Number of the frame that precedes the merged ones."""
 
 
 class Snapshot(_Message, frozen=True, kw_only=True):
-    """The whole state after frame `seq`: frames up to it are dropped, later ones applied."""
+    """The complete state after frame `seq`. Receivers drop frames up to `seq` and apply later ones."""
 
     hello: Hello
     seq: int
@@ -546,184 +579,193 @@ class Snapshot(_Message, frozen=True, kw_only=True):
     blocks: BlockRows
     """All rows in order; `ids` is empty."""
     requests_info: tuple[RequestInfo, ...] = ()
-    """Requests that are not finished."""
+    """Unfinished requests."""
     requests: RequestRows = NO_REQUESTS
     counters: Counters = Counters()
     tag: int = 0
-    """The number the asker gave."""
+    """Tag of the `GetSnapshot` that this message answers."""
     stops: tuple[Stop, ...] = ()
-    """When the engine stood still, as far as requests that are told of were there; the last one may go on."""
+    """Pauses and suspensions since the arrival of the oldest request in the snapshot; the last one may not have
+    ended.
+    """
 
 
 class Heartbeat(_Message, frozen=True, kw_only=True):
-    """Sent every half second by the publisher, even while a step runs: quiet and stuck look different."""
+    """Sent every half second by the publisher, even while a step runs, so that an idle engine differs from a hung
+    one.
+    """
 
     epoch: int
     time_ns: int
     seq: int
-    """The last frame published: a subscriber that lost the last one before a pause sees it here."""
+    """Number of the last published frame, so that a subscriber notices if it missed the last frame before a quiet
+    period.
+    """
     step: int
     num_unfinished: int = 0
     step_started_ns: int = 0
-    """When the step in progress began, 0 between steps."""
+    """Start of the step in progress; 0 between steps."""
     paused_by: str = ""
-    """Who paused the engine, by name; empty: nobody."""
+    """Name of the user who paused the engine; empty: not paused."""
     pinned: bytes = b""
-    """u4 a block that is not evicted while it is pinned, ascending."""
+    """Ids of the pinned blocks, ascending; u4 each. They are not evicted."""
     pinned_by: str = ""
-    """Who pinned them, by name."""
+    """Name of the user who pinned them."""
     max_num_seqs: int = 0
-    """As the scheduler has it now, 0 from engines that do not say; the next too."""
+    """Current limit of the scheduler; 0 if the engine does not publish it, as for `max_num_batched_tokens`."""
     max_num_batched_tokens: int = 0
 
 
 class DeviceSample(_Message, frozen=True, kw_only=True):
-    """What the device and the process say of themselves; -1 means unknown, never zero."""
+    """Measurements of the device and the engine's process; -1 means unknown, never zero."""
 
     epoch: int
     time_ns: int
     memory_total_bytes: int = -1
     memory_used_bytes: int = -1
-    """By everybody on the device (host memory when the device is a CPU)."""
+    """Memory used by all processes on the device (host memory if the device is a CPU)."""
     process_bytes: int = -1
-    """By the engine: device memory on a GPU, resident set on a CPU."""
+    """Memory used by the engine: device memory on a GPU, resident set on a CPU."""
     utilization: float = -1.0
-    """0 to 1: GPU busy, or the engine's share of all CPUs; where devices are told of without an engine, CPUs busy."""
+    """Utilization of the GPU, or the engine's share of all CPUs, from 0 to 1. Without an engine: that of the CPUs."""
     power_watts: float = -1.0
     temperature_celsius: float = -1.0
 
 
 class ModuleBytes(msgspec.Struct, frozen=True, kw_only=True):
-    """Weights of a part of the model. The parts add up to all weights."""
+    """Bytes of weights in one kind of module. All parts add up to the model's weights."""
 
     name: str
     num_bytes: int
 
 
 class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank of tensor parallel holds."""
-
     rank: int
     device: str
     weights_bytes: int
     kv_bytes: int
     uuid: str = ""
-    """Of its GPU, as in `DeviceInfo.uuids`; empty: unknown, or none."""
+    """UUID of the rank's GPU, as in `DeviceInfo.uuids`; empty: unknown, or none."""
 
 
 class MemoryBreakdown(_Message, frozen=True, kw_only=True):
-    """Where the memory went, in bytes. KV in use, cached and free follow from the ledger."""
+    """Memory use in bytes by purpose. Used, cached and free KV bytes follow from the ledger."""
 
     epoch: int
     time_ns: int
     weights_bytes: int = 0
     kv_bytes: int = 0
-    """The whole pool: num_blocks x block_bytes, or all pages (allocator `virtual`)."""
+    """Bytes of the whole pool: num_blocks x block_bytes, or all pages (allocator `virtual`)."""
     workspace_bytes: int = -1
-    """Activations, graphs and buffers, where the allocator can tell; -1 unknown."""
+    """Bytes of activations, graphs and buffers, if the allocator reports them; -1: unknown."""
     kv_resident_bytes: int = -1
-    """Of `kv_bytes`, what is behind blocks now, measured (allocator `virtual`); -1: not measured."""
+    """Part of `kv_bytes` that is mapped to physical memory now (allocator `virtual`); -1: not measured."""
     step_bytes: int = -1
-    """Set aside for the largest step: activations, logits, partial results of attention; -1: nothing was planned."""
+    """Bytes reserved for the largest step (activations, logits, partial attention results); -1: nothing was planned."""
     graphs_bytes: int = -1
-    """Set aside for graphs and what they read; 0: there are none."""
+    """Bytes reserved for CUDA graphs and their inputs; 0: there are none."""
     staging_bytes: int = -1
-    """Of the buffers through which blocks go to host memory."""
+    """Bytes of the staging buffers for transfers of blocks to host memory."""
     modules: tuple[ModuleBytes, ...] = ()
-    """`weights_bytes` by what they are of: embeddings, attention, MLP, …; empty where that is not told."""
+    """`weights_bytes` by kind of module (embeddings, attention, MLP, ...); empty: unknown."""
     allocated_bytes: int = -1
-    """By torch's allocator: in tensors, of what it holds; -1 where it cannot tell (a CPU), the next three too."""
+    """Bytes in tensors (`torch.cuda.memory_allocated`); -1: unavailable (CPU), as for the next three."""
     reserved_bytes: int = -1
-    """What it holds of the device: in tensors, and cached for the next ones."""
+    """Bytes that torch's allocator holds on the device: in tensors and cached."""
     split_bytes: int = -1
-    """Of what is cached: rests of blocks that are partly in use, which go back to the device with them alone."""
+    """Cached bytes in segments that are partly in use. They return to the device only when the whole segment is
+    free.
+    """
     peak_bytes: int = -1
-    """In tensors at most at one time since the engine served."""
+    """Peak of `allocated_bytes` since the engine began to serve."""
     context_bytes: int = -1
-    """What the process had on the device beside torch's memory when the engine began to serve: the driver's context,
-    its kernels and libraries; -1: the driver did not tell."""
+    """Bytes that the process held outside torch's allocator when the engine began to serve (driver context, kernels,
+    libraries); -1: the driver did not report it.
+    """
     ranks: tuple[RankMemory, ...] = ()
-    """Of each rank in order, where a model is shared out among several; all else here is rank 0's."""
+    """Memory of each rank in order if there are several; all other fields are those of rank 0."""
     host_weights_bytes: int = 0
-    """Weights that stay in host memory and are streamed to the device; no part of `weights_bytes`."""
+    """Bytes of weights that stay in host memory and are streamed to the device; not part of `weights_bytes`."""
 
 
 class Progress(_Message, frozen=True, kw_only=True):
-    """How far a download or the load of a model is, before there is an engine to speak of."""
+    """Progress of a download or of loading a model, before the engine is ready."""
 
     stage: str
     """"compile", "download", "convert", "wait" (for another engine), "load", "warm up", or "ready"."""
     detail: str = ""
     done: int = 0
     total: int = 0
-    """0: unknown."""
+    """Total in `unit`; 0: unknown."""
     unit: str = ""
     """"bytes", "tensors", or ""."""
 
 
 class Goodbye(_Message, frozen=True, kw_only=True):
-    """The engine ends: `reason` is empty after an orderly stop, otherwise the error in one line."""
+    """Last message of an engine. `reason` is empty after a normal shutdown, otherwise one line with the error."""
 
     epoch: int
     reason: str = ""
 
 
 class Histogram(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Latencies of which only is told how many lay between two bounds; packed little-endian."""
+    """Latencies as counts per interval; packed little-endian."""
 
     kind: str
-    """"first_token", "inter_token" or "queued"; readers leave out those that they do not know."""
+    """"first_token", "inter_token" or "queued"; readers skip kinds that they do not know."""
     bounds_ns: bytes = b""
-    """u8 a bound, ascending: the upper ones of all intervals but the last, which has none."""
+    """Upper bounds of all intervals except the last, which is unbounded; ascending, u8 each."""
     counts: bytes = b""
-    """u8 an interval, so one more than bounds: latencies since the reading before."""
+    """Number of latencies per interval since the previous reading, one entry more than `bounds_ns`; u8 each."""
 
 
 class MetricFigure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A number of another engine's metrics that kvscope shows as it is, in the words of that engine's module."""
+    """A metric of another engine that kvscope displays unchanged, with the label from that engine's module."""
 
     name: str
-    """What it is to a person: "Sliding-window pool in use"."""
+    """Label for users, such as "Sliding-window pool in use"."""
     value: float
     unit: str = ""
-    """"share" (0 to 1), "tokens", "bytes", "blocks", "s", or a word of a later version."""
+    """"share" (0 to 1), "tokens", "bytes", "blocks", "s", or a unit introduced by a later version."""
     metric: str = ""
-    """Where it stands on the server's page."""
+    """Name of the metric on the server's metrics page."""
 
 
 class Reading(_Message, frozen=True, kw_only=True):
-    """What an engine's metrics say that frames cannot: sent where `Capabilities` has no free rows or no latencies."""
+    """Values from an engine's metrics page, sent if `Capabilities` has no `free_rows` or no `latencies`."""
 
     epoch: int
     time_ns: int
     used_share: float = -1.0
-    """Of the pool's blocks, 0 to 1, as the engine counts them; -1 unknown."""
+    """Used share of the pool's blocks, 0 to 1, as the engine counts them; -1: unknown."""
     latencies: tuple[Histogram, ...] = ()
     figures: tuple[MetricFigure, ...] = ()
 
 
 class Fingerprints(_Message, frozen=True, kw_only=True):
-    """What a deterministic engine computed in a step, as digests: of a block that became full one for each layer, and
-    one for the logits of each sampled token. Those of two runs can be compared whatever their schedules were."""
+    """Hashes of what a deterministic engine computed in a step: one per layer of each block that became full, and one
+    of the logits of each sampled token. They are comparable between two runs whatever their schedules were.
+    """
 
     epoch: int
     step: int
     time_ns: int
     num_layers: int = 0
-    """That keep keys and values."""
+    """Number of layers that keep keys and values."""
     number: RowNumbers = b""
-    """u4 a block: whose it is. A block that was found in the prefix cache is not told again."""
+    """Number of the request of each block; u4 each. Blocks found in the prefix cache are not repeated."""
     place: RowCounts = b""
-    """u4 a block: which of its request's blocks, from 0."""
+    """Index of each block in its request's block table, from 0; u4 each."""
     digests: bytes = b""
-    """u8 a layer, of one block after the other: BLAKE2b of 8 bytes over its keys, then its values, slot by slot; 0 of a
-    layer whose KV another layer holds, or that has let go of the block."""
+    """Hashes of each layer, block by block; u8 each: BLAKE2b of 8 bytes over the keys, then the values, slot by slot. 0
+    if the layer uses another layer's KV, or has freed the block.
+    """
     sampled_number: bytes = b""
-    """u4 a token: whose it is; a token that turned out to be wrong after a guess is not told."""
+    """Number of the request of each sampled token; u4 each. Rejected speculative tokens are not included."""
     sampled_place: bytes = b""
-    """u4 a token: how many its request had said before it."""
+    """Number of output tokens of the request before each sampled token; u4 each."""
     logit_sums: bytes = b""
-    """u8 a token: the bits of its logits as whole numbers, added modulo 2^64."""
+    """Sum modulo 2^64 of the bit patterns of each token's logits as integers; u8 each."""
 
 
 TelemetryMessage: TypeAlias = (

@@ -1,9 +1,8 @@
-"""Handles what a later version sends and this one does not know: it is left out or called unknown, counted, and never
-in the way.
+"""Handles values that a later version sends and this version does not know.
 
-Owns the rules of that: an event of an unknown kind is dropped out of its frame, an unknown state or tier becomes
-`UNKNOWN`, an unknown word stays as it is for whoever shows it. Knows no sockets, and nothing of what is wrong with a
-message: that is `validity`'s. What this version knows passes unchanged, without a copy.
+An event of an unknown kind is removed from its frame, an unknown state or tier becomes `UNKNOWN`, and any other unknown
+string is left for views to show unchanged. All of these are counted. Messages that contain only known values pass
+unchanged, without a copy. Must not depend on sockets; invalid messages are handled by `validity`.
 """
 
 from __future__ import annotations
@@ -25,23 +24,23 @@ PHASES: Final = frozenset[str](get_args(Phase))
 
 @dataclass(slots=True)
 class Unknowns:
-    """How much was not known. One thread counts."""
+    """Counts of skipped or replaced values. Not thread-safe."""
 
     messages: int = 0
-    """Messages of a kind that has no name here, skipped whole."""
+    """Number of messages of an unknown kind, which are skipped."""
     events: int = 0
-    """Events left out of their frames."""
+    """Number of events of an unknown kind, which are removed from their frames."""
     values: int = 0
-    """States, tiers and words, each time one was told."""
+    """Number of occurrences of unknown states, tiers and strings."""
 
     @property
     def num_skipped(self) -> int:
-        """What is not shown at all."""
+        """Number of messages and events that are not shown at all."""
         return self.messages + self.events
 
 
 class _Known:
-    """The values of a packed u1 column that have a name here."""
+    """Finds and replaces unknown values in packed u1 columns of an enum."""
 
     def __init__(self, named: type[BlockState] | type[Tier] | type[RequestState]) -> None:
         self._accepted = bytes(named)
@@ -67,9 +66,7 @@ def known_telemetry(message: TelemetryMessage, unknowns: Unknowns) -> TelemetryM
 
 
 def known_reply(reply: Reply, unknowns: Unknowns) -> Reply:
-    """Return `reply` without what this version does not know; an unknown reason or phase stays, and is shown as it
-    came.
-    """
+    """Return `reply` without what this version does not know. An unknown finish reason or phase is counted and kept."""
     if isinstance(reply, Snapshot):
         return known_snapshot(reply, unknowns)
     if isinstance(reply, Finished):
@@ -80,7 +77,6 @@ def known_reply(reply: Reply, unknowns: Unknowns) -> Reply:
 
 
 def known_snapshot(snapshot: Snapshot, unknowns: Unknowns) -> Snapshot:
-    """Return `snapshot` without what this version does not know."""
     blocks, requests = _known_blocks(snapshot.blocks, unknowns), _known_requests(snapshot.requests, unknowns)
     if blocks is snapshot.blocks and requests is snapshot.requests:
         return snapshot

@@ -1,8 +1,8 @@
-"""What must hold inside a decoded telemetry message before anybody believes it.
+"""Checks of decoded telemetry messages that types alone cannot express.
 
-Owns the checks that types alone cannot make: packed columns of equal length, values within their ranges,
-numbers that fit the mirror's columns. Knows nothing of sockets, and nothing of the state so far: whether a
-block id exists is the mirror's question. Every check raises ProtocolError with one line.
+Owns the checks for packed columns of equal length, values within their ranges, and numbers that fit the mirror's
+columns. Must not depend on sockets or on the state so far: whether a block id exists is checked by the mirror. Every
+check raises ProtocolError with one line.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from kvscope_telemetry.messages.telemetry import (
 )
 
 MAX_BLOCKS: Final = 64 << 20
-"""More blocks than this are a mistake, not an engine."""
-MAX_BLOCK_SIZE: Final = (1 << 16) - 1
+"""Larger counts are treated as errors."""
+MAX_BLOCK_SIZE: Final = (1 << 16) - 1  # the ledger counts filled slots in a u16
 MAX_GROUPS: Final = 256
-"""`filled` is a u16."""
+"""Number of values of the ledger's `group` column, a u8."""
 MAX_U32: Final = (1 << 32) - 1
 MAX_I64: Final = (1 << 63) - 1
 MAX_TIME_NS: Final = 1 << 62
 """146 years: the sum of two times still fits an i64."""
 MAX_SPAN_NS: Final = 366 * 86_400_000_000_000
-"""Longest duration that is believed, a year: what is measured goes on while a process is suspended."""
+"""Longest accepted duration: a year, because measured durations include the time for which a process is suspended."""
 MAX_AHEAD_NS: Final = 86_400_000_000_000
-"""Largest time, in nanoseconds, by which an event of a frame may lie after the frame: one day."""
+"""Largest accepted time, in nanoseconds, from a frame to one of its events: one day."""
 
 _ID_BYTES: Final = 4
 _COLUMN_BYTES: Final = tuple(COLUMNS[name].itemsize for name in DENSE)
@@ -61,7 +61,7 @@ _NO_BLOCK_ROWS: Final = BlockRows()
 
 
 def check(message: TelemetryMessage) -> None:
-    """Raise ProtocolError when `message` contradicts itself or is out of range."""
+    """Raise ProtocolError if `message` contradicts itself or is out of range."""
     if isinstance(message, DeltaCheckpoint):
         check_delta_checkpoint(message)
     elif isinstance(message, Frame):
@@ -129,15 +129,15 @@ def check_frame(frame: Frame) -> None:
 
 
 def check_delta_checkpoint(checkpoint: DeltaCheckpoint) -> None:
-    """Raise ProtocolError unless it is consistent in itself."""
     check_frame(checkpoint)
     if not 0 <= checkpoint.since_seq < checkpoint.seq:
         raise ProtocolError(f"a delta checkpoint from frame {checkpoint.since_seq} to frame {checkpoint.seq}")
 
 
 def check_reading(reading: Reading) -> None:
-    """Raise ProtocolError unless every histogram has one count more than bounds, and those ascend, and figures are
-    numbers."""
+    """Raise ProtocolError unless all figures are finite, and each histogram has ascending bounds and one more count
+    than bounds.
+    """
     _counts("Reading", (reading.epoch,))
     _counts("Reading", (reading.time_ns,), MAX_TIME_NS)
     if not all(isfinite(figure.value) for figure in reading.figures):
@@ -151,7 +151,7 @@ def check_reading(reading: Reading) -> None:
 
 
 def check_hello(hello: Hello) -> None:
-    """Raise ProtocolError for a protocol or a pool that this version cannot mirror."""
+    """Raise ProtocolError for a protocol version or pool that this version cannot mirror."""
     if not 1 <= hello.protocol_version <= PROTOCOL_VERSION:
         raise ProtocolError(
             f"the engine speaks protocol {hello.protocol_version}, this version up to {PROTOCOL_VERSION}"
@@ -180,9 +180,9 @@ def check_hello(hello: Hello) -> None:
 
 
 def check_snapshot(snapshot: Snapshot) -> None:
-    """Raise ProtocolError unless the snapshot holds every row of the pool and whole requests.
+    """Raise ProtocolError unless the snapshot has every row of the pool and complete requests.
 
-    Rows past those that its hello speaks of are those of a tier that came later.
+    More rows than the hello declares are accepted: they belong to a tier introduced by a later version.
     """
     check_hello(snapshot.hello)
     _counts("Snapshot", (snapshot.seq, snapshot.step, *astuple(snapshot.counters)))
@@ -198,7 +198,7 @@ def check_snapshot(snapshot: Snapshot) -> None:
 
 
 def check_stop(stop: Stop) -> None:
-    """Raise ProtocolError unless it ends after it began, or goes on."""
+    """Raise ProtocolError unless `stop` ends after it began, or has not ended."""
     is_over = stop.begin_ns < stop.end_ns <= MAX_I64
     if stop.begin_ns < 0 or not (is_over or (stop.end_ns == 0 and stop.begin_ns <= MAX_I64)):
         raise ProtocolError(f"Stop: from {stop.begin_ns} to {stop.end_ns} is no time of 0 to 2^63")

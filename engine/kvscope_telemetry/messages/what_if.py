@@ -1,12 +1,12 @@
-"""The lines of `kvscope-engine what-if`: what is asked, what is answered. JSON, a line each; knows neither side.
+"""Input and output lines of `kvscope-engine what-if`, one JSON object per line. Must not depend on either side.
 
-First the memory, once an engine start; then, as often as wanted, the requests that run now:
+The first line describes the memory, once per engine start. Each following line lists the requests that currently run:
 
     {"setup": {"num_blocks": 4096, "block_size": 16, "block_bytes": 368640, "num_layers": 30, "max_model_len": 8192,
-               "groups": [{"kind": "full", "block_bytes": 368640}, {"kind": "window", "window": 512, …}]}}
+               "groups": [{"kind": "full", "block_bytes": 368640}, {"kind": "window", "window": 512, ...}]}}
     {"now": [[1, 300, 812], [2, 40, 512, 28]]}
 
-Each `now` is answered by an `WhatIfAnswer`, each line that cannot be read by a `Complaint`; a setup has no answer.
+Each `now` is answered with a `WhatIfAnswer`, each invalid line with a `Complaint`; a setup has no answer.
 """
 
 from __future__ import annotations
@@ -21,18 +21,22 @@ from kvscope_telemetry.messages.telemetry import KVGroup
 MAX_REQUESTS: Final = 100_000
 MAX_LINE_BYTES: Final = 8 << 20
 MAX_SLOTS: Final = 1 << 25
-"""Of the pool: shadows of two million blocks of 16 take some hundred megabytes."""
+"""Maximum number of token slots in the pool: the simulations of two million blocks of 16 take some hundred
+megabytes.
+"""
 MAX_CELLS: Final = 2000
-"""Of a map."""
+"""Maximum number of cells in a map."""
 PAGE_BYTES: Final = 2 << 20
-"""The physical page that `virtual` maps, one in each layer's tensor at a time: CUDA's."""
+"""CUDA's physical page size: the allocator `virtual` maps one page at a time in each layer's tensor."""
 HOST_PAGE_BYTES: Final = 4 << 10
-"""The same on a CPU."""
+"""Page size of the allocator `virtual` on a CPU."""
 
 NOT_FREED: Final = "without freeing"
-"""The question: what if windows and chunks let go of nothing, and all layers held all tokens?"""
+"""Name of the scenario in which sliding-window and chunked layers free no blocks, so that all layers keep all
+tokens.
+"""
 EXPANDED: Final = "with MLA expanded"
-"""The question: what if keys and values of each head were held in place of latents (MLA)?"""
+"""Name of the scenario in which keys and values are stored per head instead of latents (MLA)."""
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
 CountOrUnknown = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
@@ -40,116 +44,118 @@ Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
 
 
 class MapKind(IntEnum):
-    """What the slots of a map's cell are; the values are the bytes of `PolicyUse.cells`."""
+    """State of the token slots in one cell of a map; the values are the bytes of `PolicyUse.cells`."""
 
     FREE = 0
     USED = 1
-    """Hold a token."""
+    """Slots that hold a token."""
     RESERVED = 2
-    """Held and empty; a token of the request may come."""
+    """Slots that are held and empty, and that a later token of the request may fill."""
     INTERNAL = 3
-    """Held, and never to be used."""
+    """Slots that are held and will never be used."""
     ROUNDING = 4
-    """Held because the allocator has only powers of two, or at the end of the memory, where no block fits."""
+    """Slots held because the allocator rounds up to powers of two, or at the end of the memory, where no block fits."""
     UNREAD = 5
-    """Hold a token that no later token reads: it is behind a window or before a chunk."""
+    """Slots that hold a token that no later token reads: it is outside the sliding window or before the chunk."""
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The engine's KV memory, and what runs in it. 0 means unknown."""
+    """The engine's KV memory and its model. 0 means unknown."""
 
     num_blocks: Count
-    """That requests can have."""
+    """Number of blocks that requests can use."""
     block_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 15)]
     block_bytes: CountOrUnknown = 0
     num_layers: CountOrUnknown = 0
     max_model_len: Tokens = 0
     allocator: str = "paged"
-    """The engine's own."""
+    """The engine's allocator."""
     page_bytes: CountOrUnknown = PAGE_BYTES
-    """What `virtual` would map on this device."""
+    """Size of the pages that the allocator `virtual` would map on this device."""
     groups: tuple[KVGroup, ...] = ()
-    """As its `Hello` has them."""
+    """KV groups as in the engine's `Hello`."""
 
     @property
     def num_slots(self) -> int:
-        """Tokens that it has room for."""
+        """Capacity in tokens."""
         return self.num_blocks * self.block_size
 
 
 class Running(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """A request that holds blocks: `[number, num_tokens, max_tokens, num_prompt_tokens]`, the last may be left out."""
+    """A request that holds blocks: `[number, num_tokens, max_tokens, num_prompt_tokens]`; the last may be omitted."""
 
     number: Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
     num_tokens: Tokens
-    """Tokens whose KV is in blocks."""
+    """Number of tokens whose KV is in blocks."""
     max_tokens: Tokens
-    """Prompt and output together, at most; 0 when that is not known."""
+    """Maximum number of prompt and output tokens together; 0: unknown."""
     num_prompt_tokens: Tokens = 0
 
 
 class WhatIfLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One line of input: a `setup` or a `now`."""
+    """One line of input: either a `setup` or a `now`."""
 
     setup: Memory | None = None
     now: Annotated[list[Running], msgspec.Meta(max_length=MAX_REQUESTS)] | None = None
 
 
 class PolicyUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What one policy does with the memory. Counts are slots; the seven after `num_slots` sum up to it."""
+    """Memory use under one policy. Counts are token slots; the seven after `num_slots` add up to it."""
 
     allocator: str
     block_size: int
-    """Tokens a block; under `virtual`, those whose KV of one layer is a physical page (or pages, of a larger block)."""
+    """Tokens per block. For `virtual`, the tokens whose KV of one layer fills a physical page, or several pages if a
+    block is larger.
+    """
     is_current: bool
-    """Whether the engine runs with just this."""
+    """Whether the engine uses exactly this policy."""
     question: str = ""
-    """What is otherwise than in the engine, beside the policy: `NOT_FREED`, `EXPANDED`, or empty."""
+    """Scenario that differs from the engine in addition to the policy: `NOT_FREED`, `EXPANDED`, or empty."""
     num_slots: int
     slot_bytes: float = 0.0
-    """Of one slot, over all layers that share a block table; 0: unknown."""
+    """Bytes per slot, summed over all layers that share a block table; 0: unknown."""
     num_used: int = 0
-    """Hold a token that will be read."""
+    """Slots that hold a token that will be read."""
     num_unread: int = 0
-    """Hold a token that no later token reads, though something else in the block may be read."""
+    """Slots that hold a token that no later token reads, although other tokens of the block may be read."""
     num_reserved: int = 0
     num_internal: int = 0
     num_rounding: int = 0
     num_external: int = 0
-    """In free blocks."""
+    """Slots in free blocks."""
     num_outside: int = 0
-    """At the end of the memory, too few for a block."""
+    """Slots at the end of the memory, too few for a block."""
     external_fragmentation: float = 0.0
     """1 - largest free run / free slots."""
     wasted_bytes: int = 0
     wasted_share: float = 0.0
-    """Of the slots that are held: 0 to 1."""
+    """Share of the held slots that is wasted, 0 to 1."""
     num_placed: int = 0
     num_waiting: int = 0
-    """Requests that do not fit."""
+    """Number of requests that do not fit."""
     num_fitting: int = 0
-    """Requests that hold on average what those placed hold, that would fill the memory; 0: none is placed."""
+    """Number of requests of the average size of the placed ones that would fill the memory; 0: none is placed."""
     num_preempted: int = 0
-    """Times that a request lost its place since the setup, to an older one that grew or as it could not grow itself."""
+    """Number of preemptions since the setup, because an older request grew or the request itself could not grow."""
     cells: bytes = b""
-    """A `MapKind` each, in the order of addresses (base64 in JSON)."""
+    """One `MapKind` per cell, in the order of addresses (base64 in JSON)."""
     slots_per_cell: int = 1
     refused: str = ""
-    """Why the policy could not run in this memory at all; then there is nothing else."""
+    """Why the policy cannot run in this memory; all other results are then unset."""
 
     @property
     def num_held(self) -> int:
-        """Slots that requests hold, with a token or without."""
+        """Number of slots that requests hold, with or without a token."""
         return self.num_used + self.num_wasted
 
     @property
     def num_wasted(self) -> int:
-        """Slots that are held for nothing: empty, or with a token that is read no more."""
+        """Number of held slots that are empty, or whose token is no longer read."""
         return self.num_unread + self.num_reserved + self.num_internal + self.num_rounding
 
 
 class NotAsked(msgspec.Struct, frozen=True):
-    """A question that cannot be answered, and why."""
+    """A scenario that cannot be simulated, and the reason."""
 
     question: str
     why: str
@@ -160,11 +166,11 @@ class WhatIfAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     policies: list[PolicyUse]
     page_bytes: int = PAGE_BYTES
-    """Of `virtual`."""
+    """Page size of the allocator `virtual`."""
     not_asked: list[NotAsked] = []
 
 
 class Complaint(msgspec.Struct, frozen=True):
-    """Says what is wrong with a line, which changed nothing."""
+    """Error message for an invalid input line, which was ignored."""
 
     error: str

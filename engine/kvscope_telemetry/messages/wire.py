@@ -1,8 +1,8 @@
-"""Bytes to messages and back: one encoder, and one typed decoder for each socket and direction.
+"""Encoding and decoding of messages: one encoder, and one typed decoder per socket and direction.
 
-Everything that can be wrong with received bytes comes out as ProtocolError in one line; msgspec's own three
-families (DecodeError, UnicodeDecodeError, RecursionError) do not leave this file. What a later version says beyond
-what is known here is left out and counted. Nothing is ever unpickled. Knows no sockets.
+Every error in received bytes is raised as ProtocolError with one line; msgspec's three kinds of exceptions
+(DecodeError, UnicodeDecodeError, RecursionError) do not leave this module. Values that a later version added are
+dropped and counted. Nothing is unpickled. Must not depend on sockets.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Tag(msgspec.Struct):
 
 
 class _Head(msgspec.Struct, frozen=True, kw_only=True):
-    """What names a command; everything else is skipped, whatever it is."""
+    """The fields that identify a command; all others are skipped without validation."""
 
     type: Annotated[str, msgspec.Meta(max_length=64)] = ""
     request_id: RequestId = "-"
@@ -61,7 +61,7 @@ _IN_PIECES: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder(
         kw_only=True,
     )
 )
-"""A snapshot whose blocks are left as they came."""
+"""Decoder of a snapshot that leaves the field `blocks` encoded."""
 _VIEWS: Final = msgspec.msgpack.Decoder(dict[str, memoryview])
 _LARGE_BYTES: Final = 1 << 20
 _TAG: Final = msgspec.msgpack.Decoder(_Tag)
@@ -71,40 +71,42 @@ _MAX_TAG_SHOWN: Final = 40
 
 
 def encode(message: TelemetryMessage | Command | Reply) -> bytes:
-    """The wire form of any message."""
     return _ENCODER.encode(message)
 
 
 def decode_telemetry(data: bytes, unknowns: Unknowns | None = None) -> TelemetryMessage:
-    """A message of the telemetry socket, checked, in words of this version.
+    """Return a checked message of the telemetry socket, restricted to values that this version knows.
 
-    What has no word here is counted in `unknowns`. Raises ProtocolError; UnknownMessage when all of it has none.
+    Values that it does not know are counted in `unknowns`. Raises ProtocolError; UnknownMessage for an unknown kind of
+    message.
     """
     unknowns = Unknowns() if unknowns is None else unknowns
     return accepted(_decode(_TELEMETRY.decode, data, MAX_MESSAGE_BYTES, "telemetry message", unknowns), unknowns)
 
 
 def decode_accepted(data: bytes) -> TelemetryMessage:
-    """What `decode_telemetry` accepted before, in another process of ours: it is not checked again."""
+    """Return a message that another of our processes has already checked with `decode_telemetry`. It is not checked
+    again.
+    """
     return known_telemetry(
         _decode(_TELEMETRY.decode, data, MAX_MESSAGE_BYTES, "telemetry message", Unknowns()), Unknowns()
     )
 
 
 def accepted(message: TelemetryMessage, unknowns: Unknowns) -> TelemetryMessage:
-    """`message`, checked, in words of this version. Raises ProtocolError."""
+    """Return `message`, checked and restricted to values that this version knows. Raises ProtocolError."""
     known = known_telemetry(message, unknowns)
     validity.check(known)
     return known
 
 
 def decode_command(data: bytes) -> Command:
-    """What a client asks. Raises ProtocolError; UnknownMessage for a command of a later version."""
+    """Return a client's command. Raises ProtocolError; UnknownMessage for a command of a later version."""
     return _decode(_COMMAND.decode, data, MAX_COMMAND_BYTES, "command", Unknowns())
 
 
 def decode_reply(data: bytes, unknowns: Unknowns | None = None) -> Reply:
-    """What the engine answers, checked, as `decode_telemetry` does."""
+    """Return a checked reply of the engine; `unknowns` and errors are as in `decode_telemetry`."""
     unknowns = Unknowns() if unknowns is None else unknowns
     is_large = len(data) >= _LARGE_BYTES and tag_of(data) == Snapshot.__name__
     decode: Callable[[bytes], Reply] = _snapshot_by_columns if is_large else _REPLY.decode
@@ -120,9 +122,9 @@ def decode_reply(data: bytes, unknowns: Unknowns | None = None) -> Reply:
 
 
 def answer_unreadable(data: bytes, reason: str) -> Refused | Failed:
-    """The answer to a command that cannot be read: whoever waits for one hears that it was refused.
+    """Return the reply to a command that cannot be decoded, so that its sender does not wait in vain.
 
-    `Refused` with the id of a submission, else `Failed` with the tag of a command, where they have one.
+    `Refused` with the request id of a `Submit`, otherwise `Failed` with the command's tag, if it has one.
     """
     try:
         head = _HEAD.decode(data[: MAX_COMMAND_BYTES + 1])
@@ -134,7 +136,7 @@ def answer_unreadable(data: bytes, reason: str) -> Refused | Failed:
 
 
 def tag_of(data: bytes) -> str:
-    """What kind of message `data` says it is; "" when it says nothing."""
+    """Return the message type that `data` declares; "" if it has none."""
     try:
         return _TAG.decode(data).type
     except (msgspec.DecodeError, ValueError, OverflowError, RecursionError):
@@ -142,7 +144,7 @@ def tag_of(data: bytes) -> str:
 
 
 def _snapshot_by_columns(data: bytes) -> Snapshot:
-    """The same in pieces: in one go that of a large pool would keep all other threads waiting until it is done."""
+    """Decode a snapshot column by column: decoding a large pool in one call would block all other threads (GIL)."""
     parts = _IN_PIECES.decode(data)
     views = _VIEWS.decode(parts.blocks)
     blocks = BlockRows(**{f.name: bytes(views[f.encode_name]) for f in fields(BlockRows) if f.encode_name in views})

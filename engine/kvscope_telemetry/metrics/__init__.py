@@ -1,6 +1,7 @@
-"""Prometheus' `/metrics`, filled from telemetry alone: vLLM's names where the meaning is the same, else `kvscope_`.
+"""Prometheus metrics (`/metrics`) computed from telemetry alone, with vLLM's names where the meaning is the same, else
+`kvscope_`.
 
-`page` follows the telemetry socket like any other subscriber, so that the engine's thread pays nothing; `tally` counts
-what frames tell; `vllm_families` and `own_families` name it. The HTTP process of our engine mounts the page; `serve`
-is a process of its own, for others.
+`page` subscribes to the telemetry socket like any other client, so that it costs the engine's thread nothing. `tally`
+accumulates totals from frames; `vllm_families` and `own_families` give them names. Our engine's HTTP process mounts the
+page; for other engines, `serve` runs it in a separate process.
 """

@@ -1,4 +1,4 @@
-"""Families of prometheus_client with an engine's labels: one a metric, whose samples know when counting began."""
+"""Creates metric families of prometheus_client with an engine's labels and creation times."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ Labels = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """Makes families whose samples all carry `labels`; counters began at `created_s`, Unix time in seconds."""
+    """Creates families whose samples all carry `labels`; counters started at `created_s`, Unix time in seconds."""
 
     labels: Labels
     created_s: float
 
     def gauge(self, name: str, text: str, *values: tuple[Labels, float]) -> Metric:
-        """A sample for each of `values`, with labels of its own."""
+        """Return a gauge with one sample per entry of `values`, each with additional labels."""
         family = GaugeMetricFamily(name, text)
         for own, value in values:
             family.add_sample(name, {**self.labels, **own}, value)
         return family
 
     def counter(self, name: str, text: str, *values: tuple[Labels, float]) -> Metric:
-        """The same; `name` is without `_total`."""
+        """Return a counter with one sample per entry of `values`; `name` is without `_total`."""
         family = CounterMetricFamily(name, text)
         for own, value in values:
             labels = {**self.labels, **own}
@@ -37,7 +37,7 @@ class Maker:
         return family
 
     def histogram(self, name: str, text: str, histogram: PrometheusHistogram, created_s: float) -> Metric:
-        """Counted from `created_s` on."""
+        """Return a histogram that started at `created_s`, Unix time in seconds."""
         family = HistogramMetricFamily(name, text, labels=tuple(self.labels))
         bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
         buckets = list(zip(bounds, map(float, histogram.cumulative()), strict=True))

@@ -1,4 +1,6 @@
-"""Cumulative histograms with vLLM's bounds. Owns the bounds and the counts; knows neither names nor the engine."""
+"""Cumulative histograms with vLLM's bounds. Owns the bounds and the counts; must not depend on metric names or the
+engine.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +23,18 @@ REQUEST_S: Final = (
     *(1920.0, 7680.0),
 )
 STEP_TOKENS: Final = (1.0, *(float(8 << power) for power in range(12)))
-"""1, and 8 to 16384."""
+"""1, then powers of two from 8 to 16384."""
 MAX_DECADES: Final = 12
 
 
 def lengths(max_value: int) -> tuple[float, ...]:
-    """1, 2, 5, 10, 20, 50, … as far as `max_value`; 1 alone where that is not known."""
+    """Return the bounds 1, 2, 5, 10, 20, 50, ... up to `max_value`; only 1 if it is unknown (0)."""
     bounds = (mantissa * 10.0**decade for decade in range(MAX_DECADES) for mantissa in (1, 2, 5))
     return tuple(bound for bound in bounds if bound <= max_value) or (1.0,)
 
 
 class PrometheusHistogram:
-    """A Prometheus histogram: the counts of values up to each of `bounds` (ascending), of all values, and their sum."""
+    """A Prometheus histogram: counts of values up to each of `bounds` (ascending), the total count, and the sum."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
@@ -41,18 +43,18 @@ class PrometheusHistogram:
         self._counts = np.zeros(len(self.bounds) + 1, np.int64)
 
     def add(self, value: float) -> None:
-        """Count one; what is less than 0 (a clock of another machine) counts as 0."""
+        """Count one value. Negative values (from another machine's clock) count as 0."""
         value = max(value, 0.0)
         self._counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
     def add_all(self, values: npt.NDArray[np.float64]) -> None:
-        """Count each of `values`, shape (n,), none of them less than 0."""
+        """Count each of `values`, shape (n,), which must not be negative."""
         if values.size:
             self._counts += np.bincount(self._edges.searchsorted(values), minlength=self._counts.size)
             self.sum += float(values.sum())
 
     def cumulative(self) -> list[int]:
-        """One entry a bound, and one for all."""
+        """Return the cumulative count for each bound, and the total count."""
         totals: list[int] = self._counts.cumsum().tolist()
         return totals

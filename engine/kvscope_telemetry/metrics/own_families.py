@@ -1,4 +1,6 @@
-"""What vLLM has no name for: blocks by state and tier, bytes, fragmentation, causes, and how well we listen."""
+"""Metrics without a vLLM equivalent: blocks by state and tier, bytes, fragmentation, preemption causes, and lost
+telemetry.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ TIER_GAUGES: Final = {
     "num_cached": "Blocks cached for their prefix and held by no request.",
     "num_free": "Free blocks.",
 }
-"""Each is an attribute of `TierFigures`."""
+"""Help texts by attribute of `TierFigures`."""
 TOTALS: Final = {
     "evicted_blocks": "Blocks evicted from the prefix cache.",
     "copied_blocks": "Blocks copied on write.",
@@ -38,7 +40,7 @@ TOTALS: Final = {
     "refused": "Requests refused.",
     "messages_dropped": "Telemetry messages dropped because the publisher was behind.",
 }
-"""Each is a field of `Counters`."""
+"""Help texts by field of `Counters`."""
 TOTAL_NAMES: Final = {
     "swapped_blocks": "swapped_out_blocks",
     "loaded_blocks": "swapped_in_blocks",
@@ -47,11 +49,11 @@ TOTAL_NAMES: Final = {
     "admitted": "requests_admitted",
     "refused": "requests_refused",
 }
-"""Where the page has another name."""
+"""Metric names that differ from the field's name."""
 
 
 def counters(make: Maker, tally: Tally) -> Iterator[Metric]:
-    """What was counted, also while the engine is away."""
+    """Yield the counters, which remain available while the engine is away."""
     yield make.counter("kvscope_steps", "Engine steps.", ({}, tally.num_steps))
     for field, text in TOTALS.items():
         name = TOTAL_NAMES.get(field, field)
@@ -64,7 +66,6 @@ def counters(make: Maker, tally: Tally) -> Iterator[Metric]:
 
 
 def gauges(make: Maker, tally: Tally, pool: PoolFigures) -> Iterator[Metric]:
-    """How it is now."""
     for field, text in TIER_GAUGES.items():
         name = field if field == "num_blocks" else f"{field}_blocks"
         yield make.gauge(f"kvscope_{name}", text, *_by_tier(pool, field))
@@ -82,7 +83,9 @@ def gauges(make: Maker, tally: Tally, pool: PoolFigures) -> Iterator[Metric]:
 
 
 def listening(make: Maker, status: SourceStatus, *, is_up: bool) -> Iterator[Metric]:
-    """How the engine is reached, always there. `make` counts since this process began."""
+    """Yield the metrics on the connection to the engine, which are always available. Counters of `make` start with this
+    process.
+    """
     yield make.gauge("kvscope_up", "1 while the engine reports, 0 while it is away or loading.", ({}, is_up))
     states = [({"state": str(state)}, float(state is status.state)) for state in _STATES]
     yield make.gauge("kvscope_engine_state", "1 for the engine's current state.", *states)
@@ -129,7 +132,7 @@ def _memory(memory: MemoryBreakdown) -> list[tuple[Labels, float]]:
 
 
 def _device(make: Maker, sample: DeviceSample) -> Iterator[Metric]:
-    """Only what is known: unknown is -1, and has no sample."""
+    """Yield only known values: unknown ones are -1 and have no sample."""
     parts = {"total": sample.memory_total_bytes, "used": sample.memory_used_bytes, "process": sample.process_bytes}
     known: list[tuple[Labels, float]] = [({"part": part}, value) for part, value in parts.items() if value >= 0]
     if known:

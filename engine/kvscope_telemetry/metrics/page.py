@@ -1,7 +1,7 @@
-"""The page `/metrics`: a registry of its own, whose collector asks telemetry at each scrape.
+"""The page `/metrics`: a separate registry, whose collector reads the latest telemetry at each scrape.
 
-The page is there while the engine is not: then `kvscope_up` is 0, counters stay where they were, and what would say
-how things stand now is absent. Knows no engine's thread.
+The page is available even while the engine is not: then `kvscope_up` is 0, counters keep their values, and gauges of
+the current state are absent. Does not use the engine's thread.
 """
 
 from __future__ import annotations
@@ -27,22 +27,28 @@ from kvscope_telemetry.source import SourceState, SourceStatus
 from kvscope_telemetry.sources.live_source import LiveSource
 
 TAKE_EVERY_S: Final = 0.5
-"""How often the mirror takes what came, so that it never waits in heaps for a scrape."""
+"""Interval of updates of the mirror, so that they do not accumulate until a scrape."""
 NAP_S: Final = 0.1
-"""After each reading: nobody watches a scrape's tenth of a second, and many frames at a time cost the least."""
+"""Sleep of the reading thread after each pass: scrapes do not need lower latency, and large batches of frames cost the
+least.
+"""
 UP: Final = (SourceState.LIVE, SourceState.PAUSED, SourceState.STUCK)
-"""The engine is there: what it told last is true now."""
+"""States in which the engine runs, so that its latest values are current."""
 PATH: Final = "/metrics"
 OPENMETRICS_TYPE: Final = "application/openmetrics-text"
 ENGINE: Final = "0"
-"""vLLM numbers its engines; ours is the first and only."""
+"""Value of vLLM's label `engine`, which numbers engines; there is only one here."""
 
 
 class MetricsPage:
-    """Of the engine at `endpoint`, which clients call `served_name` (empty: as it calls itself); to be closed.
+    """Metrics of the engine at `endpoint`. Must be closed.
 
-    `with_vllm_names`: families that vLLM's own page has, too. Raises BadInput for an endpoint or key that is not
-    accepted.
+    Args:
+        served_name: Model name that clients use; empty: the engine's name for the model.
+        with_vllm_names: Whether to include the families that vLLM's own page has, too.
+
+    Raises:
+        BadInput: The endpoint or key is not accepted.
     """
 
     def __init__(
@@ -54,7 +60,7 @@ class MetricsPage:
         self._registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """What prometheus_client asks for. Any thread."""
+        """Yield all metrics; called by prometheus_client on any thread."""
         look = self._watch.look()
         yield from own_families.listening(Maker({}, self._watch.began_s), look.status, is_up=look.is_up)
         sink = self._watch.sink
@@ -63,13 +69,14 @@ class MetricsPage:
         yield from families
 
     def describe(self) -> list[Metric]:
-        """Nothing is collected merely to be registered."""
+        """Return no metrics, so that registering does not call `collect`."""
         return []
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """The page and its content type, as `accept` (a header) asks: OpenMetrics, or Prometheus' text.
+        """Return the page and its content type, negotiated by the header `accept`: OpenMetrics or Prometheus text.
 
-        All names are legal as they are: where told to escape, OpenMetrics' encoder would take colons out of samples.
+        All names are valid without escaping. With escaping, the OpenMetrics encoder would remove the colons of vLLM's
+        names.
         """
         _, content_type = choose_encoder(accept)
         if not content_type.startswith(OPENMETRICS_TYPE):
@@ -80,7 +87,6 @@ class MetricsPage:
         return page, f"{OPENMETRICS_TYPE}; version=1.0.0; charset=utf-8"
 
     def close(self) -> None:
-        """Idempotent."""
         self._watch.close()
 
     def _families(self, tally: Tally, look: Look) -> Iterator[Metric]:
@@ -96,27 +102,26 @@ class MetricsPage:
             yield from own_families.gauges(make, tally, look.pool)
 
 
-# Follows an engine over telemetry: one thread reads, one brings the mirror up to date; a scrape takes what is there.
+# Watching an engine: one thread receives telemetry, one updates the mirror; a scrape reads the latest state.
 #
-# Owns the source, the mirror and the tally, and the locks between those threads and whoever scrapes. The engine has one
-# subscriber more and nothing else to do.
+# `EngineWatch` owns the source, the mirror and the tally, and the locks between these threads and those that scrape.
 class TallySink:
-    """Takes everything that the source accepts, in order, and keeps the tally of the newest engine start."""
+    """Receives everything that the source accepts, in order, and keeps the tally of the newest epoch."""
 
     failure = ""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        """Held for as long as the tally changes, or is read."""
+        """Held while the tally is changed or read."""
         self.tally: Tally | None = None
 
     def write(self, message: TelemetryMessage, data: bytes | None = None) -> bool:
-        """The reading thread's."""
+        """Update the tally. Called on the reading thread."""
         with self.lock:
             if isinstance(message, Snapshot):
                 self._take_snapshot(message)
             elif self.tally is None or getattr(message, "epoch", None) != self.tally.hello.epoch:
-                pass  # of an engine that nobody knows the beginning of
+                pass  # of an epoch without a snapshot
             elif isinstance(message, Frame):
                 self.tally.frame(message)
             elif isinstance(message, MemoryBreakdown):
@@ -134,20 +139,21 @@ class TallySink:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a scrape sees."""
+    """State at the time of a scrape."""
 
     status: SourceStatus
     pool: PoolFigures | None
-    """None while the engine is away, or has told nothing yet."""
+    """None while the engine is away or before its first snapshot."""
 
     @property
     def is_up(self) -> bool:
-        """Whether there is an engine that tells of itself."""
         return self.status.state in UP
 
 
 class EngineWatch:
-    """Of the engine at `endpoint`, over its restarts. Raises BadInput for an endpoint or key that is not accepted."""
+    """Watches the engine at `endpoint` across its restarts. Raises BadInput for an endpoint or key that is not
+    accepted.
+    """
 
     def __init__(self, endpoint: str, *, key: Path | None = None) -> None:
         self.sink = TallySink()
@@ -159,7 +165,7 @@ class EngineWatch:
         self._thread.start()
 
     def look(self) -> Look:
-        """As it is now. Any thread."""
+        """Return the current state. Thread-safe."""
         with self._mirror_lock:
             self._take()
             status, mirror = self._source.status, self._source.mirror

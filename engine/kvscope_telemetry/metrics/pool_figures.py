@@ -1,4 +1,4 @@
-"""Counts blocks by tier and state, and what is lost to fragmentation; read from a mirror. O(blocks)."""
+"""Counts blocks by tier and state, and fragmentation, from a mirror. O(blocks)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from kvscope_telemetry.summaries.figures import USAGE
 
 @dataclass(frozen=True, slots=True)
 class TierFigures:
-    """Blocks of one tier; used, cached and free ones are apart from each other, shared ones are among the used."""
+    """Numbers of blocks of one tier. Used, cached and free blocks are disjoint; shared ones are a part of the used
+    ones.
+    """
 
     tier: str
-    """"hbm", "host", "disk", "states" (of recurrent layers) or "host_states"."""
+    """"hbm", "host", "disk", "states" (recurrent states) or "host_states"."""
     num_blocks: int
     num_used: int
     num_shared: int
@@ -27,26 +29,27 @@ class TierFigures:
 
 @dataclass(frozen=True, slots=True)
 class PoolFigures:
-    """Of one moment of one engine start."""
+    """Numbers of blocks of an engine at one time."""
 
     epoch: int
     tiers: tuple[TierFigures, ...]
-    """The pool first."""
+    """Figures by tier; the pool (HBM) is first."""
     slots: PoolUse
     num_pinned: int
     groups: tuple[tuple[int, int], ...] = ()
-    """Blocks of the pool, or recurrent states, that requests hold, and cached ones, by KV group; empty where there
-    is one."""
+    """Numbers of used and of cached blocks (or recurrent states) on the device by KV group; empty if there is only
+    one.
+    """
 
     @property
     def usage(self) -> float:
-        """Share of the pool that requests hold, 0 to 1."""
+        """Share of the pool's blocks that requests hold, 0 to 1."""
         pool = self.tiers[0]
         return USAGE.of({"active": pool.num_used, "pool": pool.num_blocks}) or 0.0
 
 
 def pool_figures(mirror: Mirror) -> PoolFigures:
-    """As `mirror` has it, which knows its engine."""
+    """Return the figures of `mirror`, which must have a snapshot."""
     assert mirror.hello is not None, "an engine was heard of"
     cache = mirror.hello.cache
     rows = cache.rows_by_tier.present

@@ -1,8 +1,8 @@
-"""The page `/metrics` alone, of an engine that has no HTTP server of kvscope's: in a process of its own, so that the
-engine has one watcher more and nothing else to do.
+"""Serves `/metrics` from a separate process, for an engine without kvscope's HTTP server: its only cost for the engine
+is one more subscriber.
 
-`python -m kvscope_telemetry.metrics.serve ENDPOINT HOST:PORT` is what an engine that is watched from inside starts; it
-ends when its standard input does. Serves what only kvscope knows: the rest is on the engine's own page.
+An engine that runs our plugin starts `python -m kvscope_telemetry.metrics.serve ENDPOINT HOST:PORT`, which ends when
+its standard input is closed. Serves kvscope's own metrics only; the others are on the engine's own page.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from kvscope_telemetry.metrics.page import PATH, MetricsPage
 from kvscope_telemetry.printable import print_line
 
 _SILENCE_S: Final = 30.0
-"""Of a connection; then it is ended."""
+"""Timeout of an idle connection."""
 
 
 class MetricsServer:
-    """Of the engine at `endpoint`, at `listen` (HOST:PORT), from `serve` to `close`. Raises BadInput for either."""
+    """Serves the metrics of the engine at `endpoint` at `listen` (HOST:PORT). Raises BadInput for either."""
 
     def __init__(self, endpoint: str, listen: str, *, key: Path | None = None) -> None:
         host, port = _parsed(listen)
@@ -44,7 +44,7 @@ class MetricsServer:
                 self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
-                """Nothing: a scrape every few seconds is no news."""
+                """Log nothing: there is a scrape every few seconds."""
 
         try:
             self._server = ThreadingHTTPServer((host, port), Handler)
@@ -54,16 +54,14 @@ class MetricsServer:
 
     @property
     def url(self) -> str:
-        """Of the page."""
         host, port = self._server.server_address[:2]
         return f"http://{host!s}:{port}{PATH}"
 
     def serve(self) -> None:
-        """Until `close`, on another thread."""
+        """Serve until `close` is called on another thread."""
         self._server.serve_forever()
 
     def close(self) -> None:
-        """End it."""
         self._server.shutdown()
         self._server.server_close()
         self._page.close()
@@ -77,7 +75,7 @@ def _parsed(listen: str) -> tuple[str, int]:
 
 
 def main() -> int:
-    """The process beside an engine: 0, and 1 with a line where it cannot begin."""
+    """Run the server. Returns 0, or 1 after printing why it could not start."""
     os.nice(10)
     try:
         server = MetricsServer(*sys.argv[1:3])

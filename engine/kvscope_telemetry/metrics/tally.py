@@ -1,7 +1,7 @@
-"""What one start of an engine told in all: its totals, what of them is known by cause, and the histograms.
+"""Totals of one epoch of an engine, their known breakdown by cause, and histograms.
 
-Totals are the engine's own, so they survive frames that were lost; causes and histograms are of what was heard. A new
-start is a new tally. Knows neither names on a page nor sockets.
+Totals are those of the engine, so they include lost frames; causes and histograms cover received frames only. A restart
+of the engine starts a new tally. Must not depend on metric names or sockets.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ PREEMPTION_CAUSES: Final = ("swap", "recompute")
 
 
 class ByCause:
-    """A total by cause. What the engine counted and nobody heard the cause of is `UNKNOWN`; no count ever falls."""
+    """A total by cause. Events whose cause was not received count as `UNKNOWN`. No count ever decreases."""
 
     def __init__(self, causes: Iterable[str]) -> None:
         self.counts = dict.fromkeys((*causes, UNKNOWN), 0)
 
     def add(self, causes: Iterable[str], total: int) -> None:
-        """These were heard, and the engine counts `total` in all."""
+        """Count the received causes, and assign the rest of the engine's `total` to `UNKNOWN`."""
         for cause in causes:
             self.counts[cause if cause in self.counts else UNKNOWN] += 1
         self.counts[UNKNOWN] += max(0, total - sum(self.counts.values()))
 
 
 class Tally:
-    """Of the engine start that `snapshot` is of, heard from `seen_s` on (Unix time in seconds)."""
+    """Totals of the epoch of `snapshot`, observed since `seen_s` (Unix time in seconds)."""
 
     def __init__(self, snapshot: Snapshot, seen_s: float) -> None:
         self.hello = snapshot.hello
@@ -61,7 +61,7 @@ class Tally:
         self.counters = Counters()
         self.num_steps = 0
         self.step_ns = dict.fromkeys(("schedule", "run", "commit", "record"), 0)
-        """How long the parts of steps took."""
+        """Total time of each part of the steps."""
         self.ends = ByCause(FINISH_REASONS)
         self.preemptions = ByCause(PREEMPTION_CAUSES)
         self.histograms = Histograms(snapshot.hello.model.max_model_len)
@@ -72,16 +72,15 @@ class Tally:
 
     @property
     def began_s(self) -> float:
-        """When the engine started, Unix time in seconds: its totals are from then on."""
+        """Start of the engine and of its totals, Unix time in seconds."""
         return self.hello.wall_time_ns / 1e9
 
     def snapshot(self, snapshot: Snapshot) -> None:
-        """The state at the beginning, or after a hole."""
+        """Process the first snapshot, or one after a gap."""
         self._count(snapshot.counters, (), snapshot.step)
         self._histories.snapshot(snapshot)
 
     def frame(self, frame: Frame) -> None:
-        """The next step."""
         self._count(frame.counters, frame.events, frame.step)
         for part in self.step_ns:
             self.step_ns[part] += getattr(frame.timings, f"{part}_ns")
@@ -118,12 +117,12 @@ def _seconds(packed_ns: bytes) -> npt.NDArray[np.float64]:
     return seconds
 
 
-# The times of requests that are under way, and what is told of each at its end.
+# Times of unfinished requests, which are added to histograms when a request ends.
 #
-# Owns when each came, began and got its first token, on the engine's clock. A part of a life that nobody saw (of a
-# request that was there before us, or through a hole) is not counted anywhere, never guessed.
+# `Lives` owns the times of arrival, start and first token, on the engine's clock. A time that was not observed (because
+# the request was older than the connection, or because of a gap) is left out of the histograms, never estimated.
 class Histograms:
-    """All of an engine's start, named as vLLM names them. `max_model_len` bounds lengths."""
+    """All histograms of an epoch, with vLLM's names. `max_model_len` bounds lengths."""
 
     def __init__(self, max_model_len: int) -> None:
         of_lengths = lengths(max_model_len)
@@ -149,7 +148,7 @@ class _RequestHistory:
 
 @dataclass(slots=True)
 class Lives:
-    """Tell it every snapshot and frame of one engine start, in order."""
+    """Histories of unfinished requests. Must be fed every snapshot and frame of one epoch, in order."""
 
     histograms: Histograms
     _there: dict[int, _RequestHistory] = field(default_factory=dict)
@@ -157,14 +156,14 @@ class Lives:
     _running: RunningTime = field(default_factory=RunningTime)
 
     def snapshot(self, snapshot: Snapshot) -> None:
-        """Who is there; through a hole first tokens may have come unseen."""
+        """Reset to the requests of `snapshot`. After a gap, first tokens may have been missed."""
         known = self._there
         self._there = {info.number: known.get(info.number) or self._history(info) for info in snapshot.requests_info}
         self._running.catch_up(snapshot.stops, snapshot.time_ns)
         self._first_tokens.snapshot(snapshot)
 
     def frame(self, frame: Frame) -> None:
-        """Who came, began, got a first token and ended in a step."""
+        """Process the requests that arrived, started, received a first token or ended in a step."""
         for info in frame.new_requests:
             self._there[info.number] = self._history(info)
         for event in frame.events:
@@ -184,7 +183,7 @@ class Lives:
         return _RequestHistory(info, Moments(info.arrival_ns, running=self._running))
 
     def _finish(self, event: Event) -> None:
-        """One that ended by itself: its last token came in the step of its end."""
+        """Count a request that ended by itself: its last token was generated in the step of its end."""
         history = self._there.pop(event.number, None)
         if history is None:
             return

@@ -1,5 +1,5 @@
-"""Metrics that mean the same as in vLLM, under vLLM's names, labels, types and bounds, so that its dashboards show
-them.
+"""Metrics with the same meaning as in vLLM, under vLLM's names, labels, types and bounds, so that its dashboards can
+display them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ HISTOGRAMS: Final = {
     "request_generation_tokens": "Generated tokens of a request that ended by itself.",
     "request_params_max_tokens": "Maximum new tokens that a request asked for.",
 }
-"""Each is an attribute of `Histograms`."""
+"""Help texts by attribute of `Histograms`."""
 
 
 def counters_and_histograms(make: Maker, tally: Tally) -> Iterator[Metric]:
-    """What was counted, also while the engine is away."""
+    """Yield the metrics that remain available while the engine is away."""
     totals, has_cache = tally.counters, tally.hello.cache.prefix_caching
     num_prompt_tokens = sum(getattr(totals, name) for name in PROMPTS)
     for name, text, value in (
@@ -63,7 +63,6 @@ def counters_and_histograms(make: Maker, tally: Tally) -> Iterator[Metric]:
 
 
 def gauges(make: Maker, tally: Tally, pool: PoolFigures) -> Iterator[Metric]:
-    """How it is now."""
     totals = tally.counters
     yield make.gauge("vllm:num_requests_running", "Requests running.", ({}, totals.num_running))
     yield make.gauge("vllm:num_requests_waiting", "Requests waiting.", ({}, totals.num_waiting))

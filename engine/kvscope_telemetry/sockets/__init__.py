@@ -1,1 +1,1 @@
-"""The two socket pairs, their endpoints and their locks; all that touches ZeroMQ."""
+"""The two socket pairs of engine and client, their endpoints and locks: all code that uses ZeroMQ."""

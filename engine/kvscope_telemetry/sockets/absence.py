@@ -1,8 +1,7 @@
-"""Finds out why nobody answers at an address: it tries a plain connection beside ZeroMQ's own, which does not report
-its reasons.
+"""Finds out why a connection fails, by attempting a separate plain connection: ZeroMQ does not report reasons.
 
-Owns that attempt and when it is made again. Never waits: a name is looked up on a thread of its own. Belongs to the
-thread that reads.
+Owns that attempt and its retries. Never blocks: host names are resolved on a separate thread. Must be used on the
+reading thread.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ from typing import Any, Final
 from kvscope_telemetry.sockets.bind_address import IpcAddress, parse_bind_address
 
 FIRST_S: Final = 0.3
-"""An engine that is there has answered by then."""
+"""Time in which a running engine has answered."""
 SILENT_S: Final = 1.5
-"""Who has not answered a connection by then is told as silent."""
+"""Time after which a peer that has not answered is reported as silent."""
 _AGAIN_S: Final = (1.0, 15.0)
-"""Between attempts, twice as long each time."""
+"""Shortest and longest pause between attempts, doubled each time."""
 _ABSENT: Final = (errno.ENOENT, errno.ENOTDIR)
 
 
 class Absence:
-    """Of one endpoint. `look` while there is no connection."""
+    """Reason why one endpoint cannot be reached. Call `look` regularly while there is no connection."""
 
     def __init__(self, endpoint: str) -> None:
         self.why = ""
-        """In one sentence; empty while nothing was found wrong."""
+        """Reason as one sentence; empty if no problem was found."""
         address = parse_bind_address(endpoint)
         self._path, self._host, self._port = "", "", 0
         if isinstance(address, IpcAddress):
@@ -45,8 +44,12 @@ class Absence:
         self._since_s = 0.0
 
     def look(self, now_s: float, *, is_open: bool, is_up: bool) -> None:
-        """Find out what there is to be found out by now. `is_open`: ZeroMQ has a connection; `is_up`: and who is at the
-        other end speaks its protocol."""
+        """Continue the search for the reason.
+
+        Args:
+            is_open: Whether ZeroMQ has a connection.
+            is_up: Whether the peer speaks ZeroMQ's protocol.
+        """
         if is_up:
             self._begin_anew()
         elif self._next_s is None:
@@ -61,7 +64,6 @@ class Absence:
             self._try(now_s)
 
     def close(self) -> None:
-        """End what is being tried."""
         self._end_attempt()
 
     @property
@@ -112,7 +114,7 @@ class Absence:
         self._trying.setblocking(False)
         try:
             code = self._trying.connect_ex(where)
-        except OSError as error:  # a path that is too long for one
+        except OSError as error:  # the path is too long for a socket
             code = error.errno or errno.EINVAL
         if code not in (errno.EINPROGRESS, errno.EAGAIN):
             self._note_result(code)
@@ -134,13 +136,13 @@ class Absence:
 
 
 class _Lookup:
-    """The first address of a name, found on a thread: a resolver may take many seconds."""
+    """Resolves the first address of a host name on a separate thread, because that may take many seconds."""
 
     def __init__(self, host: str, port: int) -> None:
         self.address: tuple[int, Any] | None = None
         self.failure = ""
         self._host, self._port = host, port
-        with contextlib.suppress(socket.gaierror):  # most are numbers, which takes no thread
+        with contextlib.suppress(socket.gaierror):  # most hosts are numeric addresses, which need no thread
             self.address = self._find(socket.AI_NUMERICHOST)
         self._thread = threading.Thread(target=self._run, name="kvscope-lookup", daemon=True)
         if self.address is None:
@@ -148,7 +150,6 @@ class _Lookup:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is an address, or a failure."""
         return self.address is not None or bool(self.failure)
 
     def _run(self) -> None:

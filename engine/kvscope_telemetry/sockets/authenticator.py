@@ -1,7 +1,7 @@
-"""Identifies clients: which key each client proved, and what that key may do now.
+"""Identifies clients: the key that each client authenticated with, and its current role.
 
-Owns the list of clients that gave commands lately, bounded. The allow-list is asked anew for each command, so
-a key that was removed is refused at once. Knows ZeroMQ by the options of a socket alone.
+Owns the bounded list of clients that sent commands recently. The allow-list is checked for each command, so that a
+removed key is refused immediately. Uses ZeroMQ only to set socket options.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from kvscope_telemetry.messages.roles import Caller, Role
 
 MAX_REMEMBERED: Final = 4096
 ZAP_ADDRESS: Final = "inproc://zeromq.zap.01"
-"""Where libzmq asks who a connection is before it lets it in (rfc.zeromq.org/spec/27)."""
+"""Address at which libzmq asks whether to accept a connection (rfc.zeromq.org/spec/27)."""
 ZAP_DOMAIN: Final = b"kvscope"
 _ZAP_VERSION: Final = b"1.0"
 
 
 class Authenticator:
-    """Written by the I/O thread; `caller` may be asked from any."""
+    """Authenticates connections and clients. Written by the I/O thread; `caller` may be called from any thread."""
 
     def __init__(self, endpoint: str, keys: KeyRing | None, keyless: Role) -> None:
         is_ipc = endpoint.startswith("ipc")
@@ -37,22 +37,22 @@ class Authenticator:
 
     @property
     def has_keys(self) -> bool:
-        """Whether only those on an allow-list are let in."""
+        """Whether only clients on an allow-list are accepted."""
         return self._keys is not None
 
     def guard(self, socket: Any) -> None:
-        """Have libzmq ask `answer` about each connection to `socket`, when there are keys."""
+        """If there are keys, configure `socket` so that libzmq requests authentication of each connection."""
         if self._keys is not None:
             socket.curve_server = 1
             socket.curve_publickey = self._keys.engine.public.encode("ascii")
             socket.curve_secretkey = self._keys.engine.secret.encode("ascii")
             socket.zap_domain = ZAP_DOMAIN
-            socket.zap_enforce_domain = 1  # without an answer nobody is let in
+            socket.zap_enforce_domain = 1  # without a ZAP reply, no connection is accepted
 
     def answer(self, question: Sequence[bytes]) -> list[bytes]:
-        """What to tell libzmq about a connection. The User-Id of those let in is their public key in Z85.
+        """Return the ZAP reply for a connection. The User-Id of accepted clients is their public key in Z85.
 
-        A refusal is final for the connection and says no reason: the other side learns that it was refused.
+        A refusal is final for the connection and contains no reason: the peer only learns that it was refused.
         """
         request_id = question[1] if len(question) > 1 else b""
         if len(question) != 7 or question[0] != _ZAP_VERSION or question[5] != b"CURVE" or len(question[6]) != 32:
@@ -63,18 +63,18 @@ class Authenticator:
         return [_ZAP_VERSION, request_id, b"200", b"OK", public.encode("ascii"), b""]
 
     def note(self, client: bytes, public_key: str) -> None:
-        """A command of `client` came over a connection that proved this key."""
+        """Record that a command of `client` arrived over a connection authenticated with this key."""
         self._keys_of[client] = public_key
         self._keys_of.move_to_end(client)
         if len(self._keys_of) > MAX_REMEMBERED:
             self._keys_of.popitem(last=False)
 
     def caller(self, client: bytes) -> Caller | None:
-        """Who that is, with the role it has now; None for a key that is not known (any more)."""
+        """Return the client with its current role; None for an unknown or removed key."""
         return self._all if self._keys is None else self._keys.caller(self._keys_of.get(client, ""))
 
     def removed(self) -> list[bytes]:
-        """Clients whose key is not on the list any more; each is told once."""
+        """Return the clients whose key is no longer on the list, once each."""
         if self._keys is None:
             return []
         self._keys.refresh()
@@ -88,14 +88,14 @@ class Authenticator:
         return clients
 
     def must_all_authenticate_again(self) -> bool:
-        """Whether somebody was let in who would not be now; says so once."""
+        """Return whether a client was accepted whose key has been removed since. Returns True once per removal."""
         is_one_gone, self._is_one_gone = self._is_one_gone, False
         return is_one_gone
 
     def _admits(self, public_key: str) -> bool:
         if self._keys is None:
             return False
-        self._keys.refresh()  # nobody gets in by a list of a moment ago
+        self._keys.refresh()  # new connections are checked against the current list
         if self._keys.caller(public_key) is None:
             return False
         self._let_in[public_key] = None

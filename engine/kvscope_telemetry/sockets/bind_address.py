@@ -1,7 +1,7 @@
-"""Parses and checks an `--endpoint`, where an engine listens, before any socket exists.
+"""Parses and checks an `--endpoint` to listen on, before any socket exists.
 
-`ipc:///dir` and `ipc:///dir/telemetry` are the same: sockets `telemetry` and `command` in that directory.
-`tcp://HOST:PORT` takes PORT for telemetry and PORT + 1 for commands; port 0 is any free pair.
+`ipc:///dir` and `ipc:///dir/telemetry` are equivalent: sockets `telemetry` and `command` in that directory.
+`tcp://HOST:PORT` uses PORT for telemetry and PORT + 1 for commands; port 0 selects any free pair.
 """
 
 from __future__ import annotations
@@ -15,36 +15,31 @@ from pathlib import Path
 from kvscope_telemetry.errors import BadInput
 
 MAX_IPC_PATH_BYTES = 107
-"""What a unix socket's address holds on Linux, without the final zero."""
+"""Maximum length of a unix socket's path on Linux, without the terminating zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class IpcAddress:
-    """Sockets in a private directory."""
-
     folder: Path
 
     @property
     def telemetry(self) -> str:
-        """The endpoint that subscribers connect to."""
         return f"ipc://{self.folder}/telemetry"
 
     @property
     def command(self) -> str:
-        """The endpoint that commands go to."""
         return f"ipc://{self.folder}/command"
 
 
 @dataclass(frozen=True, slots=True)
 class TcpAddress:
-    """Two neighbouring ports of an interface; `host` is as ZeroMQ wants it, brackets around IPv6."""
+    """Two consecutive ports of an interface; `host` is in ZeroMQ's notation, with brackets around IPv6."""
 
     host: str
     port: int
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can connect."""
         if self.host == "localhost":
             return True
         try:
@@ -54,21 +49,21 @@ class TcpAddress:
 
 
 def default_endpoint() -> str:
-    """The user's own directory for sockets: one engine a user, unless told otherwise."""
+    """Return the default endpoint, in the user's runtime directory: one engine per user."""
     return f"ipc://{runtime_folder()}"
 
 
 def runtime_folder() -> Path:
-    """The user's own directory for what lives no longer than processes."""
+    """Return the user's directory for files that are not needed after the process ends."""
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
     return runtime / "kvscope" if _takes_sockets(runtime, "kvscope/devices") else shared_folder()
 
 
 def folder_for_sockets(prefix: str) -> Path:
-    """The directory in which to make a private one, named `prefix` and 8 letters, with sockets.
+    """Return the directory in which to create a private one with sockets, named `prefix` and 8 letters.
 
-    It is the user's runtime directory, else the temporary one. One that is not writable, no directory, or too long
-    for the path of a socket is passed over; /tmp is the last resort.
+    This is the user's runtime directory, else the temporary one, else /tmp. Directories that do not exist, are not
+    writable or are too long for a socket's path are skipped.
     """
     folders = (Path(os.environ.get("XDG_RUNTIME_DIR", "")), Path(tempfile.gettempdir()))
     return next((folder for folder in folders if _takes_sockets(folder, f"{prefix}12345678")), Path("/tmp"))
@@ -80,13 +75,14 @@ def _takes_sockets(folder: Path, name: str) -> bool:
 
 
 def shared_folder() -> Path:
-    """The user's own for what all engines must find, however they were started: cron, su and the like have no
-    runtime directory."""
+    """Return the user's directory for files that all engines must find, however they were started: there is no runtime
+    directory under cron, su and the like.
+    """
     return Path(f"/tmp/kvscope-{os.getuid()}")
 
 
 def parse_bind_address(endpoint: str) -> IpcAddress | TcpAddress:
-    """The address in `endpoint`; raises BadInput for anything but the two forms above."""
+    """Return the address in `endpoint`. Raises BadInput for anything but the two forms above."""
     scheme, separator, rest = endpoint.partition("://")
     if separator and scheme == "ipc":
         return _ipc(endpoint, rest)

@@ -1,8 +1,8 @@
-"""A client's end: two sockets, SUB and DEALER, the commands that wait to leave, and the requests that have not ended.
+"""A client's two sockets, SUB and DEALER, its queued commands, and its unfinished requests.
 
-Owns connecting, what a refusal means, and an end to what is sent without end. Reconnecting is ZeroMQ's work and goes on
-for as long as the sockets are open, but after a refusal and after a flood. Everything but `ClientSockets.wake` and
-`Outgoing.put` belongs to the one thread that reads; the sockets know bytes, not messages.
+Owns connecting, interpreting refusals, and disconnecting from a peer that floods this client. ZeroMQ reconnects
+automatically while the sockets are open, except after a refusal or a flood. All but `ClientSockets.wake` and
+`Outgoing.put` must be called on the reading thread. The sockets transfer bytes, not messages.
 """
 
 from __future__ import annotations
@@ -41,27 +41,33 @@ from kvscope_telemetry.sockets.ssh_tunnel import SCHEME, SshAddress, SshTunnel
 from kvscope_telemetry.sockets.wakeup import Wakeup
 
 RECEIVE_HIGH_WATER: Final = 10_000
-"""Telemetry messages that wait here for the reading thread: two seconds at 5,000 a second. Fewer of large ones."""
+"""Maximum number of telemetry messages queued for the reading thread: two seconds at 5,000 per second. Fewer for large
+ones.
+"""
 REPLY_HIGH_WATER: Final = 1_000
 SEND_HIGH_WATER: Final = 1_000
 BIG_BYTES: Final = 64 << 10
-"""Commands from this size leave one at a time: what an engine does not read waits where it is counted."""
+"""Commands of at least this size are sent one at a time, so that those an engine does not read are queued and counted
+here.
+"""
 RECONNECT_MS: Final = (50, 1_000)
 LINGER_MS: Final = 200
-"""A command sent right before the end (an abort, a shutdown) gets this long to leave."""
+"""Time for sending commands issued immediately before closing, such as an abort or a shutdown."""
 TCP_HEARTBEAT_MS: Final = (2_000, 10_000)
-"""A tcp connection that died without a word is opened anew; ipc tells at once."""
+"""Interval and timeout: a silently broken tcp connection is reopened. ipc reports disconnections immediately."""
 KNOCK_AGAIN_S: Final = 0.5
 WATCH_S: Final = 0.25
 MAX_CONNECTIONS: Final = 16
-"""There is one; those beside it are on their way out."""
+"""Maximum number of connections per socket: one is in use, the others are being closed."""
 MAX_BURST_BYTES: Final = 64 << 20
-"""Read without once finding nothing, beside the largest message; as much may wait on the connection after a flood."""
+"""Bytes read without finding the queue empty, in addition to the largest message, that count as a flood. The same
+amount may be queued on the connection after a flood.
+"""
 MAX_READ_BYTES: Final = 16 << 20
-"""Read at a time, and one message more: decoded they take several times as much."""
+"""Bytes read in one call, plus one message: decoded messages take several times as much memory."""
 MIN_HIGH_WATER: Final = 2
 PARTS_S: Final = 0.005
-"""Time at a go for the rest of a message of many parts: it must be read to get at those after it."""
+"""Time per call for reading the remaining parts of a multipart message, which precede further messages."""
 HANDSHAKE_EVENTS: Final = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -69,26 +75,33 @@ HANDSHAKE_EVENTS: Final = (
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
 FINAL_EVENTS: Final = (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_AUTH)
-"""After these ZeroMQ does not try again by itself."""
+"""Events after which ZeroMQ does not reconnect automatically."""
 HANG_UPS_TO_TELL: Final = 3
-"""A hang-up has many reasons (an engine that just ends, a tunnel with nothing behind it): so many in a row are told."""
+"""Number of consecutive disconnections during the handshake that are reported as a refusal: single ones have many
+causes (an engine that just ended, a tunnel without an engine).
+"""
 
 MAX_WAITING: Final = 10_000
-"""Commands that wait to leave."""
+"""Maximum number of queued commands."""
 MAX_WAITING_BYTES: Final = 64 << 20
 MAX_WAIT_NS: Final = 5_000_000_000
-"""For an engine."""
+"""Time that a queued command waits for an engine."""
 NO_ENGINE: Final = "the engine does not answer"
 ENDED: Final = -1
-"""In `Awaited.heard`, of a completion."""
+"""Value in `Awaited.heard` for a completion that has ended."""
 
 
 class ClientSockets:
     """Sockets to the engine at `endpoint`, connecting from construction to `close`.
 
-    `key` says who the client is, and which engine it expects; who does not subscribe has the command socket alone to
-    listen to. Whoever watches many engines gives one `context` to all, and ends it after them: each context has threads
-    of its own. Raises BadInput for an endpoint that is not accepted, also one outside loopback without a key.
+    Args:
+        key: The client's key, which also identifies the expected engine.
+        subscribes: Whether to receive telemetry; otherwise only replies to commands.
+        context: Shared context for a client of many engines, which must terminate it after closing their sockets: each
+            context has its own threads.
+
+    Raises:
+        BadInput: The endpoint is not accepted, or is outside loopback and there is no key.
     """
 
     def __init__(
@@ -102,7 +115,7 @@ class ClientSockets:
         require_curve(endpoint, has_keys=key is not None)
         self._tunnel = SshTunnel(SshAddress.parse(endpoint)) if endpoint.startswith(f"{SCHEME}://") else None
         self.is_ipc = endpoint.startswith("ipc")
-        """Whether the engine is on this machine for certain."""
+        """Whether the engine is certainly on this machine."""
         named, endpoint = endpoint, endpoint if self._tunnel is None else self._tunnel.endpoint
         addresses = endpoints(endpoint)
         self._wakeup = Wakeup()
@@ -116,7 +129,7 @@ class ClientSockets:
         if subscribes:
             telemetry.subscribe(b"")
         self._command.sndhwm = SEND_HIGH_WATER
-        self._command.immediate = 1  # nothing queues for an engine that is not there
+        self._command.immediate = 1  # do not queue commands without a connection
         self._telemetry_line = _Line(telemetry, addresses.telemetry, Handshakes(named, key), RECEIVE_HIGH_WATER)
         self._command_line = _Line(self._command, addresses.command, Handshakes(named, key), REPLY_HIGH_WATER)
         self._lines = (self._telemetry_line, self._command_line)
@@ -125,7 +138,7 @@ class ClientSockets:
         self._absence = Absence(endpoint)
 
     def wait(self, timeout_ms: int, *, replies: bool = True) -> None:
-        """Return when something arrived, when woken, or after `timeout_ms`; `replies`: also for those."""
+        """Return when something arrived (replies only if `replies`), when woken, or after `timeout_ms`."""
         ready = {source for source, _ in self._pollers[replies].poll(timeout_ms)}
         if self._wakeup.reader in ready:
             self._wakeup.clear()
@@ -145,19 +158,19 @@ class ClientSockets:
         return poller
 
     def wake(self) -> None:
-        """End `wait` now. From any thread."""
+        """Make `wait` return now. Thread-safe."""
         self._wakeup.signal()
 
     def receive_telemetry(self, max_messages: int) -> list[bytes]:
-        """What waits on the telemetry socket, oldest first, as far as it is not too much at a time."""
+        """Return queued telemetry messages, oldest first (limits: `Intake.receive`)."""
         return self._telemetry_line.receive(max_messages)
 
     def receive_replies(self, max_messages: int) -> list[bytes]:
-        """What waits on the command socket, oldest first, as far as it is not too much at a time."""
+        """Return queued replies, oldest first (limits: `Intake.receive`)."""
         return self._command_line.receive(max_messages)
 
     def send(self, command: bytes) -> bool:
-        """Hand a command to a live connection; False when there is none, or it takes no more."""
+        """Send a command if there is a connection that accepts it. Returns False otherwise."""
         is_big = len(command) >= BIG_BYTES
         if is_big and self._big_command is not None and not self._big_command.done:
             return False
@@ -172,33 +185,33 @@ class ClientSockets:
 
     @property
     def num_connections(self) -> int:
-        """How many the command socket has had: a new number is a new connection."""
+        """Number of connections that the command socket has had: it changes with each new connection."""
         return self._command_line.handshakes.num_done
 
     @property
     def refusal(self) -> str:
-        """Why the engine does not let one of the sockets in, in one sentence; empty when nothing is wrong."""
+        """Why the engine refuses a connection, as one sentence; empty if it does not."""
         refusal = self._command_line.handshakes.refusal or self._telemetry_line.handshakes.refusal
         is_hung_up_by_ssh = self._tunnel is not None and self._tunnel.has_complained
         return "" if is_hung_up_by_ssh else refusal
 
     @property
     def absence(self) -> str:
-        """Why there is no connection, in one sentence; empty while there is one, and before that is known."""
+        """Why there is no connection, as one sentence; empty if there is one, or the reason is not known yet."""
         return self._absence.why if self._tunnel is None else self._tunnel.why
 
     @property
     def num_cut(self) -> int:
-        """Connections ended here because the engine sent without end, and messages that are none of ours."""
+        """Number of connections closed here because of a flood, and of messages that are not in our protocol."""
         return sum(line.num_cut for line in self._lines)
 
     @property
     def is_connected(self) -> bool:
-        """Whether the command socket has a connection that takes messages, and that `num_connections` counts."""
+        """Whether the command socket has a connection that accepts messages and is included in `num_connections`."""
         return self._command_line.is_up and bool(int(self._command.get(zmq.EVENTS)) & zmq.POLLOUT)
 
     def close(self) -> None:
-        """Close both sockets, and the context where it is ours; returns within `LINGER_MS` and a little."""
+        """Close both sockets, and the context unless it is shared. Takes little longer than `LINGER_MS`."""
         self._absence.close()
         self._telemetry_line.close(linger_ms=0)
         self._command_line.close(linger_ms=LINGER_MS)
@@ -222,9 +235,9 @@ def _configure(socket: zmq.Socket[bytes], key: ClientKey | None, endpoint: str, 
 
 
 class _Line:
-    """One of the sockets with all that watches over it: how handshakes went, what waits, who sends without end.
+    """One of the two sockets, with its monitor, handshakes, received messages, and connection limits.
 
-    `socket` connects to `address` from here on; options are set before, at most `high_water` messages wait in it.
+    `socket`, with all its options set, is connected to `address`; at most `high_water` messages are queued in it.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], address: str, handshakes: Handshakes, high_water: int) -> None:
@@ -242,22 +255,23 @@ class _Line:
         self._look_s = 0.0
         self._descriptor = -1
         self.is_up = False
-        """Whether the monitor told of the handshake of the connection that there is. ZeroMQ takes messages for it a
-        moment before: who sent them then would speak before it knows that it is a new connection."""
+        """Whether the monitor reported the handshake of the current connection. ZeroMQ accepts messages for it slightly
+        earlier; a command sent then would precede the session, because the connection is not known to be new yet.
+        """
         socket.connect(address)
 
     @property
     def is_open(self) -> bool:
-        """Whether somebody took the connection, who may not speak ZeroMQ's protocol."""
+        """Whether a peer accepted the connection, even if it does not speak ZeroMQ's protocol."""
         return self._descriptor >= 0
 
     @property
     def num_cut(self) -> int:
-        """Connections ended here, and messages of several parts that were thrown away."""
+        """Number of connections closed here, and of multipart messages that were discarded."""
         return self._connections.num_cut + self._num_floods + self._intake.num_refused
 
     def receive(self, max_messages: int) -> list[bytes]:
-        """What waits, oldest first; see `Intake`."""
+        """Return queued messages, oldest first (`Intake.receive`). Reconnects after a flood."""
         messages = self._intake.receive(max_messages)
         if messages:
             self._connections.heard_all()
@@ -267,20 +281,20 @@ class _Line:
         return messages
 
     def look(self, now_s: float, *, has_news: bool = True) -> None:
-        """What became of the connection, where the monitor `has_news`; connects anew where ZeroMQ gave up, cuts off who
-        sends without end."""
+        """Process the monitor's events if it `has_news`, reconnect after a refusal, and enforce the limits on
+        connections.
+        """
         while has_news and self.monitor.poll(0):
             message = recv_monitor_message(self.monitor)
             self._take(zmq.Event(message["event"]), int(message["value"]), now_s)
         if self._retry_s is not None and now_s >= self._retry_s and not self._intake.is_skipping:
-            self._retry_s = None  # after a refusal ZeroMQ does not try again by itself, but keys may come to be known
+            self._retry_s = None  # ZeroMQ does not retry after a refusal, but the key may be added to the list
             self._connect_anew()
         if now_s >= self._look_s:
             self._look_s = now_s + WATCH_S
             self._connections.watch()
 
     def close(self, linger_ms: int) -> None:
-        """The socket and its monitor."""
         self.socket.disable_monitor()
         self.monitor.close(linger=0)
         self.socket.close(linger=linger_ms)
@@ -300,52 +314,52 @@ class _Line:
                 self._retry_s = now_s + KNOCK_AGAIN_S
 
     def _connect_anew(self) -> None:
-        """What waits is thrown away."""
-        with contextlib.suppress(zmq.ZMQError):  # it may have forgotten the address as well
+        """Reconnect. Queued messages are discarded."""
+        with contextlib.suppress(zmq.ZMQError):  # ZeroMQ may already have dropped the address
             self.socket.disconnect(self._address)
         self._intake.begin()
         self.socket.connect(self._address)
 
 
 class Intake:
-    """Reads whole messages off `socket`, so many bytes at a time, and notices a flood. At most `high_water` wait in it.
+    """Reads complete messages from `socket`, a limited number of bytes at a time, and detects floods.
 
-    ZeroMQ counts messages, not bytes: what it may hold of small ones would be all memory of large ones. A mark that is
-    changed on a connection can leave either end waiting for ever, so a flood ends the connection, and the next one
-    begins with a mark for messages of that size.
+    ZeroMQ limits messages (`high_water`), not bytes: a limit suitable for small messages would use all memory for large
+    ones. Changing the limit of an existing connection can block both ends forever, so a flood ends the connection, and
+    the next one starts with a limit that fits the size of these messages.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], high_water: int) -> None:
         self.num_refused = 0
-        """Messages of several parts: ours have one."""
+        """Number of discarded multipart messages: our protocol has none."""
         self.is_skipping = False
-        """In the middle of such a message: the connection must not be given up."""
+        """Whether a multipart message is partly read. The connection must not be closed then."""
         self._socket = socket
         self._high_water = high_water
-        self._burst_bytes = 0  # read since nothing waited
+        self._burst_bytes = 0  # read since the queue was last empty
         self._largest = 0
         self.begin()
 
     @property
     def is_flooded(self) -> bool:
-        """Whether more comes than can be read."""
+        """Whether messages arrive faster than they can be read."""
         return self._burst_bytes - self._largest > MAX_BURST_BYTES
 
     def begin(self) -> None:
-        """Before a connection is made; after a flood with a mark that the messages of the flood suggest."""
+        """Set the high-water mark before connecting. After a flood, it depends on the size of the messages received."""
         mark = max(MIN_HIGH_WATER, MAX_BURST_BYTES // self._largest) if self.is_flooded else self._high_water
         self._socket.rcvhwm = min(mark, self._high_water)
         self._burst_bytes = self._largest = 0
 
     def receive(self, max_messages: int) -> list[bytes]:
-        """What waits, oldest first: so many messages, or `MAX_READ_BYTES` and one more."""
+        """Return queued messages, oldest first, up to `max_messages` or until `MAX_READ_BYTES` are reached."""
         messages: list[bytes] = []
         num_bytes = 0
         try:
             while len(messages) < max_messages and num_bytes < MAX_READ_BYTES:
                 if self.is_skipping and not self._skip_parts():
                     break
-                frame = self._socket.recv(zmq.NOBLOCK, copy=False)  # it knows whether more follows: to ask costs more
+                frame = self._socket.recv(zmq.NOBLOCK, copy=False)  # a Frame knows `more`; querying RCVMORE costs more
                 if frame.more:
                     self.is_skipping = True
                     self.num_refused += 1
@@ -361,7 +375,7 @@ class Intake:
         return messages
 
     def _skip_parts(self) -> bool:
-        """Read on to the end of a message of several parts, for a moment; whether it is reached."""
+        """Discard remaining parts of a message for up to `PARTS_S`. Returns whether its end was reached."""
         deadline = time.monotonic() + PARTS_S
         while time.monotonic() < deadline:
             self._socket.recv(zmq.NOBLOCK)
@@ -372,19 +386,18 @@ class Intake:
 
 
 class Handshakes:
-    """How attempts to connect one socket went, and what a person is told of a refusal. Any thread may read."""
+    """Results of the connection attempts of one socket, with texts for users. May be read from any thread."""
 
     def __init__(self, endpoint: str, key: ClientKey | None) -> None:
         self.num_done = 0
-        """Connections of this socket that were made so far: a new number is a new connection."""
+        """Number of connections that this socket has had: it changes with each new connection."""
         self.refusal = ""
-        """Why the other end does not let us in, in one sentence; empty when it does, or there is none."""
+        """Why the peer refuses the connection, as one sentence; empty if it does not, or there is no peer."""
         self._endpoint = endpoint
         self._key = key
         self._num_hang_ups = 0
 
     def take(self, event: zmq.Event) -> None:
-        """One event of the monitor."""
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.num_done += 1
             self.refusal, self._num_hang_ups = "", 0
@@ -416,25 +429,24 @@ class Handshakes:
 
 
 class Outgoing:
-    """Commands on their way to the engine: a queue, bounded in number and bytes.
+    """Commands to be sent to the engine: a FIFO queue, bounded in number and bytes.
 
-    Any thread puts commands, the reading thread sends them and hears the answers. A command that finds no engine for
-    `MAX_WAIT_NS` is answered here, so that nothing is lost without a word and no engine started later gets it.
+    Any thread may add commands; the reading thread sends them. A command that is not sent within `MAX_WAIT_NS` is
+    answered here with a refusal, so that none is lost silently or sent to an engine started later.
     """
 
     def __init__(self) -> None:
         self._commands: deque[tuple[int, Command, bytes]] = deque()
-        self._bytes_put = 0  # by threads that put, under the lock; the next by the one that sends
+        self._bytes_put = 0  # written under the lock; _bytes_gone by the reading thread only
         self._bytes_gone = 0
         self._lock = threading.Lock()
 
     @property
     def is_empty(self) -> bool:
-        """Whether none waits."""
         return not self._commands
 
     def put(self, command: Command) -> None:
-        """Append. Raises BadInput for a command above the size limit, EngineDead when too many wait."""
+        """Append a command. Raises BadInput if it exceeds the size limit, EngineDead if too many are queued."""
         data = encode(command)
         if len(data) > MAX_COMMAND_BYTES:
             raise BadInput(f"a command of {len(data)} bytes is not accepted: at most {MAX_COMMAND_BYTES}")
@@ -448,12 +460,12 @@ class Outgoing:
             self._commands.append((time.monotonic_ns(), command, data))
 
     def send_all(self, send: Callable[[bytes], bool], sent: Callable[[Command], None] = lambda command: None) -> None:
-        """Hand over from the oldest until `send` says that it takes no more; `sent` is told of each that left."""
+        """Pass commands to `send`, oldest first, until it returns False. `sent` is called for each that was sent."""
         while self._commands and send(self._commands[0][2]):
             sent(self._pop())
 
     def expired(self, now_ns: int) -> list[Reply]:
-        """Answers to the commands that waited too long; they are gone."""
+        """Remove the commands that waited too long, and return refusals of them."""
         replies: list[Reply] = []
         while self._commands and now_ns - self._commands[0][0] > MAX_WAIT_NS:
             replies.append(refuse(self._pop(), NO_ENGINE))
@@ -466,23 +478,23 @@ class Outgoing:
 
 
 class AwaitedRequests:
-    """Requests that have not ended, and what was heard of each: what a client tells after a reconnection.
+    """Unfinished requests and the replies received for each: what a client reports after a reconnection.
 
-    Fed with every command that left and every reply that came. Belongs to the reading thread.
+    Must be fed every command that was sent and every reply received, on the reading thread.
     """
 
     def __init__(self) -> None:
         self._heard: dict[str, list[int]] = {}
 
     def sent(self, command: Command) -> None:
-        """A command left."""
+        """Record that a command was sent."""
         if isinstance(command, Submit) and len(self._heard) < MAX_AWAITED:
             self._heard.setdefault(command.request_id, [])
 
     def heard(self, reply: Reply) -> None:
-        """A reply came."""
+        """Record a received reply."""
         if isinstance(reply, Refused):
-            if not self._heard.get(reply.request_id):  # else it is the second of two with one id that was refused
+            if not self._heard.get(reply.request_id):  # otherwise, a second request with the same id was refused
                 self._heard.pop(reply.request_id, None)
         elif isinstance(reply, Accepted):
             if reply.request_id in self._heard:
@@ -492,18 +504,17 @@ class AwaitedRequests:
 
     @property
     def ids(self) -> list[str]:
-        """Of all of them."""
         return list(self._heard)
 
     def all(self) -> tuple[Awaited, ...]:
-        """What to tell."""
+        """Return what is to be reported to the engine."""
         return tuple(Awaited(request_id=name, heard=tuple(counts)) for name, counts in self._heard.items())
 
     def _count(self, reply: Tokens | Finished) -> None:
         counts = self._heard.get(reply.request_id)
         if counts is None or not 0 <= reply.index < max(1, len(counts)):
             return
-        if not counts:  # the end of one that the engine never accepted
+        if not counts:  # it ended without being accepted
             del self._heard[reply.request_id]
         elif isinstance(reply, Tokens):
             counts[reply.index] += 1

@@ -1,10 +1,11 @@
-"""Who is connected to a socket: how many, and how much each sent that is no whole message yet.
+"""Limits on the connections of a socket: their number, and the bytes that each sent without completing a message.
 
-ZeroMQ bounds neither, but it says which descriptor a connection has, and shutting that down ends the connection as
-if its peer had: what it sent half is thrown away, and nobody else notices. Knows descriptors, not ZeroMQ.
+ZeroMQ limits neither, but it reports the file descriptor of a connection, and shutting that down ends the connection as
+if its peer had: the partial message is discarded, and other connections are not affected. Uses file descriptors only,
+not ZeroMQ.
 
-How much came over a connection the kernel tells for tcp alone. A unix socket is in a folder that only its owner
-enters; there, half a message is noticed by the memory it takes, while more of it keeps coming.
+The kernel reports the bytes received over a connection for tcp only. Unix sockets are in a directory that only their
+owner can enter; there, a partial message is detected by this process's growing memory while more data keeps arriving.
 """
 
 from __future__ import annotations
@@ -22,22 +23,23 @@ from dataclasses import dataclass, field
 from typing import Final
 
 HANDSHAKE_S: Final = 2.0
-"""A connection younger than this may be one that never says a word."""
+"""A younger connection may be one that never sends anything."""
 GREETING_BYTES: Final = 64
-"""Whoever sent more than this speaks ZeroMQ's protocol."""
+"""A connection that sent more than this speaks ZeroMQ's protocol."""
 NUM_ASKED: Final = 8
 MAX_GROWTH_BYTES: Final = 256 << 20
-"""Memory that half a message over a unix socket may seem to take."""
+"""Growth of resident memory that a partial message over a unix socket may appear to cause."""
 NUM_LOOKS: Final = 3
-"""How often there is more to read before half a message is believed to be what takes the memory."""
+"""Number of checks with unread data after which a connection is considered the cause of the growth."""
 FAST_GROWTH_BYTES: Final = 16 << 20
-"""Between two looks: who may be filling the memory is looked at several times then, since what came may just have been
-read."""
+"""Growth between two checks from which a suspected connection is checked several times, because its data may just have
+been read.
+"""
 NUM_GLANCES: Final = 25
 GLANCE_S: Final = 0.001
 _BYTES_RECEIVED: Final = struct.Struct("=Q")
 _BYTES_RECEIVED_OFFSET: Final = 128
-"""Of `tcpi_bytes_received` in Linux's `struct tcp_info`."""
+"""Offset of `tcpi_bytes_received` in Linux's `struct tcp_info`."""
 
 
 @dataclass(slots=True)
@@ -45,18 +47,20 @@ class _Connection:
     inode: int
     accepted_s: float = field(default_factory=time.monotonic)
     is_known: bool = False
-    """Whether it ever sent a whole message."""
+    """Whether it ever sent a complete message."""
     mark_bytes: int = 0
-    """Received when the last whole message was read."""
+    """Bytes received when the last complete message was read."""
     mark_resident: int = 0
     num_looks: int = 0
 
 
 class Connections:
-    """Of one listening socket, by descriptor; or, with `is_client`, of one that connects.
+    """Connections of one listening socket, by file descriptor; or, with `is_client`, of one that connects.
 
-    At most `max_connections` live. `may_send(seconds)` says how many bytes a connection may send between two whole
-    messages, or, where no message is ever read, in so many seconds of its life.
+    Args:
+        max_connections: Maximum number of open connections.
+        may_send: Returns the number of bytes that a connection may send between two complete messages, or, if no
+            message is ever read, in this many seconds since it was accepted.
     """
 
     def __init__(self, max_connections: int, may_send: Callable[[float], int], *, is_client: bool = False) -> None:
@@ -67,33 +71,32 @@ class Connections:
         self._connections: dict[int, _Connection] = {}
         self._is_client = is_client
         self._address: object = None
-        self._resident = 0  # at the last look
+        self._resident = 0  # resident bytes at the previous check
 
     def __len__(self) -> int:
         return len(self._connections)
 
     def listen(self, endpoint: str) -> None:
-        """Where the socket listens: `ipc://PATH` or `tcp://HOST:PORT`. Only connections to there are ever touched."""
+        """Set the endpoint, `ipc://PATH` or `tcp://HOST:PORT`. Only connections to it are ever shut down."""
         scheme, _, rest = endpoint.partition("://")
         self._address = rest if scheme == "ipc" else int(rest.rpartition(":")[2])
 
     def accepted(self, descriptor: int) -> None:
-        """One more. Where that is too many, one that may be nobody is ended for it, or itself."""
+        """Add a connection. If there are too many, one that may not speak ZeroMQ is closed, or else the new one."""
         try:
             inode = os.fstat(descriptor).st_ino
         except OSError:
-            return  # it is gone already
+            return  # closed already
         self._connections[descriptor] = _Connection(inode, mark_resident=_resident_bytes())
         if len(self._connections) > self._max_connections:
             self.num_refused += 1
             self._end(self._least_wanted(descriptor))
 
     def closed(self, descriptor: int) -> None:
-        """One less."""
         self._connections.pop(descriptor, None)
 
     def heard(self, descriptor: int) -> None:
-        """A whole message of it was read."""
+        """Record that a complete message of this connection was read."""
         connection = self._connections.get(descriptor)
         if connection is not None:
             connection.is_known = True
@@ -102,18 +105,17 @@ class Connections:
             connection.mark_resident = 0
 
     def heard_all(self) -> None:
-        """A whole message was read, and there is hardly more than one that it can be of."""
+        """Record that a complete message was read, if there is hardly more than one connection it can come from."""
         for descriptor in self._connections:
             self.heard(descriptor)
 
     def cut(self, descriptor: int) -> None:
-        """End a connection."""
         if descriptor in self._connections:
             self.num_cut += 1
             self._end(descriptor)
 
     def watch(self) -> None:
-        """End every connection that sends without end. To be called a few times a second."""
+        """Close every connection that exceeds its limit. Must be called a few times per second."""
         now_s, untold = time.monotonic(), dict[int, _Connection]()
         for descriptor, connection in list(self._connections.items()):
             received = self._received_bytes(descriptor)
@@ -125,11 +127,10 @@ class Connections:
             self._watch_memory(untold)
 
     def _received_bytes(self, descriptor: int) -> int:
-        """All that ever came over a connection, -1 where the kernel does not say: of a unix socket it never does."""
         return -1 if isinstance(self._address, str) else _received_bytes(descriptor)
 
     def _watch_memory(self, untold: dict[int, _Connection]) -> None:
-        """Of those over which the kernel does not say how much came."""
+        """Check connections without a count of received bytes."""
         resident = _resident_bytes()
         is_growing = resident - self._resident > FAST_GROWTH_BYTES
         self._resident = resident
@@ -149,7 +150,9 @@ class Connections:
                 self.cut(descriptor)
 
     def _least_wanted(self, newest: int) -> int:
-        """One of those that may never say a word, so that a crowd of mute ones displaces itself; else the newest."""
+        """Return a young connection that has sent nothing, so that a flood of silent ones displaces itself; otherwise
+        `newest`.
+        """
         since_s = time.monotonic() - HANDSHAKE_S
         young = [
             descriptor
@@ -160,7 +163,7 @@ class Connections:
         return next((descriptor for descriptor in asked if _received_bytes(descriptor) <= GREETING_BYTES), newest)
 
     def _end(self, descriptor: int) -> None:
-        """Shut it down, if it is still the connection that was accepted: a number may be somebody else's by now."""
+        """Shut a connection down if the descriptor still refers to it: the number may have been reused."""
         connection = self._connections.pop(descriptor)
         try:
             duplicate = os.dup(descriptor)
@@ -173,20 +176,20 @@ class Connections:
             return
         with ours:
             if os.fstat(duplicate).st_ino == connection.inode and self._is_here(ours):
-                with contextlib.suppress(OSError):  # its peer was faster
-                    ours.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # tell it at once
+                with contextlib.suppress(OSError):  # the peer closed it first
+                    ours.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset immediately
                     ours.shutdown(socket.SHUT_RDWR)
 
     def _is_here(self, connection: socket.socket) -> bool:
         try:
             name = connection.getpeername() if self._is_client else connection.getsockname()
         except OSError:
-            return False  # its peer is gone
+            return False  # the peer closed it
         return bool((name[1] if isinstance(name, tuple) else name) == self._address)
 
 
 def _received_bytes(descriptor: int) -> int:
-    """All that ever came over a tcp connection, -1 where the kernel does not say."""
+    """Return the total bytes received over a tcp connection; -1 if the kernel does not report it."""
     try:
         duplicate = os.dup(descriptor)
         with socket.socket(fileno=duplicate) as connection:
@@ -201,7 +204,7 @@ def _received_bytes(descriptor: int) -> int:
 
 
 def _sending_soon(descriptors: list[int]) -> set[int]:
-    """Which of these have more to read at one of some moments from now on."""
+    """Return those that have unread data at one of several checks within the next `NUM_GLANCES` x `GLANCE_S`."""
     found: set[int] = set()
     for _ in range(NUM_GLANCES):
         if len(found) == len(descriptors):
@@ -219,7 +222,7 @@ def _unread_bytes(descriptor: int) -> int:
 
 
 def _resident_bytes() -> int:
-    """Resident memory of this process; always 0 without /proc, so that it never seems to grow."""
+    """Return the resident memory of this process; always 0 without /proc, so that it never appears to grow."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

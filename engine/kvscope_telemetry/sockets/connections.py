@@ -1,8 +1,8 @@
-"""Engines that a person attaches to, and which key each takes: `~/.config/kvscope/connections.toml`.
+"""Engines that the user connects to, and the key for each: `~/.config/kvscope/connections.toml`.
 
     [[connection]]
     endpoint = "tcp://127.0.0.1:7710"
-    key = "laptop.key"          # a path; a relative one is looked up beside this file
+    key = "laptop.key"          # a path, relative to the directory of this file
     label = "GPU box"
 
     [[connection]]
@@ -10,7 +10,8 @@
     kv_events = "tcp://gpu-box:5557"
     tls = true
 
-Owns that file's format and the choice of a key for an endpoint. The file holds no secrets. Knows no sockets.
+Owns that file's format and the choice of a key for an endpoint. The file contains no secrets. Must not depend on
+sockets.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from kvscope_telemetry.sockets.endpoints import endpoints, is_loopback
 from kvscope_telemetry.sockets.ssh_tunnel import SCHEME, SshAddress
 
 NO_KEY: Final = Path("none")
-"""Given in place of a key file: use none, whatever is remembered."""
+"""Value to pass instead of a key file to use no key, even if one is remembered."""
 MAX_REMEMBERED: Final = 100
 _WHAT: Final = "connections file"
 
@@ -41,22 +42,23 @@ class Connection:
 
     endpoint: str
     key: str = ""
-    """A path, empty for none."""
+    """Path; empty: none."""
     label: str = ""
     kv_events: str = ""
-    """Of another engine: where it publishes its KV events, empty where it says so itself."""
+    """Address of another engine's KV events; empty if the engine reports it."""
     tls: bool = False
     ca: str = ""
-    """A path, empty for none."""
+    """Path; empty: none."""
 
 
 def connections_path() -> Path:
-    """Where they are written."""
     return config_folder() / "connections.toml"
 
 
 def read_connections() -> list[Connection]:
-    """In the order of the file; none when it is not there. Raises BadInput for a file that cannot be understood."""
+    """Return the connections in the order of the file; empty if there is no file. Raises BadInput for an invalid
+    file.
+    """
     path = connections_path()
     try:
         with path.open("rb") as file:
@@ -72,7 +74,7 @@ def read_connections() -> list[Connection]:
 
 
 def remember(connection: Connection) -> None:
-    """Put this connection first, replacing another one to the same endpoint. Raises BadInput when the file cannot be
+    """Insert a connection at the beginning, replacing one with the same endpoint. Raises BadInput if the file cannot be
     written.
     """
     others = [other for other in read_connections() if other.endpoint != connection.endpoint]
@@ -80,9 +82,7 @@ def remember(connection: Connection) -> None:
 
 
 def rename(endpoint: str, label: str) -> None:
-    """Give a remembered connection another label; does nothing when it is not remembered. Raises BadInput as `remember`
-    does.
-    """
+    """Change the label of a remembered connection, if there is one. Raises BadInput as `remember` does."""
     before = read_connections()
     after = [replace(known, label=label) if known.endpoint == endpoint else known for known in before]
     if after != before:
@@ -90,14 +90,15 @@ def rename(endpoint: str, label: str) -> None:
 
 
 def forget(endpoint: str) -> None:
-    """Remove a connection; its key file stays. Raises BadInput as `remember` does."""
+    """Remove a connection; its key file is not deleted. Raises BadInput as `remember` does."""
     _write([known for known in read_connections() if known.endpoint != endpoint])
 
 
 def key_for(endpoint: str, given: Path | None = None) -> ClientKey | None:
-    """The key to connect with: the one given, the one remembered for the endpoint, or this user's own.
+    """Return the key to connect with: the given one, the one remembered for the endpoint, or this user's local key.
 
-    The last is for tcp on loopback: an engine of the same user made it. Raises BadInput for a file that is no key.
+    The local key is used for tcp on loopback only: an engine of the same user created it. Raises BadInput for an
+    invalid key file.
     """
     is_tunnel = endpoint.startswith(f"{SCHEME}://")
     if is_tunnel:

@@ -1,7 +1,7 @@
-"""One engine an endpoint: the private directory of `ipc://` sockets, their files, and the lock of the engine's life.
+"""Ensures one engine per endpoint: the private directory of `ipc://` sockets, their files, and the engine's lock.
 
-A second bind on an ipc path would silently take it over, so the lock comes first. It is an flock: a killed
-engine's is gone with it, and the file that stays behind is no obstacle. Knows no sockets.
+A second bind to an ipc path would silently take it over, so the lock is acquired first. It is an flock: the kernel
+releases that of a killed engine, and a remaining file has no effect. Must not depend on sockets.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _SCHEME: Final = "ipc://"
 
 
 class EndpointLock:
-    """Exclusive hold on a directory, from construction to `release` or the end of the process.
+    """Exclusive lock on a directory, from construction to `release` or the end of the process.
 
-    What is locked is the directory itself: the file inside tells who holds it, may be deleted without harm, and is
-    locked as well for the sake of engines that know no other lock.
+    The directory itself is locked. The file in it contains the process id of the holder and may be deleted; it is
+    locked, too, for engines of versions that lock only the file.
 
-    Raises BadInput for a directory that others could tamper with, EndpointInUse when it is held.
+    Raises BadInput for a directory that other users could tamper with, EndpointInUse if it is locked.
     """
 
     def __init__(self, folder: Path, endpoint: str) -> None:
@@ -54,7 +54,7 @@ class EndpointLock:
             raise
 
     def release(self) -> None:
-        """Let the next engine in. The file stays: removing it could pull it away from under a newcomer."""
+        """Release the lock. The file is not deleted, because another engine may already have opened it."""
         while self._held:
             os.close(self._held.pop())
 
@@ -67,7 +67,7 @@ class EndpointLock:
 
 @contextlib.contextmanager
 def private_umask() -> Iterator[None]:
-    """Files and sockets made inside are for this user alone. Process-wide: keep it short."""
+    """Create files and sockets with access for this user only. Affects the whole process: keep the block short."""
     previous = os.umask(0o077)
     try:
         yield
@@ -112,20 +112,20 @@ def _is_open_to_all(folder: Path) -> bool:
 
 
 class SocketFiles:
-    """Files of bound `ipc://` sockets: ZeroMQ closes the sockets and leaves the files behind."""
+    """Files of bound `ipc://` sockets, which ZeroMQ does not delete when it closes the sockets."""
 
     def __init__(self) -> None:
         self._inodes: dict[Path, int] = {}
 
     def note(self, endpoint: str) -> None:
-        """A socket was bound to `endpoint` just now; on tcp there is no file."""
+        """Record the file of a socket that was just bound to `endpoint`; there is none on tcp."""
         if endpoint.startswith(_SCHEME):
             path = Path(endpoint.removeprefix(_SCHEME))
-            with contextlib.suppress(OSError):  # an abstract name has no file
+            with contextlib.suppress(OSError):  # an abstract socket address has no file
                 self._inodes[path] = path.stat().st_ino
 
     def remove(self) -> None:
-        """Delete them, once the sockets are closed. One that somebody else put in the place of ours stays."""
+        """Delete the files after the sockets were closed. A file that replaced one of ours is not deleted."""
         while self._inodes:
             path, inode = self._inodes.popitem()
             with contextlib.suppress(OSError):

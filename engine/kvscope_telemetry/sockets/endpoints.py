@@ -1,7 +1,7 @@
-"""Where a client connects: the two sockets behind one endpoint, and when keys are needed.
+"""The addresses that a client connects to for one endpoint, and whether keys are required.
 
-The forms are those of `bind_address`: `ipc:///DIR` (or `ipc:///DIR/telemetry`) has `command` beside it,
-`tcp://HOST:PORT` has commands on PORT + 1. Knows no sockets.
+The forms are those of `bind_address`: `ipc:///DIR` (or `ipc:///DIR/telemetry`) has `command` in the same directory,
+`tcp://HOST:PORT` has commands on PORT + 1. Must not depend on sockets.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ _EVERYWHERE = ("*", "0.0.0.0", "[::]", "::")
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """What the two sockets of one engine connect to."""
-
     telemetry: str
     command: str
 
 
 def endpoints(endpoint: str) -> Endpoints:
-    """The sockets of the engine at `endpoint`. Raises BadInput naming what is accepted."""
+    """Return the addresses of the engine at `endpoint`. Raises BadInput with the accepted form."""
     address = parse_bind_address(endpoint)
     if isinstance(address, IpcAddress):
         return Endpoints(address.telemetry, address.command)
@@ -36,20 +34,22 @@ def endpoints(endpoint: str) -> Endpoints:
 
 
 def is_loopback(endpoint: str) -> bool:
-    """Whether the address is this machine's own; a tunnel may lead elsewhere. Raises BadInput for no endpoint."""
+    """Return whether the address is on this machine; a tunnel may lead elsewhere. Raises BadInput for an invalid
+    endpoint.
+    """
     address = parse_bind_address(endpoint)
     return isinstance(address, IpcAddress) or address.is_loopback
 
 
 def is_ipv6(endpoint: str) -> bool:
-    """Whether the sockets need IPv6. Raises BadInput for what is no endpoint."""
+    """Return whether the sockets need IPv6. Raises BadInput for an invalid endpoint."""
     address = parse_bind_address(endpoint)
     return isinstance(address, TcpAddress) and ":" in address.host
 
 
 def require_curve(endpoint: str, has_keys: bool) -> None:
     """Raise BadInput for an endpoint outside loopback without a key."""
-    if endpoint.startswith(f"{SCHEME}://"):  # to that machine ssh answers for it, from there on nobody
+    if endpoint.startswith(f"{SCHEME}://"):  # ssh protects the way to that machine, not beyond it
         endpoint = SshAddress.parse(endpoint).endpoint or "ipc:///default"
     if not (has_keys or is_loopback(endpoint)):
         raise BadInput(

@@ -1,4 +1,4 @@
-"""How many files and connections this process may have open: as many as it is allowed, and enough to begin."""
+"""Raises the limit on open files and connections of this process to the maximum allowed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Final
 from kvscope_telemetry.errors import KvscopeError
 
 NEEDED_FILES: Final = 4_096
-"""Connections at their most, those that are accepted before they can be refused, and the engine's own files."""
+"""Maximum number of connections, including those accepted before they can be refused, and the engine's files."""
 MAX_FILES: Final = 1 << 20
 
 
 def raise_file_limit() -> None:
-    """Raise the soft limit to the hard one. Raises KvscopeError when that is not enough.
+    """Raise the soft limit to the hard limit. Raises KvscopeError if that is not enough.
 
-    Out of descriptors ZeroMQ ends the process, so whoever may connect could.
+    ZeroMQ aborts the process when it runs out of descriptors, so any client could otherwise end it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)

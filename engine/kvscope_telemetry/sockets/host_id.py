@@ -1,6 +1,6 @@
-"""Identifies this machine since its boot: two processes with the same id share the monotonic clock.
+"""Identifies this boot of this machine: processes with the same id share the monotonic clock.
 
-An address cannot tell: a tunnel's end on loopback leads to another machine.
+An address is not sufficient: a tunnel's end on loopback leads to another machine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @functools.cache
 def host_id() -> str:
-    """A digest of the kernel's boot id, empty where there is none."""
+    """Return a hash of the kernel's boot id; empty if it is unavailable."""
     try:
         boot_id = _BOOT_ID.read_bytes().strip()
     except OSError:

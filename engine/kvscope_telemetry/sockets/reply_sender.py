@@ -1,6 +1,6 @@
-"""Replies on their way to clients: written, queued while a client does not read, and sent over the router.
+"""Replies to clients: encoded, queued while a client does not read, and sent over the ROUTER socket.
 
-Owns what waits for each client and the big replies in ZeroMQ's hands. Belongs to the thread that owns the router.
+Owns the queue of each client, and the large replies held by ZeroMQ. Must be used on the thread that owns the socket.
 """
 
 from __future__ import annotations
@@ -20,27 +20,34 @@ from kvscope_telemetry.messages.wire import encode
 
 MAX_BACKLOG_BYTES = 32 << 20
 MAX_ANSWER_BYTES = 16 << 20
-"""Beyond it a client that asks for more is told to read first: the rest is for what it did not ask for."""
+"""Size of a client's queue beyond which its requests for data are refused until it reads; the rest of the queue is
+reserved for unsolicited messages.
+"""
 MAX_TOTAL_BYTES = 256 << 20
 REPLY_OVERHEAD_BYTES = 100
 RETRY_S: Final = (0.002, 0.05)
-"""How soon a full client is offered its replies again: at first, and at last."""
+"""Delay until queued replies are offered again to a client that does not read: initial and maximum."""
 BIG_REPLY_BYTES: Final = 16 << 10
-"""Replies from this size go one at a time a client, so that 4 MiB are in ZeroMQ's hands at most."""
+"""Replies of at least this size are sent one at a time per client, so that ZeroMQ holds at most 4 MiB of smaller
+ones.
+"""
 MAX_REPLY_BYTES_IN_FLIGHT: Final = 128 << 20
-"""Of big replies to all clients: beyond it the one who has been given most is disconnected."""
+"""Limit on large replies to all clients held by ZeroMQ. Beyond it, the client with the largest one is disconnected."""
 
 NOT_READ: Final = "unread answers: the connection is closed; unread answers follow on the next one"
 
 
 class ReplySender:
-    """Sends in order to each client. `on_lost` is told of one that is gone or does not read; `cut` disconnects one."""
+    """Sends replies in order to each client.
+
+    `on_lost` is called with a client that disconnected or does not read; `cut` disconnects one.
+    """
 
     def __init__(
         self, router: zmq.Socket[bytes], on_lost: Callable[[bytes], None], cut: Callable[[bytes], None]
     ) -> None:
         self.retry_s = RETRY_S[0]
-        """How soon to call `retry` again."""
+        """Delay until the next call of `retry`."""
         self._router = router
         self._cut = cut
         self._backlogs = ReplyBacklogs(self._send, on_lost)
@@ -48,11 +55,12 @@ class ReplySender:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits."""
         return self._backlogs.is_empty
 
     def answer(self, client: bytes, reply: Reply) -> None:
-        """Send `reply` after all that waits for `client`; what it asked for while it does not read is refused."""
+        """Send `reply` after everything queued for `client`. Requested data is refused while the client does not
+        read.
+        """
         is_answer = isinstance(reply, Snapshot | BlockText | AllocatorMap)
         if is_answer and not self._backlogs.has_room(client):
             self._backlogs.add(client, encode(_read_first(reply)))
@@ -66,7 +74,9 @@ class ReplySender:
         self._backlogs.add(client, data)
 
     def is_there(self, client: bytes) -> bool:
-        """Whether a client that was lost is still connected; where it can hear it, it is told why it was lost."""
+        """Return whether a lost client is still connected. It is sent the reason why it was lost, if it can receive
+        it.
+        """
         try:
             self._router.send(client, zmq.SNDMORE | zmq.NOBLOCK)
             self._router.send(encode(Failed(reason=NOT_READ)), zmq.NOBLOCK)
@@ -77,12 +87,12 @@ class ReplySender:
         return True
 
     def retry(self) -> None:
-        """Offer what waits once more."""
+        """Offer queued replies again."""
         if not self.is_empty:
             self.retry_s = RETRY_S[0] if self._backlogs.retry() else min(2 * self.retry_s, RETRY_S[1])
 
     def finish(self, seconds: float) -> None:
-        """Offer what waits until it is gone, for so long at most."""
+        """Offer queued replies until all are sent, for at most `seconds`."""
         deadline = time.monotonic() + seconds
         while not self.is_empty and time.monotonic() < deadline:
             time.sleep(RETRY_S[0])
@@ -106,7 +116,7 @@ class ReplySender:
         return Delivery.SENT
 
     def _big_reply_done(self, client: bytes) -> bool:
-        """One big reply a client at a time: it has left for the kernel before the next one follows."""
+        """Return whether the client's previous large reply has left ZeroMQ."""
         self._big_replies = {other: big for other, big in self._big_replies.items() if not big[0].done}
         return client not in self._big_replies
 
@@ -123,19 +133,17 @@ def _read_first(reply: Reply) -> Failed:
     return Failed(reason=reason, tag=getattr(reply, "tag", 0))
 
 
-# Replies that clients have not taken yet: a queue a client, bounded in bytes.
+# Queued replies: one queue per client, bounded in bytes.
 #
-# A client that does not read loses its own replies and nobody else's. Its engine is told, so that no work is
-# done for it; what is said to it afterwards (that its requests were aborted) waits in an empty queue again.
-# All queues together are bounded as well: then the longest is lost.
+# A client that does not read loses only its own replies. `on_lost` reports it to the engine, so that its requests are
+# aborted; later replies to it (that they were aborted) go to a new queue. The total size of all queues is bounded, too:
+# beyond that, the client with the largest queue is lost.
 class Delivery(Enum):
-    """What became of a reply handed to the socket."""
-
     SENT = "sent"
     FULL = "full"
-    """The client does not read fast enough: try again later."""
+    """The client does not read fast enough; to be retried later."""
     GONE = "gone"
-    """The client is not connected any more."""
+    """The client is disconnected."""
 
 
 @dataclass(slots=True)
@@ -152,7 +160,7 @@ class _Queue:
 
 
 class ReplyBacklogs:
-    """Sends through `send`, in order for each client, and calls `on_lost` once for a client that is lost."""
+    """Sends replies through `send`, in order for each client, and calls `on_lost` once for a client that is lost."""
 
     def __init__(
         self,
@@ -162,7 +170,7 @@ class ReplyBacklogs:
         max_total_bytes: int = MAX_TOTAL_BYTES,
     ) -> None:
         self.num_bytes = 0
-        """Of all that waits."""
+        """Size of all queues."""
         self._send = send
         self._on_lost = on_lost
         self._max_bytes = max_bytes
@@ -171,11 +179,10 @@ class ReplyBacklogs:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits."""
         return not self._queues
 
     def add(self, client: bytes, data: bytes) -> None:
-        """Send `data` after everything that already waits for `client`."""
+        """Send `data` after everything queued for `client`."""
         queue = self._queues.setdefault(client, _Queue())
         if queue.replies and queue.num_bytes + len(data) > self._max_bytes:
             self._lose(client)
@@ -188,12 +195,12 @@ class ReplyBacklogs:
             self._lose(max(self._queues, key=lambda other: self._queues[other].num_bytes))
 
     def has_room(self, client: bytes, num_bytes: int = 0) -> bool:
-        """Whether an answer of so many bytes may wait for `client` too; one alone always may."""
+        """Return whether an answer of `num_bytes` may be queued for `client`; a single one always may."""
         queue = self._queues.get(client)
         return queue is None or queue.num_bytes + num_bytes <= MAX_ANSWER_BYTES
 
     def retry(self) -> bool:
-        """Offer what waits once more; whether anything went."""
+        """Offer queued replies again. Returns whether any were sent."""
         return sum(self._drain(client, queue) for client, queue in list(self._queues.items())) > 0
 
     def _drain(self, client: bytes, queue: _Queue) -> bool:
@@ -217,7 +224,7 @@ class ReplyBacklogs:
 
 
 def send_tracked(socket: zmq.Socket[bytes], data: bytes) -> zmq.MessageTracker:
-    """Send `data`, which must not change; raises zmq.Again when it cannot be taken."""
+    """Send `data` without a copy; it must not be modified. Raises zmq.Again if it cannot be sent now."""
     tracker = socket.send(data, zmq.NOBLOCK, copy=False, track=True)
     assert tracker is not None, "a tracked send gives its tracker"
     return tracker

@@ -1,11 +1,12 @@
-"""The engine's two sockets and the thread that owns them; with what it uses, all that touches ZeroMQ on this side.
+"""The engine's two sockets and the thread that owns them.
 
-Owns binding, the I/O thread, encoding and decoding, heartbeats, and what is lost when somebody does not read.
-Must not know what a command does: it hands each to `on_command` and sends what `reply` is given.
+Owns binding, the I/O thread, encoding and decoding, heartbeats, and dropping messages for clients that do not read.
+Must not depend on what commands do: each is passed to `on_command`, and the arguments of `reply` are sent.
 
-A client is lost when a reply to it fails: ZeroMQ's ROUTER tells of a closed connection on the next send
-(disconnect notices are a draft feature that released pyzmq lacks). A client that has requests is sent tokens
-all the time, so its death shows within a step of its first token; tcp connections also carry ZMTP heartbeats.
+A client is lost when a reply to it fails: ZeroMQ's ROUTER reports a closed connection on the next send (disconnect
+notifications are a draft feature that released pyzmq lacks). A client with running requests is sent tokens
+continuously, so its disconnection is noticed within a step of its first token; tcp connections also have ZMTP
+heartbeats.
 """
 
 from __future__ import annotations
@@ -40,38 +41,42 @@ from kvscope_telemetry.sockets.wakeup import Wakeup
 
 NAP_S: Final = 0.001
 CROWDED_HZ: Final = 2_000
-"""Messages a second from which on it naps."""
+"""Rate of messages per second above which the thread sleeps for `NAP_S` between turns."""
 _LATELY_S: Final = 0.02
 HEARTBEAT_S: Final = 0.5
 CLOSE_S: Final = 0.5
-"""How long `close` waits for what is queued to reach the kernel."""
+"""Time for which `close` waits until queued messages reach the kernel."""
 END_S: Final = 5.0
-"""For ZeroMQ to let go of what is closed."""
+"""Time for which ZeroMQ may take to release closed sockets."""
 BIG_BYTES: Final = 64 << 10
-"""Messages from this size are handed to ZeroMQ without a copy and are counted while it holds them."""
+"""Messages of at least this size are passed to ZeroMQ without a copy, and count as in flight until it releases them."""
 MAX_BIG_BYTES_IN_FLIGHT: Final = 32 << 20
 PUBLISH_HIGH_WATER: Final = 500
-"""Messages a subscriber that does not read may have waiting: with the two above, 64 MiB at most.
+"""Maximum number of messages queued for a subscriber that does not read: with the two limits above, at most 64 MiB.
 
-See docs/internals/decisions/0003-telemetry-never-waits.md."""
+See docs/internals/decisions/0003-telemetry-never-waits.md.
+"""
 MAX_OUTBOX_MESSAGES: Final = 4096
 MAX_OUTBOX_BYTES: Final = 32 << 20
 MAX_COMMANDS_A_TURN: Final = 64
 MAX_PARTS: Final = 16
-"""Of a message that is answered with a refusal; beyond it the connection is cut."""
+"""Maximum number of parts in a message that is answered with a refusal; beyond it, the connection is closed."""
 PARTS_S: Final = 0.005
-"""Time a turn for the rest of such a message: it must be read to get at the messages after it."""
+"""Time per turn for reading the remaining parts of such a message, which precede further messages."""
 MAX_CONNECTIONS: Final = 256
-"""On each of the two sockets."""
+"""Maximum number of connections on each of the two sockets."""
 MAX_READ_BYTES: Final = MAX_COMMAND_BYTES + (1 << 20)
-"""Up to this a command is read, and refused with the reason; above, its connection is cut."""
+"""Commands of up to this size are read and, if too large, refused with a reason; beyond it, the connection is
+closed.
+"""
 MAX_UNREAD_COMMANDS: Final = 4
-"""Of one client, in ZeroMQ's hands."""
+"""Maximum number of commands per client in ZeroMQ's queue."""
 MAX_SUBSCRIPTION_BYTES: Final = (128, 1024)
-"""Without and with keys. Ours is empty, a handshake takes 40 bytes, with keys 300; ZeroMQ keeps each that it is sent
-for some 48 times its length and does not count them."""
+"""Maximum size of messages to the publisher without and with keys. Our subscription is empty; a handshake takes 40
+bytes, with keys 300. ZeroMQ stores each subscription in about 48 times its length and does not limit their number.
+"""
 MAX_UNSENT_REPLIES: Final = 256
-"""Of one client, in ZeroMQ's hands."""
+"""Maximum number of replies per client in ZeroMQ's queue."""
 HANDSHAKE_MS: Final = 2_000
 TCP_HANDSHAKE_MS: Final = 5_000
 TCP_HEARTBEAT_MS: Final = (2_000, 10_000)
@@ -79,16 +84,17 @@ MAX_PORT_ATTEMPTS: Final = 50
 
 
 class ServerSockets:
-    """PUB for telemetry and ROUTER for commands on `endpoint`, up from construction to `close`.
+    """PUB socket for telemetry and ROUTER socket for commands on `endpoint`, open from construction to `close`.
 
-    `on_command(client, command)`, `heartbeat()`, `on_client_lost(client)` and, as telemetry goes out,
-    `on_published(message, data)` are called on the I/O thread and must be quick. The heartbeat's `seq` is filled in
-    here: it is that of the last frame handed to the socket.
-    With `keys` only clients on their allow-list are let in, each with its role; they are needed on tcp outside
-    loopback. Without, whoever reaches the sockets has the role `keyless`: on ipc that is this user alone, who
-    always is an operator.
+    The callbacks `on_command(client, command)`, `heartbeat()`, `on_client_lost(client)` and, when telemetry is sent,
+    `on_published(message, data)` run on the I/O thread and must be fast. The `seq` of heartbeats is set here, to that
+    of the last frame sent.
 
-    Raises BadInput for an endpoint that is not accepted, EndpointInUse when it is taken.
+    With `keys`, only clients on their allow-list may connect, each with its role; keys are required on tcp outside
+    loopback. Without keys, all clients have the role `keyless` on tcp. On ipc, only this user can connect, and is
+    always an operator.
+
+    Raises BadInput for an endpoint that is not accepted, EndpointInUse if it is in use.
     """
 
     def __init__(
@@ -119,7 +125,7 @@ class ServerSockets:
         self._subscribers = Connections(MAX_CONNECTIONS, _subscription_bytes)
         self._clients = Connections(MAX_CONNECTIONS, lambda seconds: (MAX_UNREAD_COMMANDS + 2) * MAX_READ_BYTES)
         try:
-            self._door.bind(ZAP_ADDRESS)  # before the others: from their binding on somebody may knock
+            self._door.bind(ZAP_ADDRESS)  # before the others: clients may connect once those are bound
             self._configure()
             self.telemetry_endpoint, self.command_endpoint = self._bind(endpoint)
             self._subscribers.listen(self.telemetry_endpoint)
@@ -131,7 +137,7 @@ class ServerSockets:
         self._replies: SimpleQueue[tuple[bytes, Reply | None]] = SimpleQueue()
         self._sender = ReplySender(self._router, self._on_client_lost, self._cut)
         self._spoke_last: dict[int, bytes] = {}
-        """By descriptor: the client whose connection that is, or was."""
+        """Latest client on each connection, by file descriptor."""
         self._is_skipping = False
         self._big_messages: list[tuple[zmq.MessageTracker, int]] = []
         self._num_unsent = 0
@@ -144,30 +150,32 @@ class ServerSockets:
 
     @property
     def messages_dropped(self) -> int:
-        """Messages thrown away here because the publisher was behind; ones lost further on show as holes."""
+        """Number of messages dropped here because the publisher fell behind. Messages dropped by ZeroMQ appear as
+        gaps.
+        """
         return self._outbox.num_dropped + self._num_unsent
 
     def caller(self, client: bytes) -> Caller | None:
-        """Who `client` is, as of its latest command; None for one whose key is gone. From any thread."""
+        """Return the sender of `client`'s latest command; None if its key was removed. Thread-safe."""
         return self._authenticator.caller(client)
 
     def publish(self, message: TelemetryMessage) -> None:
-        """Send to whoever subscribes. From any thread; never waits."""
+        """Send to all subscribers. Thread-safe; never waits."""
         self._outbox.put(message)
         self._wakeup.signal()
 
     def reply(self, client: bytes, message: Reply) -> None:
-        """Send to one client. From any thread; never waits."""
+        """Send to one client. Thread-safe; never waits."""
         self._replies.put((client, message))
         self._wakeup.signal()
 
     def cut(self, client: bytes) -> None:
-        """End the connection of a client that was lost, if it is there, so that it comes again. From any thread."""
+        """Close the connection of a lost client, if it still exists, so that the client reconnects. Thread-safe."""
         self._replies.put((client, None))
         self._wakeup.signal()
 
     def close(self) -> None:
-        """Send what is queued, for half a second at most; end the thread; free the endpoint. Idempotent."""
+        """Send queued messages for at most half a second, end the thread, and release the endpoint. Idempotent."""
         if self._closing:
             return
         self._closing = True
@@ -176,7 +184,7 @@ class ServerSockets:
         self._release(linger_ms=int(CLOSE_S * 1000))
         self._wakeup.close()
 
-    # Setting up, on the thread of the constructor.
+    # Setup, on the constructor's thread.
 
     def _configure(self) -> None:
         self._configure_publisher()
@@ -240,7 +248,7 @@ class ServerSockets:
         _end(self._context)
         self._files.remove()
         if self._lock is not None:
-            self._lock.release()  # last: the next engine may bind from here on
+            self._lock.release()  # last: from here on, the next engine may bind
 
     # Everything below runs on the I/O thread.
 
@@ -280,9 +288,9 @@ class ServerSockets:
         self._wakeup.signal()
 
     def _turn_away(self) -> None:
-        """Those whose key was removed: their requests are nobody's, and their telemetry ends.
+        """Disconnect clients whose key was removed: their requests are released, and their telemetry ends.
 
-        No single subscriber can be cut off, so all are, and all that are still known come again by themselves.
+        A single subscriber cannot be disconnected, so all are; those with a valid key reconnect automatically.
         """
         for client in self._authenticator.removed():
             self._on_client_lost(client)
@@ -296,7 +304,9 @@ class ServerSockets:
             _configure_tcp(self._publisher, ipv6="[" in self.telemetry_endpoint)
             self._must_bind = True
         if self._must_bind:
-            with contextlib.suppress(KvscopeError):  # the old one may take a moment to let go: next time
+            with contextlib.suppress(
+                KvscopeError
+            ):  # the old socket may not be released yet: retried at the next heartbeat
                 _bind(self._publisher, self.telemetry_endpoint, self.telemetry_endpoint)
                 self._must_bind = False
 
@@ -331,7 +341,7 @@ class ServerSockets:
         self._clients.cut(descriptor)
 
     def _skip_parts(self) -> bool:
-        """Read on to the end of a message of too many parts, for a moment; whether it is reached."""
+        """Discard remaining parts of a message for up to `PARTS_S`. Returns whether its end was reached."""
         deadline = time.monotonic() + PARTS_S
         while time.monotonic() < deadline:
             for _ in range(1_000):
@@ -354,7 +364,7 @@ class ServerSockets:
             self._sender.answer(client, Failed(reason=f"the engine failed on this command: {error!r:.200}"))
 
     def _send_queued(self) -> int:
-        """How many telemetry messages there were."""
+        """Send all queued messages and replies. Returns the number of telemetry messages."""
         messages = self._outbox.drain()
         for message in messages:
             self._send_telemetry(message)
@@ -372,7 +382,7 @@ class ServerSockets:
     def _beat(self) -> None:
         try:
             message = self._heartbeat()
-        except Exception:  # a beat that fails is a beat that is missed, which is what it means
+        except Exception:  # a failed heartbeat is simply missing, which is what it reports
             return
         if message is not None:
             self._send_queued()
@@ -401,13 +411,14 @@ class ServerSockets:
 
 
 def _subscription_bytes(seconds: float) -> int:
-    """What a subscriber may have sent after so long: it subscribes once, and says now and then that it lives."""
+    """Return the bytes that a subscriber may have sent in this time: one subscription and occasional heartbeats."""
     return (64 << 10) + int(1024 * seconds)
 
 
 def _end(context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    """What ZeroMQ does not end in time is left to its own threads: it was seen to wait for ever behind a closed socket,
-    and an engine that closes must come to its end."""
+    """Terminate the context on a separate thread, for at most `END_S`. Terminating was seen to wait forever for a
+    closed socket, and closing an engine must finish.
+    """
     ending = threading.Thread(target=context.term, name="kvscope-zmq-end", daemon=True)
     ending.start()
     ending.join(END_S)
@@ -429,7 +440,7 @@ def _configure_tcp(socket: zmq.Socket[bytes], *, ipv6: bool) -> None:
 
 
 def _user_id(part: zmq.Frame) -> str:
-    """The public key that the connection proved it has, empty where no keys are used."""
+    """Return the public key that the connection authenticated with; empty without keys."""
     try:
         return str(part.get("User-Id"))
     except zmq.ZMQError:
@@ -437,12 +448,10 @@ def _user_id(part: zmq.Frame) -> str:
 
 
 class Crowding:
-    """When a publisher is so busy that it should let some messages come together: each turn of its thread costs as much
-    as many of them, and takes its time from the thread that makes them.
+    """Decides when the I/O thread should sleep so that messages accumulate: each turn costs as much as many messages,
+    and holds the GIL, which the thread that produces them needs.
 
-    Owns how many there were lately. Steps of an engine with a model are far fewer; nothing of theirs waits.
-
-    Tell it of each turn; it says how long to nap before the next.
+    Owns the recent rate of messages. Steps of an engine with a model are far less frequent and are never delayed.
     """
 
     def __init__(self) -> None:
@@ -451,7 +460,7 @@ class Crowding:
         self._is_crowded = False
 
     def nap_s(self, num_messages: int, now_s: float) -> float:
-        """After a turn that ended at `now_s`, by the monotonic clock, in which so many were sent."""
+        """Return the time to sleep after a turn that sent `num_messages` and ended at `now_s` (monotonic clock)."""
         self._num_messages += num_messages
         lasted_s = now_s - self._since_s
         if lasted_s >= _LATELY_S:
@@ -461,11 +470,10 @@ class Crowding:
 
 
 class Outbox:
-    """What waits between the engine's thread and the wire. Bounded by count and bytes: the newest wins.
+    """Queue of messages from the engine's thread to the I/O thread, bounded in number and bytes.
 
-    `put` costs the engine's thread about a microsecond and never waits.
-
-    A queue of messages that throws away its oldest when it is full, and counts them in `num_dropped`.
+    When it is full, the oldest messages are dropped and counted in `num_dropped`. `put` costs the engine's thread about
+    a microsecond and never waits.
     """
 
     def __init__(self, max_messages: int, max_bytes: int) -> None:
@@ -477,7 +485,7 @@ class Outbox:
         self._lock = threading.Lock()
 
     def put(self, message: TelemetryMessage) -> None:
-        """Append a message; one alone is kept whatever its size."""
+        """Append a message. A single message is retained whatever its size."""
         num_bytes = approximate_bytes(message)
         with self._lock:
             self._messages.append((message, num_bytes))
@@ -487,7 +495,7 @@ class Outbox:
                 self.num_dropped += 1
 
     def drain(self) -> list[TelemetryMessage]:
-        """Everything that waits, oldest first."""
+        """Return and remove all messages, oldest first."""
         with self._lock:
             messages, self._messages, self._num_bytes = self._messages, deque(), 0
         return [message for message, _ in messages]

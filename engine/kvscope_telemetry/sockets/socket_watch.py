@@ -1,7 +1,7 @@
-"""Keeps an eye on who is connected to the engine's sockets, told by ZeroMQ's monitors.
+"""Tracks the connections to the engine's sockets through ZeroMQ's monitors.
 
-Owns the monitors and the times to look; what a connection may do is for `Connections` to know. Belongs to the
-thread that owns the sockets.
+Owns the monitors and the schedule of checks; the limits are enforced by `Connections`. Must be used on the thread that
+owns the sockets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvscope_telemetry.sockets.connection_watch import Connections
 WATCH_S: Final = 0.1
 MONITOR_HIGH_WATER: Final = 100
 _EVENT: Final = struct.Struct("=HI")
-"""Of a monitor: what happened, and to which descriptor."""
+"""A monitor's message: the event and the file descriptor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,11 @@ class _Watched:
 
 
 class SocketWatch:
-    """Its monitors are registered with `poller`. Looks every `idle_s` seconds while nobody is connected."""
+    """Registers monitors with `poller`, and checks connections, only every `idle_s` seconds while there are none."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], poller: zmq.Poller, idle_s: float) -> None:
         self.next_look_s = 0.0
-        """Monotonic."""
+        """Time of the next check on the monotonic clock."""
         self._context = context
         self._poller = poller
         self._idle_s = idle_s
@@ -43,7 +43,7 @@ class SocketWatch:
         self._numbers = count()
 
     def attach(self, socket: zmq.Socket[bytes], connections: Connections) -> None:
-        """Be told who connects. ZeroMQ accepts no more while it could not yet tell of about a thousand."""
+        """Monitor the connections to `socket`. ZeroMQ accepts no more while about a thousand events are unread."""
         address = f"inproc://monitor-{next(self._numbers)}"
         socket.monitor(address, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         monitor: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
@@ -53,7 +53,7 @@ class SocketWatch:
         self._watched.append(_Watched(socket, monitor, connections))
 
     def detach(self, socket: zmq.Socket[bytes]) -> None:
-        """Before it is closed, while the others go on."""
+        """Stop monitoring a socket, before it is closed, while others stay open."""
         for watched in [watched for watched in self._watched if watched.socket is socket]:
             self._watched.remove(watched)
             self._poller.unregister(watched.monitor)
@@ -61,25 +61,27 @@ class SocketWatch:
             watched.monitor.close(linger=0)
 
     def read(self, ready: Container[Any]) -> None:
-        """Take in what the monitors that are ready tell."""
+        """Process the events of the monitors in `ready`."""
         for watched in self._watched:
             if watched.monitor in ready:
                 _read(watched)
 
     def look(self) -> None:
-        """Cut those who send without end, when it is time; rests while nobody is there to watch."""
+        """Enforce the limits on connections if a check is due."""
         now_s = time.monotonic()
         if now_s < self.next_look_s:
             return
         for watched in self._watched:
             if watched.socket.type == zmq.PUB:
-                watched.socket.getsockopt(zmq.EVENTS)  # it takes in what came: who is ended in between ends
+                watched.socket.getsockopt(
+                    zmq.EVENTS
+                )  # process pending input first, so that closed connections are noticed
             watched.connections.watch()
         is_alone = not any(len(watched.connections) for watched in self._watched)
         self.next_look_s = now_s + (self._idle_s if is_alone else WATCH_S)
 
     def close(self) -> None:
-        """After the sockets."""
+        """Close the monitors. Must be called after the sockets are closed."""
         for watched in self._watched:
             watched.monitor.close(linger=0)
 

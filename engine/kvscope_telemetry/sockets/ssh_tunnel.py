@@ -1,7 +1,8 @@
-"""An engine on another machine through OpenSSH: `ssh://[USER@]HOST[:PORT][/ENDPOINT]`.
+"""Connects to an engine on another machine through OpenSSH: `ssh://[USER@]HOST[:PORT][/ENDPOINT]`.
 
-Owns the `ssh` that carries the engine's two sockets to a private folder here, and starts it again where it ends. It
-asks nobody anything (BatchMode): a key that wants a passphrase belongs into an agent. It ends with us, killed or not.
+Owns the `ssh` process that forwards the engine's two sockets to a private directory on this machine, and restarts it
+when it ends. It never prompts (BatchMode): a key with a passphrase must be in an agent. It ends when this process ends,
+even if killed.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ _PREFIX: Final = "kvscope-ssh-"
 FORM: Final = "ssh://[USER@]HOST[:PORT][/ENDPOINT]"
 _NO_TROUBLE: Final = ("Warning:", "**")
 AGAIN_S: Final = (1.0, 15.0)
-"""Between attempts, twice as long each time."""
+"""Shortest and longest pause between attempts, doubled each time."""
 _PARTS: Final = re.compile(r"ssh://((?:[\w.+-]+@)?)(\[[\da-fA-F:.]+\]|[\w.-]+)(?::(\d{1,5}))?(?:/(.*))?", re.ASCII)
 _PLAIN: Final = re.compile(r"[\w./@+-]+", re.ASCII)
-"""Paths that mean the same to ssh's option -L."""
+"""Paths without characters that are special in ssh's option -L."""
 _OPTIONS: Final = (
     *("-T", "-S", "none", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5"),
     *("-o", "ServerAliveCountMax=2", "-o", "ForwardAgent=no", "-o", "ForwardX11=no"),
@@ -37,27 +38,29 @@ _KEEPER: Final = (
     'exec 3<&0; "$@" </dev/null 3<&- & ssh=$!; { read -r _ <&3; rm -rf "$0"; kill $ssh; } 2>/dev/null & keeper=$!;'
     " wait $ssh; code=$?; kill $keeper 2>/dev/null; exit $code"
 )
-"""Ends ssh and the folder `$0` when its standard input ends, which is when we do, killed or not."""
+"""Shell script that ends ssh and deletes the directory `$0` when its standard input is closed, which happens when this
+process ends, even if killed.
+"""
 _FIND: Final = (
     'for d in "$XDG_RUNTIME_DIR/kvscope" "/run/user/$(id -u)/kvscope" "/tmp/kvscope-$(id -u)"; do'
     ' if [ -S "$d/telemetry" ]; then echo "$d"; exit 0; fi; done; echo none'
 )
-"""Where an engine of that user listens that was told nothing else."""
+"""Shell script that finds the default endpoint of an engine of the remote user."""
 
 
 @dataclass(frozen=True, slots=True)
 class SshAddress:
-    """Where to, and what is carried from there."""
+    """The remote machine, and the endpoint to forward."""
 
     host: str
-    """With its user, as ssh takes it."""
+    """Host with the user, in ssh's notation."""
     port: str
     endpoint: str
-    """On that machine; empty: the default one."""
+    """Endpoint on the remote machine; empty: its default endpoint."""
 
     @classmethod
     def parse(cls, text: str) -> SshAddress:
-        """Raises BadInput naming what is accepted."""
+        """Parse an address. Raises BadInput with the accepted form."""
         match = _PARTS.fullmatch(text)
         if match is None or text.startswith("ssh://-") or "@-" in text or not 0 < int(match[3] or 22) < 65536:
             raise BadInput(f"address {text!r:.200} is not accepted: {FORM}")
@@ -75,28 +78,28 @@ class SshAddress:
 
     @property
     def command(self) -> list[str]:
-        """ssh to that machine, without what is done there."""
+        """Command line of ssh without the host and the remote command."""
         port = ["-p", self.port] if self.port else []
         return [SCHEME, *_OPTIONS, *port]
 
 
 def require_ssh() -> None:
-    """Raise BadInput where there is none."""
+    """Raise BadInput if ssh is not installed."""
     if shutil.which(SCHEME) is None:
         raise BadInput("ssh:// needs the OpenSSH client: no `ssh` on PATH (Debian: apt install openssh-client)")
 
 
 class SshTunnel:
-    """Tries to be there from construction to `close`."""
+    """Keeps a tunnel open from construction to `close`."""
 
     def __init__(self, address: SshAddress) -> None:
         require_ssh()
         self._address = address
         self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder_for_sockets(_PREFIX)))
         self.endpoint = f"ipc://{self._folder}"
-        """Where the engine's sockets are on this machine."""
+        """Endpoint of the forwarded sockets on this machine."""
         self.has_complained = False
-        """Whether the ssh that runs, or ran last, said what is wrong."""
+        """Whether the current or latest ssh process printed an error."""
         self._said = ""
         self._closing = threading.Event()
         self._lock = threading.Lock()
@@ -106,14 +109,13 @@ class SshTunnel:
 
     @property
     def why(self) -> str:
-        """Why nobody may answer there, in one sentence, with ssh's own words."""
+        """Why there may be no connection, as one sentence with ssh's message."""
         host = self._address.host
         if not self.has_complained and (self._folder / "telemetry").exists():
             return f"ssh to {host} is connected, but nobody answers at {self._address.endpoint or 'its default place'}"
         return self._said or f"connecting to {host} by ssh"
 
     def close(self) -> None:
-        """End ssh. Idempotent."""
         with self._lock:
             self._closing.set()
             if self._ssh is not None and self._ssh.stdin is not None:
@@ -121,7 +123,7 @@ class SshTunnel:
         self._thread.join()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    # The thread.
+    # Methods of the tunnel's thread.
 
     def _run(self) -> None:
         pause_s = AGAIN_S[0]
@@ -131,13 +133,13 @@ class SshTunnel:
                 self._carry()
             except OSError as error:
                 self._complain(f"ssh cannot be started: {(error.strerror or str(error)).lower()}")
-            if time.monotonic() - begun_s > AGAIN_S[1]:  # it went well for a while
+            if time.monotonic() - begun_s > AGAIN_S[1]:  # it worked for a while
                 pause_s = AGAIN_S[0]
             self._closing.wait(pause_s)
             pause_s = min(2 * pause_s, AGAIN_S[1])
 
     def _carry(self) -> None:
-        """Until ssh ends."""
+        """Run the tunnel until ssh ends."""
         endpoint = self._address.endpoint or self._find()
         if not endpoint:
             return
@@ -151,7 +153,7 @@ class SshTunnel:
             (self._folder / name).unlink(missing_ok=True)
 
     def _find(self) -> str:
-        """The default endpoint on that machine; empty where there is none."""
+        """Return the default endpoint on the remote machine; empty if there is none."""
         found = self._start([*self._address.command, "--", self._address.host, _FIND])
         code = self._end()
         if code or self._closing.is_set():
@@ -164,7 +166,9 @@ class SshTunnel:
         return f"ipc://{found}"
 
     def _start(self, command: list[str]) -> str:
-        """Run it, with its words as they come; what it printed, when it has ended."""
+        """Run a command, recording its errors as they are printed. Returns the last line it printed when it has
+        ended.
+        """
         with self._lock:
             if self._closing.is_set():
                 return ""
@@ -202,7 +206,7 @@ class SshTunnel:
 
 
 def _forwards(endpoint: str) -> tuple[str, str]:
-    """The engine's telemetry and commands there, as ssh's -L takes them."""
+    """Return the remote addresses of telemetry and commands in the notation of ssh's -L."""
     address = parse_bind_address(endpoint)
     if isinstance(address, IpcAddress):
         return f"{address.folder}/telemetry", f"{address.folder}/command"

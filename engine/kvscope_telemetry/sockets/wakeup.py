@@ -1,4 +1,4 @@
-"""A self-pipe that ends another thread's poll. Many signals before the other thread looks are one byte."""
+"""A self-pipe that ends another thread's poll. Signals before the other thread polls are combined into one byte."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import threading
 
 
 class Wakeup:
-    """`signal` from any thread; the thread that polls `reader` calls `clear` before it looks at its work."""
+    """`signal` may be called from any thread; the thread that polls `reader` must call `clear` before it checks its
+    work.
+    """
 
     def __init__(self) -> None:
         self.reader, self._writer = os.pipe()
@@ -19,7 +21,7 @@ class Wakeup:
         self._lock = threading.Lock()
 
     def signal(self) -> None:
-        """Make `reader` readable, but not after `close`. The flag spares the system call while nobody has looked."""
+        """Make `reader` readable, unless closed. The flag saves the system call while an earlier signal is pending."""
         if self._is_set:
             return
         with self._lock:
@@ -29,13 +31,13 @@ class Wakeup:
                     os.write(self._writer, b"\0")
 
     def clear(self) -> None:
-        """Forget the signals so far. The flag goes last down, so a later signal always writes."""
+        """Discard all signals so far. The flag is cleared last, so that a later signal always writes."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.reader, 4096)
         self._is_set = False
 
     def close(self) -> None:
-        """Give the file descriptors back. Idempotent; a signal may come at any time, also later."""
+        """Close the file descriptors. Idempotent; `signal` may be called concurrently and afterwards."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True

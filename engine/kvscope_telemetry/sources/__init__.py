@@ -1,1 +1,1 @@
-"""A live engine as a source: the reading thread and what it hands over."""
+"""A live engine as a source: the reading thread and the updates it produces."""

@@ -1,8 +1,8 @@
-"""What the thread of a live engine does: reads, follows, asks, and hands updates over.
+"""The thread of a live engine: receives messages, follows frames, sends commands, and queues updates.
 
-Owns the sockets, the sequence and the signs of life, and knows neither the mirror nor who takes. One pass takes up to
-512 messages, makes at most one update of them, and then naps a little so that the next pass has many: measured, this is
-what leaves the GUI thread alone.
+Owns the sockets, the synchronization and the liveness. Must not depend on the mirror or on the consumer. One pass
+receives up to 512 messages, merges them into at most one update, and then sleeps briefly so that the next pass receives
+many; measured, this is what keeps the load of the GUI thread low.
 """
 
 from __future__ import annotations
@@ -50,32 +50,33 @@ from kvscope_telemetry.state.whole_blocks import WholeBlocks
 
 MAX_MESSAGES_A_PASS: Final = 512
 NAP_S: Final = 0.008
-"""Two passes a display frame: each costs as much as some ten messages of it."""
-TICK_MS: Final = 100
+"""Sleep after a pass, so that there are two passes per display frame: each pass costs as much as about ten messages."""
+TICK_MS: Final = 100  # poll timeout while something is outstanding
 CALM_TICK_MS: Final = 250
-"""The same while nothing is waited for: what comes, a connection that ends included, is heard at once all the same."""
+"""Poll timeout while nothing is outstanding. Messages and disconnections end the poll immediately in any case."""
 NAP_AFTER_NS: Final = 100_000_000
-"""Who had been silent for so long is not in the middle of much."""
+"""After this much silence, the first message is handled without a sleep: it is rarely followed by many."""
 ASK_STATUS_NS: Final = 500_000_000
 ASK_ROLE_NS: Final = 5_000_000_000
-"""How often an engine that is well is asked all the same: our role may have been changed."""
+"""Interval between status requests to a healthy engine: our role may have been changed."""
 QUIET_NS: Final = 250_000_000
-"""A connection this old without a word is asked for a snapshot; before, the first message asks for it, so
-that nothing falls between the snapshot and a subscription that is still on its way."""
+"""Age at which a connection without messages requests a snapshot. Before, the first message triggers the request, so
+that no frame is lost between the snapshot and a subscription that is still in transit.
+"""
 SENDS_TOO_MUCH: Final = "the engine sends more than can be read, or what is none of our messages: it was disconnected"
 _OF_THE_STATE: Final = (Hello.__name__, Snapshot.__name__, Frame.__name__)
 MAX_LATENCY_NS: Final = 3_600_000_000_000
-"""More than this is not latency but another clock."""
+"""Larger values are not latencies but a different clock."""
 
 Taker = Callable[[list[FrameRun]], None]
-"""Given snapshots and the frames that follow them, in order, on the thread that reads."""
+"""Called on the reading thread with snapshots and the frames that follow them, in order."""
 
 
 class LiveReader:
-    """What the thread does, and what others may read of it. `run` is the thread's target.
+    """State of the reading thread, and the parts of it that other threads may access. `run` is the thread's target.
 
-    With a `taker` it is given what would wait in `pending`, and nothing is coalesced; the thread of whoever has many
-    of them calls `look` then, and `finish` at the end, instead of `run`.
+    With a `taker`, runs are passed to it instead of being merged and queued in `pending`. A thread that serves many
+    readers then calls `look` repeatedly and `finish` at the end, instead of `run`.
     """
 
     def __init__(
@@ -92,15 +93,15 @@ class LiveReader:
         self.outgoing = Outgoing()
         self.replies = ReplyQueue()
         self.changed = threading.Condition()
-        """Notified after each pass in which something came."""
+        """Notified after each pass that received something."""
         self.api = ""
-        """Where prompts go, as the engine says (`Hello.api`); empty: over its command socket."""
+        """Address for prompts (`Hello.api`); empty: the command socket."""
         self._sockets = sockets
         self._nap_s = nap_s
         self._sync = Sync(self.feed.passed)
         self._awaited = AwaitedRequests()
         self._session = secrets.token_hex(16)
-        self._num_introduced = 0  # connections on which the engine was told who we are
+        self._num_introduced = 0  # number of the latest connection on which the session was sent
         self._role, self._intervenes = "", False
         self._adapters: tuple[LoadedAdapter, ...] | None = None
         self._takes_adapters = False
@@ -117,27 +118,25 @@ class LiveReader:
         self._asked_status_ns = 0
         self._failure = ""
         self._num_cut = 0
-        self._num_rows = 0  # of the newest ledger that was made ready
+        self._num_rows = 0  # number of rows of the latest prepared ledger
         self._extras = Extras()
 
-    # Any thread.
+    # Methods for any thread.
 
     def stop(self) -> None:
-        """End the thread soon."""
         self._closing = True
         self._sockets.wake()
 
     def wake(self) -> None:
-        """Look at `outgoing` now."""
+        """Make the thread check `outgoing` now."""
         self._sockets.wake()
 
     def resync(self) -> None:
-        """Trust nothing until a snapshot came."""
+        """Discard the state until a snapshot arrives."""
         self._resync_wanted = True
         self._sockets.wake()
 
     def status(self) -> SourceStatus:
-        """How it is now."""
         state, reason = self._liveness.state(time.monotonic_ns())
         if self._failure:
             state, reason = SourceState.ENDED, self._failure
@@ -160,35 +159,37 @@ class LiveReader:
 
     @property
     def position(self) -> tuple[int | None, int]:
-        """Epoch and sequence number up to which everything was handed over."""
+        """Epoch and sequence number up to which everything has been handed over."""
         return self._sync.epoch, self._sync.seq
 
-    # The thread.
+    # Methods of the reading thread.
 
     def run(self) -> None:
-        """Read until `stop`; close the sockets."""
+        """Read until `stop` is called, then close the sockets."""
         try:
             while not self._closing:
                 self._pass()
-        except Exception as error:  # told in the status: a source that died silently looks like a quiet one
+        except Exception as error:  # reported in the status: otherwise, a failed source looks like an idle engine
             self._failure = f"reading failed: {error!r:.200}"
             raise
         finally:
             self.finish()
 
     def finish(self) -> None:
-        """Send what is left to say; close the sockets."""
+        """Send all remaining commands, abort awaited requests, and close the sockets."""
         self._send_waiting()
         self._withdraw()
         self._sockets.close()
 
     def look(self, wait_ms: int = 0) -> tuple[int, int]:
-        """Read what waits, or comes within `wait_ms`, and do what is due; how many messages and replies there were."""
+        """Receive and process messages for up to `wait_ms`, and do what is due. Returns the numbers of messages and
+        replies.
+        """
         self._sockets.wait(wait_ms, replies=self.replies.room > 0)
         now_ns = self._looked_ns = time.monotonic_ns()
         self.feed.begin_pass()
         messages = self._sockets.receive_telemetry(MAX_MESSAGES_A_PASS)
-        # As many as there is room for: what is unread when a connection ends goes with it when it is next looked at.
+        # All that fit in the queue: replies that are unread when a connection ends are lost at its next poll.
         num_replies = self._read_replies(now_ns)
         for data in messages:
             self._read_telemetry(data, now_ns)
@@ -207,18 +208,18 @@ class LiveReader:
 
     @property
     def _is_calm(self) -> bool:
-        """Whether nothing is due but what the other end says."""
+        """Whether nothing is due but processing further messages."""
         return self._sync.is_at_rest and self.outgoing.is_empty and self._num_introduced > 0
 
     def _read_replies(self, now_ns: int) -> int:
-        """Read what waits, as far as there is room; how many there were."""
+        """Receive replies as far as the queue has capacity, and return their number."""
         num_read = 0
         while replies := self._sockets.receive_replies(self.replies.room):
             num_read += len(replies)
             for data in replies:
                 self._read_reply(data, now_ns)
             if sum(map(len, replies)) >= MAX_READ_BYTES:
-                break  # telemetry has its turn
+                break  # give telemetry a turn
         return num_read
 
     def _read_telemetry(self, data: bytes, now_ns: int) -> None:
@@ -246,7 +247,9 @@ class LiveReader:
             self.feed.other(message, data)
 
     def _take_other(self, message: TelemetryMessage, now_ns: int) -> bool:
-        """Whether it belongs into a recording: of the engine that is followed, or of one that is not yet."""
+        """Process a message other than a frame. Returns whether to record it: whether it belongs to the followed
+        engine, or is progress of one that is starting.
+        """
         if isinstance(message, Heartbeat):
             self._take_heartbeat(message, now_ns)
         elif isinstance(message, DeviceSample):
@@ -267,7 +270,7 @@ class LiveReader:
         elif isinstance(message, Hello):
             if message.epoch != self._sync.epoch:
                 self._sync.want_snapshot()
-            return False  # its snapshot has it
+            return False  # the hello is part of its snapshot
         return not isinstance(message, Snapshot) and message.epoch == self._sync.epoch
 
     def _take_heartbeat(self, beat: Heartbeat, now_ns: int) -> None:
@@ -307,7 +310,7 @@ class LiveReader:
             self.feed.snapshot(snapshot, data)
 
     def _note_place(self, hello: Hello) -> None:
-        """Whose clock the engine's times are of: an address may be a tunnel's, a machine's name is its own."""
+        """Determine whether the engine is on this machine from `Hello.host`: an address may be that of a tunnel."""
         self.is_same_machine = hello.host == host_id() if hello.host else self._sockets.is_ipc
         self._liveness.is_local = self.is_same_machine
         self.api = hello.api
@@ -319,7 +322,6 @@ class LiveReader:
             self._sync.unreadable()
 
     def _measure_latency(self, frame: Frame) -> None:
-        """By a clock of its own: it may have come since this look began."""
         latency_ns = time.monotonic_ns() - frame.time_ns
         is_plausible = self.is_same_machine and 0 <= latency_ns < MAX_LATENCY_NS
         self._latency_ns = latency_ns if is_plausible else -1
@@ -348,11 +350,11 @@ class LiveReader:
             self._liveness.rejection, self._liveness.rejected_ns = SENDS_TOO_MUCH, time.monotonic_ns()
 
     def _introduced(self, now_ns: int) -> bool:
-        """Say first on each connection who we are, and what we wait for; whether that is done."""
+        """Send the session and the awaited requests first on each connection. Returns whether that is done."""
         num_connections = self._sockets.num_connections
         if num_connections == self._num_introduced:
             return True
-        self._read_replies(now_ns)  # what came over the connection before is heard
+        self._read_replies(now_ns)  # process the replies of the previous connection first
         hello = GetStatus(tag=FIRST_TAG, session=self._session, awaited=self._awaited.all())
         if not self._sockets.send(encode(hello)):
             return False
@@ -363,7 +365,7 @@ class LiveReader:
         self.outgoing.send_all(self._sockets.send, self._awaited.sent)
 
     def _withdraw(self) -> None:
-        """Nobody will hear what is still awaited: the engine need not wait for us to come back."""
+        """Abort the awaited requests, so that the engine does not wait for this client to reconnect."""
         for request_id in self._awaited.ids:
             if not self._sockets.send(encode(Abort(request_id=request_id))):
                 return
@@ -397,12 +399,12 @@ class LiveReader:
             self._extras = Extras()
 
     def _ready(self, snapshot: Snapshot) -> WholeBlocks | None:
-        """Its blocks, made ready here; None where they do not fit, which whoever takes it is told."""
+        """Return the unpacked blocks; None if they are invalid, which the consumer detects again."""
         try:
             blocks = WholeBlocks(snapshot)
         except ProtocolError:
             return None
-        if blocks.num_rows != self._num_rows:  # otherwise it is written into the one that there is
+        if blocks.num_rows != self._num_rows:  # otherwise, the mirror's ledger is overwritten in place
             self._num_rows = blocks.num_rows
             blocks.make_ledger()
         return blocks

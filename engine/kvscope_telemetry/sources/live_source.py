@@ -1,6 +1,7 @@
-"""A live engine as a `Source`: connect, watch, command.
+"""A live engine as a `Source`: connect, watch, send commands.
 
-Owns the life of the thread that reads (`live_reader`), what callers on other threads see, and where prompts go.
+Owns the lifetime of the reading thread (`live_reader`), the interface for callers on other threads, and the routing of
+prompts.
 """
 
 from __future__ import annotations
@@ -30,35 +31,42 @@ from kvscope_telemetry.state.coalesce import MAX_ENTRIES
 
 
 class PromptApi(Protocol):
-    """Where prompts go that an engine's command socket does not take. From any thread; never waits."""
+    """An API for prompts that an engine's command socket does not accept. Thread-safe; never blocks."""
 
     @property
     def adapters(self) -> tuple[LoadedAdapter, ...] | None:
-        """LoRA adapters that prompts may ask for, as it last said when it was asked how it is; None: it has not."""
+        """LoRA adapters that prompts may use, from the API's latest status; None: not received yet."""
 
     def ask(self, command: Submit | GetStatus, told: str, *, is_same_machine: bool) -> None:
-        """A prompt, or how it is, of the API at `told`, as the engine's hello has it. Raises BadInput for a prompt that
-        is too large."""
+        """Send a prompt or a status request to the API at `told`, an address from the engine's hello. Raises BadInput
+        for a prompt that is too large.
+        """
 
     def abort(self, abort: Abort) -> bool:
-        """End a prompt; False where it is none of those on their way."""
+        """Abort a prompt. Returns False if it is not in progress here."""
 
     def take_replies(self) -> list[Reply]:
-        """Answers since the last call, oldest first."""
+        """Return and clear the replies since the last call, oldest first."""
 
     def close(self) -> None:
-        """End all, within a second."""
+        """Abort everything within a second."""
 
 
 class LiveSource(MirroredSource):
-    """The engine at `endpoint`, over its restarts; a context manager that closes at the end.
+    """The engine at `endpoint`, across its restarts. A context manager that closes the source at the end.
 
-    `key` is the key file that the engine's operator made for this client, `NO_KEY` for none; without it the one
-    remembered for the endpoint is taken, or on loopback that of an engine of the same user (`connections`). An
-    engine that is not there yet is waited for. `sink` is given all that is accepted (`set_sink`). The reading thread
-    naps for `nap_s` between frames: longer costs less, and tells later. What waits for its taker is bounded by
-    `max_entries`, as `Pending` counts them. `make_api` makes what sends prompts to an engine that
-    takes them at its own API (`Hello.api`). Raises BadInput for an endpoint or key that is not accepted.
+    The source waits for an engine that is not running yet.
+
+    Args:
+        key: Key file created by the engine's operator for this client; `NO_KEY` for none. None: the key remembered for
+            the endpoint, or on loopback that of an engine of the same user (`connections`).
+        sink: Receives all accepted messages (`set_sink`).
+        nap_s: Sleep of the reading thread between passes in seconds: longer costs less and adds latency.
+        max_entries: Limit on updates that have not been taken, as counted by `Pending`.
+        make_api: Creates the client for prompts of an engine that accepts them at a separate API (`Hello.api`).
+
+    Raises:
+        BadInput: The endpoint or key is not accepted.
     """
 
     def __init__(
@@ -84,44 +92,45 @@ class LiveSource(MirroredSource):
 
     @property
     def name(self) -> str:
-        """The endpoint."""
         return self._name
 
     @property
     def status(self) -> SourceStatus:
-        """How it is now. Who takes prompts at an API of its own says there which adapters it has."""
+        """Current status. `adapters` is that of the prompt API if there is one."""
         status, api = self._reader.status(), self._api
         return replace(status, adapters=None if api is None else api.adapters) if self._reader.api else status
 
     @property
     def position(self) -> tuple[int | None, int]:
-        """Epoch and sequence number of the newest frame received whole; `take_update` gives everything up to it."""
+        """Epoch and sequence number of the newest complete frame; `take_update` returns everything up to it."""
         return self._reader.position
 
     def take_update(self) -> Update | None:
-        """What came since the last call, None when nothing did."""
         if self._reader.pending.take_overflow():
             self._reader.resync()
         return self._reader.pending.take_update()
 
     def resync(self) -> None:
-        """For a taker that could not apply an update: drop what waits, ask for a snapshot."""
-        self._reader.pending.discard()  # first: a snapshot that comes in between is a good beginning
+        self._reader.pending.discard()  # before resync: a snapshot that arrives in between must not be discarded
         self._reader.resync()
 
     def set_sink(self, sink: Sink | None) -> None:
-        """From now on give what is accepted to `sink`, or to nobody. Never waits: the one before may get a little yet.
+        """Pass accepted messages to `sink` from the next pass on; None: to no sink. Never waits: the previous sink may
+        still receive a few.
 
-        A snapshot is asked for on its behalf; the frames that come meanwhile are given after that.
+        A snapshot is requested for the new sink; frames that arrive meanwhile are passed to it after the snapshot.
         """
         self._reader.feed.set(sink)
         self._reader.wake()
 
     def send(self, command: Command) -> None:
-        """Send a command. From any thread; never waits; answers come from `take_replies`.
+        """Send a command. Thread-safe; never waits. Replies are returned by `take_replies`.
 
-        A prompt goes to the engine's own API where it has one (`Hello.api`). Raises BadInput for one that is too large,
-        EngineDead after `close` and when too many wait.
+        Prompts are sent to the engine's prompt API if it has one (`Hello.api`).
+
+        Raises:
+            BadInput: The command is too large.
+            EngineDead: The source is closed, or too many commands are queued.
         """
         if self._is_closed:
             raise EngineDead(f"the connection to {self._name} is closed")
@@ -131,12 +140,13 @@ class LiveSource(MirroredSource):
         self._reader.wake()
 
     def take_replies(self) -> list[Reply]:
-        """Answers since the last call, oldest first; those to our own questions are not among them."""
+        """Return and clear the replies since the last call, oldest first, without those to the source's own
+        requests.
+        """
         replies = self._reader.replies.take_all()
         return replies if self._api is None else replies + self._api.take_replies()
 
     def close(self) -> None:
-        """End the thread and free the sockets. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -146,7 +156,9 @@ class LiveSource(MirroredSource):
         self._thread.join()
 
     def _sends_to_api(self, command: Command) -> bool:
-        """Whether it goes there, a prompt or the end of one that did; how it is, both are asked."""
+        """Send a prompt, its abort, or a status request to the API. Returns False if `command` must also go to the
+        engine: status requests go to both.
+        """
         if isinstance(command, Submit | GetStatus) and self._reader.api and self._make_api is not None:
             with self._api_lock:
                 self._api = self._api or self._make_api()

@@ -1,8 +1,8 @@
 """Derives the state of the connection to an engine: the rules of `SourceState`.
 
-Owns when an engine counts as loading, live, stuck, stale or ended. All times are this machine's monotonic
-clock, but for the age of a step, which is the difference of two times of the engine's. Written by the
-reading thread; any thread may ask.
+Owns the rules by which an engine counts as loading, live, stuck, stale or ended. All times are on this machine's
+monotonic clock, except the age of a step, which is the difference of two times of the engine. Written by the reading
+thread; `state` may be called from any thread.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ _STAGES: Final = {
 }
 STALE_NS: Final = 1_500_000_000
 REJECTION_TOLD_NS: Final = 10_000_000_000
-"""For so long it is told that a message could not be read, while the engine is well otherwise."""
+"""Time for which an undecodable message is reported while the engine is otherwise fine."""
 STUCK_NS: Final = 5_000_000_000
 GONE_NS: Final = 700_000_000
-"""Without connection and without a word for longer than a heartbeat takes: the process is gone."""
+"""Silence, longer than a heartbeat interval, after which a disconnected local engine's process is considered ended."""
 
 
 class Liveness:
-    """The signs of life of one engine, and the state that follows from them."""
+    """Signs of life of one engine, and the state that follows from them."""
 
     def __init__(self, *, is_local: bool) -> None:
         self.last_message_ns = 0
         self.is_connected = False
         self.is_paused = False
         self.is_local = is_local
-        """Whether a connection that ends means that the engine's process did."""
+        """Whether the end of a connection means that the engine's process ended."""
         self.refusal = ""
-        """Why the engine does not let us in."""
+        """Why the engine refuses the connection."""
         self.absence = ""
         """Why there is no connection."""
         self.rejection = ""
-        """Why the newest message that was not accepted was not."""
+        """Error of the newest message that was not accepted."""
         self.rejected_ns = 0
-        """When that was, by our monotonic clock."""
+        """Time of that rejection on our monotonic clock."""
         self._paused_by = ""
-        self._is_known = False  # a snapshot of the present engine came
+        self._is_known = False  # whether a snapshot of the current engine arrived
         self._loading: str | None = None
         self._ended: str | None = None
         self._step = -1
@@ -56,16 +56,16 @@ class Liveness:
         self._num_unfinished = 0
 
     def heard(self, now_ns: int) -> None:
-        """Any telemetry arrived."""
+        """Record that a telemetry message arrived."""
         self.last_message_ns = now_ns
 
     def began(self) -> None:
-        """A snapshot came: there is an engine, and it runs."""
+        """Record that a snapshot arrived, so the engine runs."""
         self._is_known, self._loading, self._ended = True, None, None
         self._step, self._num_unfinished = -1, 0
 
     def heartbeat(self, beat: Heartbeat, now_ns: int) -> None:
-        """A heartbeat of the engine that is followed."""
+        """Record a heartbeat of the followed engine."""
         if beat.step != self._step or not beat.num_unfinished:
             self._step, self._step_since_ns = beat.step, now_ns
         self._num_unfinished = beat.num_unfinished
@@ -76,7 +76,7 @@ class Liveness:
         self._step_age_ns = beat.time_ns - beat.step_started_ns if in_step else STUCK_NS
 
     def answered(self, status: Status) -> None:
-        """The engine said how it is."""
+        """Record the engine's status."""
         self.is_paused, self._paused_by = status.paused, status.paused_by
         self._loading = None
         if status.phase == "loading":
@@ -85,16 +85,16 @@ class Liveness:
             self._ended = status.reason or "the engine failed"
 
     def progress(self, progress: Progress) -> None:
-        """A download or a load goes on; of an engine that runs already it says nothing about life."""
+        """Record progress of a download or load. It is ignored if the engine already runs."""
         if self._loading is not None or self._ended is not None or not self._is_known:
             self._ended, self._loading = None, _in_words(progress)
 
     def goodbye(self, reason: str) -> None:
-        """The engine ends."""
+        """Record that the engine ends."""
         self._loading, self._ended = None, reason or "the engine stopped"
 
     def connection(self, is_connected: bool) -> bool:
-        """Whether there is a connection now; whether that changed."""
+        """Record whether there is a connection now. Returns whether that changed."""
         changed = self.is_connected != is_connected
         self.is_connected = is_connected
         if changed and not is_connected:
@@ -103,11 +103,10 @@ class Liveness:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the engine said that it ended, or failed."""
         return self._ended is not None
 
     def state(self, now_ns: int) -> tuple[SourceState, str]:
-        """The state, and why in words where there is more to say."""
+        """Return the state and its reason as text, if there is one."""
         silent_ns = now_ns - self.last_message_ns
         if self.refusal:
             return SourceState.REFUSED, self.refusal
@@ -130,7 +129,9 @@ class Liveness:
         return SourceState.LIVE, self.rejection if is_news else ""
 
     def may_be_paused(self, now_ns: int) -> bool:
-        """Whether the engine stands still, so that it is worth asking whether somebody paused it."""
+        """Return whether the engine makes no progress, so that its status should be requested to find out if it is
+        paused.
+        """
         return self._num_unfinished > 0 and now_ns - self._step_since_ns > STUCK_NS // 2
 
     def _is_stuck(self, now_ns: int) -> bool:

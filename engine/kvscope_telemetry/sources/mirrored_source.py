@@ -1,6 +1,6 @@
-"""What all live sources have in common: a mirror that takes what came, and waiting for something to come.
+"""Base class of all live sources: a mirror that updates are applied to, and waiting for updates.
 
-Owns the mirror; where updates come from is the source's.
+Owns the mirror; updates are provided by the subclass.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ _LOOK_AGAIN_S: Final = 0.05
 
 
 class MirroredSource(ABC):
-    """A context manager that closes at the end. `changed` is notified when something came."""
+    """A context manager that closes the source at the end. `changed` must be notified when messages arrive."""
 
     def __init__(self, changed: threading.Condition) -> None:
         self.mirror = Mirror()
-        """The state as of the last `update_mirror()`."""
+        """State as of the last call of `update_mirror()`."""
         self._changed = changed
 
     @abstractmethod
     def take_update(self) -> Update | None:
-        """What came since the last call, None when nothing did."""
+        """Return and clear everything since the last call; None if nothing arrived."""
 
     @abstractmethod
     def resync(self) -> None:
-        """For a taker that could not apply an update: drop what waits, begin anew with the whole state."""
+        """Discard pending updates and request a snapshot, after an update could not be applied."""
 
     @abstractmethod
     def close(self) -> None:
-        """End the threads and free the sockets. Idempotent."""
+        """End the threads and close the sockets. Idempotent."""
 
     def update_mirror(self) -> Update | None:
-        """Take what came and apply it to `mirror`; what was applied, None when nothing was.
+        """Apply the pending update to `mirror` and return it; None if there is none.
 
-        What does not fit is refused whole, and a snapshot makes it good: see `status.resyncs`.
+        An update that does not fit is rejected completely, and a snapshot is requested (see `status.resyncs`).
         """
         update = self.take_update()
         if update is None:
@@ -55,7 +55,7 @@ class MirroredSource(ABC):
         return update
 
     def wait(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until `predicate()` holds, looking again whenever something came; whether it did in time."""
+        """Wait until `predicate()` holds, checking whenever something arrives. Returns False on timeout."""
         deadline = time.monotonic() + timeout_s
         while not predicate():
             rest_s = deadline - time.monotonic()

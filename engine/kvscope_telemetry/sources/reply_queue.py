@@ -1,4 +1,4 @@
-"""Replies that were read and that nobody took yet."""
+"""Replies that were received and not taken yet."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from kvscope_telemetry.messages.commands import Reply
 
 MAX_REPLIES: Final = 50_000
 MAX_BYTES: Final = 64 << 20
-"""As they came over the wire; in memory they are a few times as large."""
+"""Limit on encoded bytes; decoded replies take a few times as much memory."""
 
 
 class ReplyQueue:
-    """Bounded in number and bytes, by asking for `room` before more are read.
+    """Thread-safe FIFO queue of replies, bounded in number and bytes: the reader checks `room` before it reads more.
 
-    What finds no room is left at the engine, which gives a client up that leaves too much there.
-
-    Oldest first. Any thread puts and takes.
+    Replies beyond that stay at the engine, which disconnects a client that leaves too many unread.
     """
 
     def __init__(self) -> None:
@@ -27,17 +25,17 @@ class ReplyQueue:
 
     @property
     def room(self) -> int:
-        """How many more may come; 0 when those that wait are large."""
+        """Number of replies that may be added; 0 if those in the queue exceed `MAX_BYTES`."""
         return max(0, MAX_REPLIES - len(self._replies)) if self._num_bytes <= MAX_BYTES else 0
 
     def put(self, reply: Reply, num_bytes: int = 0) -> None:
-        """Append, whatever waits."""
+        """Append a reply without checking the bounds."""
         with self._lock:
             self._replies.append(reply)
             self._num_bytes += num_bytes
 
     def take_all(self) -> list[Reply]:
-        """Everything that waits."""
+        """Return and remove all replies."""
         with self._lock:
             replies, self._replies, self._num_bytes = self._replies, [], 0
         return replies

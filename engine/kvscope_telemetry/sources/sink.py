@@ -1,11 +1,11 @@
-"""The sink that is given everything a live source accepts, in order to record it; and what makes that a valid
-recording.
+"""Passes everything that a live source accepts to a sink that records it, so that the recording is valid.
 
-Owns the sink and whether it has a state that frames can follow. It is given a snapshot first, and one after each hole:
-one that came for the mirror, or where the mirror needs none, one that is asked for on its behalf, with the frames that
-were passed on meanwhile after it. So a recording may begin at any time, without the mirror noticing. The sink before
-gets those that the snapshot has already: one that the new sink gives on to has no hole. Belongs to the reading thread,
-but for `set`. Knows no sockets, and nothing of what becomes of what it gives.
+Owns the sink, and whether it has a state that frames can follow. A sink receives a snapshot first, and another one
+after each gap: one that arrived for the mirror, or, if the mirror needs none, one that is requested for the sink and
+followed by the frames passed on in the meantime. A recording can thus start at any time without affecting the mirror.
+When a sink is replaced, the previous one first receives the frames that are included in the new one's snapshot, so that
+there is no gap if the new sink forwards to the previous one. All methods except `set` must be called on the reading
+thread. Must not depend on sockets or on what sinks do.
 """
 
 from __future__ import annotations
@@ -20,24 +20,26 @@ from kvscope_telemetry.state.continuity import StatePlace
 
 MIN_PAUSE_NS: Final = 1_000_000_000
 MAX_PAUSE_NS: Final = 30_000_000_000
-"""How long after a hole a snapshot is asked for: a sink that loses it again and again costs the engine little."""
+"""Longest wait after a gap before a snapshot is requested (doubled from `MIN_PAUSE_NS`), so that a failing sink costs
+the engine little.
+"""
 MAX_HELD_BYTES: Final = 64 << 20
-"""Frames that wait for that snapshot."""
+"""Maximum size of the frames that are held until that snapshot arrives."""
 
 
 class Sink(Protocol):
-    """Takes what is recorded, in order. Never blocks, never raises."""
+    """Receives messages to be recorded, in order. Never blocks, never raises."""
 
     @property
     def failure(self) -> str:
-        """Why nothing is taken any more, for a person; empty while all is well."""
+        """Error message for users if the sink accepts no more messages; otherwise empty."""
 
     def write(self, message: TelemetryMessage, data: bytes | None = None) -> bool:
-        """Take `message` and the bytes it came as, where they are known. False: it is lost."""
+        """Record `message`, encoded as `data`, if known. Returns False if the message is lost."""
 
 
 class SinkFeed:
-    """Gives a sink what `passed` and `other` are told of."""
+    """Passes the messages given to `passed`, `snapshot` and `other` to a sink."""
 
     def __init__(self, sink: Sink | None = None) -> None:
         self._wanted = sink
@@ -45,22 +47,24 @@ class SinkFeed:
         self._place = StatePlace()
         self._is_lost = True
         self._before: tuple[Sink, StatePlace] | None = None
-        """The sink before, which followed, until this one has its snapshot."""
+        """The previous sink and its position, until the current sink has its snapshot."""
         self._early: tuple[Snapshot, bytes | None] | None = None
-        """One that is later than the frames that came: they are on their way, and the sink before wants them."""
+        """A snapshot that is newer than the received frames, held because the previous sink still needs these
+        frames.
+        """
         self._held: deque[tuple[Frame, bytes | None]] = deque()
         self._num_held_bytes = 0
-        self._newest: tuple[int | None, int] = (None, 0)  # epoch and number of what was passed on last
+        self._newest: tuple[int | None, int] = (None, 0)  # epoch and number of the last message passed on
         self._pause_ns = MIN_PAUSE_NS
         self._ask_ns = 0
         self._begun_ns = 0
 
     def set(self, sink: Sink | None) -> None:
-        """From the next pass on give to `sink`, to nobody when None. Any thread."""
+        """Pass messages to `sink` from the next pass on; None: to no sink. Thread-safe."""
         self._wanted = sink
 
     def begin_pass(self) -> None:
-        """Turn to the sink that is wanted now."""
+        """Switch to the sink given to `set`."""
         if self._wanted is not self._sink:
             if self._wanted is None:
                 self._before = None
@@ -72,15 +76,15 @@ class SinkFeed:
 
     @property
     def is_on(self) -> bool:
-        """Whether somebody is given anything."""
+        """Whether there is a sink and it accepts messages."""
         return self._sink is not None and not self._sink.failure
 
     def wants_snapshot(self, now_ns: int) -> bool:
-        """Whether one has to be asked for."""
+        """Return whether a snapshot must be requested."""
         return self._is_lost and self._early is None and self.is_on and now_ns >= self._ask_ns
 
     def passed(self, message: Frame | Snapshot, data: bytes | None) -> None:
-        """The mirror follows `message`."""
+        """Process a frame or snapshot that the mirror will apply."""
         if isinstance(message, Snapshot):
             self._newest = (message.hello.epoch, message.seq)
             if self.is_on:
@@ -98,7 +102,7 @@ class SinkFeed:
             self._give(message, data)
 
     def snapshot(self, snapshot: Snapshot, data: bytes | None) -> None:
-        """An answer came that the mirror has no need of."""
+        """Process a requested snapshot that the mirror does not need."""
         if self._is_lost and self.is_on and self._follows_on(snapshot):
             if self._before is not None and self._newest[1] < snapshot.seq:
                 self._early = snapshot, data
@@ -110,7 +114,9 @@ class SinkFeed:
                 self._give(frame, its_data)
 
     def other(self, message: TelemetryMessage, data: bytes | None) -> None:
-        """What came beside frames, of the engine that is followed or of none; not before the state it goes with."""
+        """Process any other message of the followed engine or of none, unless the sink lacks the state it belongs
+        to.
+        """
         is_early = self._is_lost and self._newest[0] is not None
         if self._sink is not None and self.is_on and not is_early:
             self._sink.write(message, data)
@@ -126,7 +132,7 @@ class SinkFeed:
             self._lose()
 
     def _end_before(self, snapshot: Snapshot) -> None:
-        """The sink before gets what is held up to the place of `snapshot`, which the new one begins with."""
+        """Pass the held frames up to `snapshot`, with which the new sink begins, to the previous sink."""
         if self._before is None:
             return
         sink, place = self._before
@@ -136,7 +142,7 @@ class SinkFeed:
             place.advance(frame)
 
     def _give(self, frame: Frame, data: bytes | None) -> None:
-        """The next frame, or one that the snapshot has already."""
+        """Pass a frame to the sink if it directly follows the sink's position; the snapshot may already include it."""
         if self._is_lost or self._sink is None or not self._place.is_before(frame):
             return
         if self._sink.write(frame, data):
@@ -145,7 +151,7 @@ class SinkFeed:
             self._lose()
 
     def _follows_on(self, snapshot: Snapshot) -> bool:
-        """Whether no frame is missing between `snapshot` and what is held, or will come."""
+        """Return whether no frame is missing between `snapshot` and the held or future frames."""
         epoch, seq = self._newest
         first = self._held[0][0].seq if self._held else seq + 1
         return snapshot.hello.epoch == epoch and first <= snapshot.seq + 1

@@ -1,1 +1,3 @@
-"""The state rebuilt from frames: mirrors, and what keeps them in step. Knows no sockets."""
+"""Engine state rebuilt from frames: mirrors, and the synchronization that keeps them consistent. Must not depend on
+sockets.
+"""

@@ -1,7 +1,7 @@
-"""Torch's segments and blocks as columns for the wire, and back.
+"""Segments and blocks of torch's allocator: conversion to and from the columns of `AllocatorMap`.
 
-Owns what the columns mean, how many blocks are told at most, and which are joined where there are more. Knows neither
-torch nor sockets.
+Owns the meaning of the columns, the maximum number of blocks sent, and the merging of small blocks beyond it. Must not
+depend on torch or sockets.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from kvscope_telemetry.messages.commands import AllocatorMap
 MAX_SEGMENTS: Final = 8192
 MAX_BLOCKS: Final = 32_768
 _MAX_BYTES: Final = 1 << 60
-"""More than this in a segment is a mistake, not a GPU."""
+"""Larger segments are treated as errors."""
 Sizes = npt.NDArray[np.int64]
 States = npt.NDArray[np.uint8]
 
 
 class AllocatorPool(IntEnum):
-    """Whose blocks a segment holds."""
+    """Pool of torch's allocator that a segment belongs to."""
 
     SMALL = 0
     LARGE = 1
@@ -34,36 +34,33 @@ class AllocatorPool(IntEnum):
 
 
 class State(IntEnum):
-    """What a block is."""
-
     ALLOCATED = 0
     PENDING = 1
-    """Freed, and waiting for a stream that may still read it."""
+    """Freed, and waiting for a stream that may still use it."""
     CACHED = 2
     JOINED = 3
-    """Small neighbours of several states, told as one."""
+    """Adjacent small blocks of several states, merged into one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TorchSegment:
-    """A piece of memory that torch has of the device; bytes, a block an element."""
+    """A segment that torch allocated from the device. Sizes are bytes; arrays have one element per block."""
 
     address: int
     num_bytes: int
     stream: int
     pool: int
-    """A `AllocatorPool`, or a number of a later version."""
+    """An `AllocatorPool`, or a number introduced by a later version."""
     offsets: Sizes
     sizes: Sizes
     states: States
 
     def bytes_of(self, state: State) -> int:
-        """In blocks of this state."""
+        """Return the bytes in blocks of this state."""
         return int(self.sizes[self.states == state].sum())
 
     @property
     def largest_cached(self) -> int:
-        """The largest cached block, 0 without one."""
         return int(self.sizes[self.states == State.CACHED].max(initial=0))
 
 
@@ -76,7 +73,9 @@ def pack_map(
     max_blocks: int = MAX_BLOCKS,
     max_segments: int = MAX_SEGMENTS,
 ) -> AllocatorMap:
-    """The answer: the largest segments first; beyond `max_blocks` the smallest neighbours are one block."""
+    """Return the answer to GetAllocatorMap with the largest segments first; beyond `max_blocks`, the smallest adjacent
+    blocks are merged.
+    """
     kept = sorted(segments, key=lambda one: (-one.num_bytes, one.address))[:max_segments]
     joined = _joined(kept, max_blocks)
     return AllocatorMap(
@@ -103,7 +102,7 @@ def pack_map(
 
 
 def unpack_map(allocator_map: AllocatorMap) -> list[TorchSegment]:
-    """The segments in the order told. Raises ProtocolError where the columns contradict each other."""
+    """Return the segments in the given order. Raises ProtocolError if the columns contradict each other."""
     addresses, sizes = _column(allocator_map.segment_address, "<u8"), _column(allocator_map.segment_bytes, "<u8")
     streams, pools = _column(allocator_map.segment_stream, "<u8"), _column(allocator_map.segment_pool, "<u1")
     counts = _column(allocator_map.segment_num_blocks, "<u4")
@@ -146,7 +145,7 @@ def unpack_map(allocator_map: AllocatorMap) -> list[TorchSegment]:
 
 
 def _joined(segments: list[TorchSegment], max_blocks: int) -> list[TorchSegment]:
-    """Neighbours up to a size become one, which is doubled until few enough are left: one a segment at the least."""
+    """Merge adjacent blocks up to a size that is doubled until few enough are left (at least one per segment)."""
     size, joined = 1, segments
     largest = max((one.num_bytes for one in segments), default=0)
     while sum(len(one.sizes) for one in joined) > max_blocks and size < largest:

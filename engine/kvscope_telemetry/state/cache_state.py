@@ -1,7 +1,8 @@
-"""The cache of an engine that is not our own: a ledger, the requests with their block tables, and what changed.
+"""The cache of an engine other than our own: a ledger, the requests with their block tables, and pending changes.
 
-Owns the numbers of requests, and of totals. The caller knows its engine, changes the state on one thread, and asks for
-a frame after each step. Must not depend on an engine, a socket or a thread. Docs: docs/guide/your-own-engine.md.
+Owns the numbering of requests, and the totals. The caller adapts its engine: it changes the state on one thread and
+requests a frame after each step. Must not depend on an engine, a socket or a thread. Docs:
+docs/guide/your-own-engine.md.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from kvscope_telemetry.state.frame_builder import MAX_U2, FrameBuilder, pack_bat
 
 @dataclass(slots=True)
 class KnownRequest:
-    """A request that is not finished. Write its figures, then `CacheState.touch` it; tables by `set_table`."""
+    """An unfinished request. After writing its attributes, call `CacheState.touch`; change tables with `set_table`."""
 
     info: RequestInfo
     num_groups: int
@@ -44,10 +45,10 @@ class KnownRequest:
     num_accepted_tokens: int = 0
     waits_for: WaitsFor = WaitsFor.UNTOLD
     tables: list[list[int]] = field(default_factory=list)
-    """Block ids, one list a KV group."""
+    """Block ids, one list per KV group."""
     unchanged: list[int] = field(default_factory=list)
-    """How many entries of each table are as they were told, of how many."""
-    told: list[int] = field(default_factory=list)
+    """Number of leading entries of each table that are unchanged since the last frame."""
+    told: list[int] = field(default_factory=list)  # length of each table in the last frame
 
     def __post_init__(self) -> None:
         self.tables = [[] for _ in range(self.num_groups)]
@@ -55,27 +56,27 @@ class KnownRequest:
 
     @property
     def number(self) -> int:
-        """As the ledger's `owner` has it."""
+        """Number of the request, as in the ledger's `owner`."""
         return self.info.number
 
     @property
     def arrival_ns(self) -> int:
-        """When it came, by `time.monotonic_ns`."""
+        """Arrival time by `time.monotonic_ns`."""
         return self.info.arrival_ns
 
     def set_table(self, blocks: Sequence[int], group: int = 0, start: int = 0) -> None:
-        """From entry `start` on the block table of `group` is `blocks`."""
+        """Replace the entries of the block table of `group` from `start` on with `blocks`."""
         self.tables[group][start:] = blocks
         self.unchanged[group] = min(self.unchanged[group], start)
 
     def set_entry(self, place: int, block: int, group: int = 0) -> None:
-        """One entry is another block."""
+        """Replace one entry of the block table of `group`."""
         self.tables[group][place] = block
         self.unchanged[group] = min(self.unchanged[group], place)
 
 
 class CacheState:
-    """Of the engine that `hello` is about; all blocks free at first, the reserved ones apart."""
+    """State of the engine described by `hello`. All blocks are free at first, except reserved ones."""
 
     def __init__(self, hello: Hello) -> None:
         self.hello = hello
@@ -85,7 +86,7 @@ class CacheState:
         cache.rows_by_tier.write_tiers(self.ledger)
         self.requests: dict[int, KnownRequest] = {}
         self.totals: dict[str, int] = dict.fromkeys(Counters.__struct_fields__, 0)
-        """By the names of `Counters`; those that begin with `num_` are how it is now."""
+        """Values by the names of `Counters`; `num_running` and `num_waiting` are current values, all others totals."""
         self._builder = FrameBuilder(hello.epoch, self.ledger, self._take_changed)
         self._num_groups = max(1, len(hello.cache.groups))
         self._last_number = 0
@@ -105,7 +106,7 @@ class CacheState:
         """Step of the last frame."""
         return self._builder.step
 
-    # What happened.
+    # Changes, to be included in the next frame.
 
     def add_request(
         self,
@@ -118,7 +119,7 @@ class CacheState:
         index: int = 0,
         adapter: str = "",
     ) -> KnownRequest:
-        """A request came. `arrival_ns` is by `time.monotonic_ns`, now unless told otherwise."""
+        """Add a new request. `arrival_ns` is by `time.monotonic_ns`; None: now."""
         self._last_number += 1
         info = RequestInfo(
             number=self._last_number,
@@ -136,24 +137,24 @@ class CacheState:
         return request
 
     def touch(self, request: KnownRequest) -> None:
-        """Its figures or tables changed."""
+        """Include the request in the next frame."""
         self._touched[request.number] = request
 
     def set_earlier_tokens(self, request: KnownRequest, num_outputs: int, time_ns: int) -> None:
-        """Its answer had so many tokens at `time_ns`, when it began to be watched: the next one is timed from there."""
+        """Set the number of output tokens at `time_ns`, when observation began. The next token is timed from there."""
         request.num_output_tokens = num_outputs
         if num_outputs:
             self._builder.last_token_ns[request.number] = time_ns
 
     def tokens_came(self, request: KnownRequest, num_outputs: int, time_ns: int) -> None:
-        """Its answer has so many tokens now: the new ones are counted and timed."""
+        """Set the current number of output tokens, and count and time the new ones."""
         num_new, request.num_output_tokens = num_outputs - request.num_output_tokens, num_outputs
         if num_new > 0:
             self.count(generation_tokens=self._builder.count_tokens([(request, num_new)], time_ns))
             self.touch(request)
 
     def finish(self, request: KnownRequest) -> None:
-        """It ended and holds no block; what its blocks are now is for the caller to say."""
+        """Remove a request that ended and clear its block tables. The caller must update the ledger's rows."""
         request.state = RequestState.FINISHED
         for group in range(self._num_groups):
             request.set_table((), group)
@@ -161,9 +162,9 @@ class CacheState:
         self.touch(request)
 
     def set_blocks(self, ids: npt.ArrayLike, **columns: npt.ArrayLike) -> None:
-        """Write columns of the ledger, by their names, for blocks `ids`, shape (n,); values of shape (n,) or one.
+        """Write columns of the ledger by name for blocks `ids`, shape (n,); values are scalars or have shape (n,).
 
-        Of an id that occurs several times the last stands.
+        If an id occurs several times, the last value wins.
         """
         at = np.asarray(ids, np.uint32)
         if at.size:
@@ -172,34 +173,34 @@ class CacheState:
             self._changed.append(at)
 
     def free_blocks(self, ids: npt.ArrayLike) -> None:
-        """These blocks hold nothing any more."""
+        """Reset the rows of these blocks to free."""
         self.set_blocks(
             ids, state=BlockState.FREE, ref_count=0, filled=0, owner=NO_OWNER, prefix_hits=0, hash=0, parent=0, group=0
         )
 
     def more_hits(self, ids: npt.ArrayLike, added: npt.NDArray[np.bool_] | int = 1) -> npt.NDArray[np.uint32]:
-        """How often prompts found these blocks, `added` more, as far as the ledger counts."""
+        """Return the blocks' `prefix_hits` plus `added`, saturated at the column's maximum."""
         hits = self.ledger.prefix_hits[np.asarray(ids, np.int64)].astype(np.uint32) + np.asarray(added, np.uint32)
         return np.minimum(hits, np.uint32(MAX_U2))
 
     def begin_read(self, ids: npt.ArrayLike, step: int) -> None:
-        """These blocks of a lower tier are loaded: a prompt found them, and they are held meanwhile."""
+        """Mark blocks of a lower tier as being loaded for a prefix hit; they are held meanwhile."""
         refs = self.ledger.ref_count[np.asarray(ids, np.int64)] + 1
         hits = self.more_hits(ids)
         self.set_blocks(ids, state=BlockState.ACTIVE, ref_count=refs, prefix_hits=hits, last_used_step=step)
 
     def end_read(self, ids: npt.ArrayLike, step: int) -> None:
-        """One that held them so does no more."""
+        """Release one reference to blocks that were held by `begin_read`."""
         refs = np.maximum(self.ledger.ref_count[np.asarray(ids, np.int64)] - 1, 0)
         state = np.where(refs > 0, BlockState.ACTIVE, BlockState.CACHED)
         self.set_blocks(ids, state=state, ref_count=refs, last_used_step=step)
 
     def add_moves(self, kind: str, ids: Iterable[int]) -> None:
-        """Blocks moved: `kind` is a field of `Moves`."""
+        """Add blocks to a field of `Moves`, named `kind`."""
         self._moves[kind] += ids
 
     def add_event(self, event: Event) -> None:
-        """Told with the next frame."""
+        """Add an event to the next frame."""
         self._events.append(event)
 
     def count(self, **added: int) -> None:
@@ -207,7 +208,7 @@ class CacheState:
         for name, number in added.items():
             self.totals[name] += number
 
-    # What is told.
+    # Output: frames and snapshots.
 
     def frame(
         self,
@@ -219,8 +220,12 @@ class CacheState:
         num_prefill_tokens: int | None = None,
         timings: Timings | None = None,
     ) -> Frame:
-        """All that changed since the last one. `batch`: how many tokens ran of each request, by number; those that are
-        no decodes are prefill, unless `num_prefill_tokens` says how many."""
+        """Return a frame with all changes since the last one.
+
+        Args:
+            batch: Number of tokens computed per request, by request number.
+            num_prefill_tokens: None: all tokens of the batch that are not decodes.
+        """
         ran = batch or {}
         requests = list(self._touched.values())
         frame = self._builder.frame(
@@ -264,7 +269,6 @@ class CacheState:
         return self._builder.snapshot(self.hello, now_ns, self.counters(), requests, infos, tag=tag)
 
     def counters(self) -> Counters:
-        """As they are now."""
         return Counters(**self.totals)
 
     def _take_changed(self) -> npt.NDArray[np.uint32]:

@@ -1,8 +1,8 @@
-"""Joins many frames into one `Update`: bytes are joined first, and become one numpy array for each column afterwards.
+"""Merges many frames into one `Update`: bytes are concatenated first and then become one numpy array per column.
 
-At 5,000 frames a second numpy is called once a column a batch, never once a frame. Owns the order rules of `Update`,
-and the updates that one thread made and the other has not taken yet (`Pending`). Knows nothing of sockets or the state
-the update is applied to.
+At 5,000 frames per second, numpy is called once per column and batch, never once per frame. Owns the ordering rules of
+`Update`, and the queue of updates between two threads (`Pending`). Must not depend on sockets or on the state that
+updates are applied to.
 
 See docs/internals/decisions/0004-updates-are-joined-on-a-reader-thread.md.
 """
@@ -50,7 +50,7 @@ def coalesce(
     heartbeat: Heartbeat | None = None,
     readings: Sequence[Reading] = (),
 ) -> Update:
-    """One update of checked `frames`, in the order given, all of one epoch and without a hole."""
+    """Return one update of validated `frames`, which must be consecutive and of one epoch."""
     ids, columns = _block_rows(frames)
     return Update(
         snapshot=snapshot,
@@ -79,7 +79,7 @@ def coalesce(
 
 
 def state_after(frames: Sequence[Frame]) -> Update:
-    """What `coalesce` makes of `frames`, of which there are some, as far as a mirror asks it: of the steps the last."""
+    """Return an update with only what a mirror needs from `frames` (not empty): the series has the last step only."""
     ids, columns = _block_rows(frames)
     return Update(
         block_ids=ids,
@@ -93,7 +93,7 @@ def state_after(frames: Sequence[Frame]) -> Update:
 
 
 def merge(updates: Sequence[Update]) -> Update:
-    """One update that does what `updates` do one after another; only the first may hold a snapshot."""
+    """Return one update equivalent to `updates` in order. Only the first may contain a snapshot."""
     if len(updates) == 1:
         return updates[0]
     assert all(u.snapshot is None for u in updates[1:]), "a snapshot begins an update, it never joins one"
@@ -126,7 +126,7 @@ def merge(updates: Sequence[Update]) -> Update:
 
 
 def join_request_rows(rows: Sequence[RequestRows]) -> RequestRows:
-    """The same changes in the same order as one message; a request may occur more than once."""
+    """Return the same changes in the same order as one message; a request may occur more than once."""
     if len(rows) == 1:
         return rows[0]
     return RequestRows(
@@ -147,14 +147,14 @@ def join_request_rows(rows: Sequence[RequestRows]) -> RequestRows:
 
 
 def _joined_counts(columns: Sequence[bytes], rows: Sequence[RequestRows]) -> bytes:
-    """Where one is empty beside others that are not, its numbers are 0."""
+    """Concatenate optional columns. An empty column is filled with zeros unless all are empty."""
     if not any(columns):
         return b""
     return b"".join([column or bytes(len(r.number)) for column, r in zip(columns, rows, strict=True)])
 
 
 def size_of(update: Update) -> int:
-    """How many entries an update holds, the measure by which pending ones are bounded."""
+    """Return the number of entries in an update, by which the queue of pending updates is bounded."""
     request_bytes = sum(len(r.number) + len(r.table_blocks) for r in update.requests)
     num_frames = len(update.series["seq"]) if update.series else 0
     times = len(update.first_token_ns) + len(update.inter_token_ns)
@@ -190,7 +190,7 @@ def _series(frames: Sequence[Frame]) -> Mapping[str, npt.NDArray[np.int64]]:
 
 
 def _series_row(frame: Frame) -> tuple[int, ...]:
-    """One entry of each of `SERIES_FIELDS`."""
+    """Return one value for each of `SERIES_FIELDS`."""
     batch, timings, counters = frame.batch, frame.timings, frame.counters
     return (
         frame.time_ns,
@@ -247,16 +247,16 @@ def _merged_series(
 
 
 MAX_ENTRIES: Final = 2_000_000
-"""Changed blocks, requests, frames and events that wait: some 70 MB, ten seconds at 5,000 frames/s."""
+"""Maximum number of pending changed blocks, requests, frames and events: about 70 MB, ten seconds at 5,000 frames/s."""
 ENTRY_BYTES: Final = 32
-"""Of the wire, that count as an entry where that is more: names and words have no bound of their own."""
+"""Bytes on the wire that count as one entry, if that gives more entries: names and texts have no other bound."""
 
 
 class Pending:
-    """Updates that the reading thread made and nobody took yet: the hand-over between two threads, bounded.
+    """Bounded queue of updates between the reading thread and their consumer.
 
-    Put on one side, taken on the other; both at any time and without waiting. When the taker stays away too long
-    everything is dropped, and a snapshot is needed before state goes on: what is taken is never wrong.
+    Both sides may use it at any time without waiting. If the consumer falls too far behind, everything is dropped, and
+    a snapshot is needed before further changes of state: a returned update is never wrong.
     """
 
     def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
@@ -269,7 +269,7 @@ class Pending:
         self._lock = threading.Lock()
 
     def put(self, update: Update, num_bytes: int = 0) -> None:
-        """Append, of so many bytes on the wire; what lacks the state before it is dropped."""
+        """Append an update of `num_bytes` on the wire. It is dropped if it lacks the state that precedes it."""
         num_entries = max(1 + size_of(update), num_bytes // ENTRY_BYTES)
         with self._lock:
             if update.snapshot is not None:
@@ -284,7 +284,7 @@ class Pending:
                 self._overflowed = True
 
     def take_update(self) -> Update | None:
-        """What waits, merged, up to the next snapshot: that begins the update after."""
+        """Return and remove all updates up to the next snapshot, merged. The snapshot starts the following update."""
         with self._lock:
             ready: list[Update] = []
             while self._updates and not (ready and self._updates[0][0].snapshot is not None):
@@ -294,12 +294,12 @@ class Pending:
         return merge(ready) if ready else None
 
     def discard(self) -> None:
-        """Drop what waits: the state it follows is lost. Only a snapshot makes a new beginning."""
+        """Drop all updates because the state they follow is lost. Only a snapshot is accepted next."""
         with self._lock:
             self._discard()
 
     def take_overflow(self) -> bool:
-        """Whether a snapshot has to be asked for because of an overflow; says so once."""
+        """Return whether an overflow requires a snapshot to be requested. Returns True once per overflow."""
         with self._lock:
             overflowed, self._overflowed = self._overflowed, False
             return overflowed

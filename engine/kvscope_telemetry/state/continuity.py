@@ -1,8 +1,7 @@
-"""Where in an engine's life a state is, and which frames and snapshots go on from it: the one rule of epochs and
-sequence numbers.
+"""The rule of epochs and sequence numbers: which frames and snapshots can follow a state.
 
-A frame goes on when it is the very next, a snapshot when it is newer. After a hole nothing does until a snapshot. Who
-waits, asks or gives up is for its users. Knows no mirror.
+A frame follows if it is the next one, a snapshot if it is newer. After a gap, only a snapshot follows. Waiting for and
+requesting snapshots is left to the users of this module. Must not depend on the mirror.
 """
 
 from __future__ import annotations
@@ -11,65 +10,64 @@ from kvscope_telemetry.messages.telemetry import DeltaCheckpoint, Frame, Snapsho
 
 
 class StatePlace:
-    """Before the first snapshot there is no epoch, and no frame is the next."""
+    """Epoch and sequence number of a state. Before the first snapshot there is no epoch, and no frame follows."""
 
     def __init__(self) -> None:
         self.epoch: int | None = None
         self.seq = 0
 
     def copy(self) -> StatePlace:
-        """The same place, to go on from by itself."""
         other = StatePlace()
         other.epoch, other.seq = self.epoch, self.seq
         return other
 
     def has(self, frame: Frame) -> bool:
-        """Whether the state knows of `frame` already."""
+        """Return whether the state already includes `frame`."""
         return frame.epoch == self.epoch and frame.seq <= self.seq
 
     def is_before(self, frame: Frame) -> bool:
-        """Whether `frame` is the very next."""
+        """Return whether `frame` directly follows the state."""
         follows = frame.since_seq if isinstance(frame, DeltaCheckpoint) else frame.seq - 1
         return frame.epoch == self.epoch and follows == self.seq
 
     def is_newer(self, snapshot: Snapshot) -> bool:
-        """Whether `snapshot` is of another epoch, or of later in this one."""
+        """Return whether `snapshot` is of another epoch, or later in this one."""
         return snapshot.hello.epoch != self.epoch or snapshot.seq > self.seq
 
     def go_to(self, snapshot: Snapshot) -> None:
-        """The state is that of `snapshot`."""
+        """Set the position to that of `snapshot`."""
         self.epoch, self.seq = snapshot.hello.epoch, snapshot.seq
 
     def advance(self, frame: Frame) -> None:
-        """The state follows `frame`, which was the next."""
+        """Set the position to that of `frame`, which must directly follow it."""
         assert self.is_before(frame), f"frame {frame.seq} does not follow {self.seq}"
         self.seq = frame.seq
 
 
 class Continuity:
-    """Ask `takes` of every frame and snapshot in order; True: the state follows it."""
+    """Decides for a sequence of frames and snapshots which of them are to be applied: call `takes` for each, in
+    order.
+    """
 
     def __init__(self) -> None:
         self._place = StatePlace()
         self.is_lost = True
-        """Whether the state is not known: no snapshot came yet, or frames are missing since."""
+        """Whether the state is unknown: there was no snapshot yet, or frames are missing since."""
 
     @property
     def epoch(self) -> int | None:
-        """Of the engine that is followed, None before the first snapshot."""
         return self._place.epoch
 
     @property
     def seq(self) -> int:
-        """The last frame that the state knows of."""
         return self._place.seq
 
     def lose(self) -> None:
-        """What was taken did not fit after all."""
+        """Mark the state as unknown because an accepted message could not be applied."""
         self.is_lost = True
 
     def takes(self, message: Frame | Snapshot) -> bool:
-        """Whether the state goes on with `message`."""
+        """Return whether `message` is to be applied, and advance the position if so."""
         return self._takes_frame(message) if isinstance(message, Frame) else self._takes_snapshot(message)
 
     def _takes_snapshot(self, snapshot: Snapshot) -> bool:

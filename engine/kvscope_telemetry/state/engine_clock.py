@@ -1,7 +1,7 @@
-"""Tells times that can be an engine's from times that cannot: its clock may be wrong, but it does not jump.
+"""Plausibility check of an engine's times: its clock may be wrong, but it does not jump.
 
-Every time is compared with that of the snapshot (or of the first message on a connection) and with how long ago that
-was heard by our own clock. Knows no sockets; `now_ns` is given, monotonic.
+Every time is compared with that of the snapshot (or of the first message on a connection) plus the time since then on
+our clock. Must not depend on sockets; `now_ns` is passed in, monotonic.
 """
 
 from __future__ import annotations
@@ -9,26 +9,28 @@ from __future__ import annotations
 from typing import Final
 
 MAX_JUMP_NS: Final = 86_400_000_000_000
-"""A day: a machine that slept, or a queue of messages, explains less."""
+"""One day: more than a sleep of the machine or a message queue can explain."""
 
 
 class EngineClock:
-    """Follows the clock of one engine start."""
+    """Follows the clock of one epoch."""
 
     def __init__(self) -> None:
         self._epoch: int | None = None
         self._time_ns = self._heard_ns = 0
 
     def start(self, epoch: int, time_ns: int, now_ns: int) -> None:
-        """The engine's clock reads `time_ns` now."""
+        """Record that the engine's clock reads `time_ns` now."""
         self._epoch, self._time_ns, self._heard_ns = epoch, time_ns, now_ns
 
     def forget(self) -> None:
-        """Accept any time next: a connection came back, and a machine may have slept in between."""
+        """Accept any time next, because the machine may have slept before the connection came back."""
         self._epoch = None
 
     def accepts(self, epoch: int, time_ns: int, now_ns: int) -> bool:
-        """Whether the engine's clock can read `time_ns` now; True for another engine start, which is not followed."""
+        """Return whether the engine's clock can read `time_ns` now. Times of another epoch are always accepted and not
+        followed.
+        """
         if self._epoch is None:
             self.start(epoch, time_ns, now_ns)
         expected_ns = self._time_ns + now_ns - self._heard_ns

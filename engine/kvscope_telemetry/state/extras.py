@@ -1,5 +1,7 @@
-"""Messages that come beside frames in one pass: device samples, memory, progress, heartbeat. The newest of each wins;
-samples and readings are all kept. Knows no state and no sequence: these may be shown at any time.
+"""Messages other than frames that arrived in one pass: device samples, memory, progress, heartbeat, readings.
+
+All samples and readings are kept, and the newest of each other kind. Independent of the state and of sequence numbers:
+these messages are valid at any time.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from kvscope_telemetry.state.coalesce import coalesce
 
 @dataclass(slots=True)
 class Extras:
-    """Collected by the reading thread, made into an update once a pass."""
+    """Messages collected by the reading thread, which converts them to one update per pass."""
 
     samples: list[DeviceSample] = field(default_factory=list)
     devices: list[Devices] = field(default_factory=list)
@@ -25,12 +27,10 @@ class Extras:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing came."""
         parts = (self.samples, self.devices, self.memory, self.progress, self.heartbeat, self.readings)
         return not any(parts)
 
     def update(self) -> Update:
-        """All of it."""
         return coalesce(
             (),
             samples=self.samples,

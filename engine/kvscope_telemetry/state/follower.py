@@ -1,6 +1,6 @@
-"""A mirror that follows messages in their order, and knows when it no longer can.
+"""A mirror that is fed single messages in order and detects missing frames.
 
-Owns the mirror; frames are applied in batches, as that costs least. Knows no files.
+Owns the mirror. Frames are applied in batches, which costs the least. Must not depend on files.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ MAX_PENDING: Final = 256
 
 
 class Follower:
-    """Feed it every message in order; `mirror` is up to date after `settle`.
+    """Applies snapshots and frames to a mirror, which is up to date after `settle`.
 
-    Where frames are missing it stays as it is until the next snapshot.
+    If frames are missing, the mirror does not change until the next snapshot.
     """
 
     def __init__(self) -> None:
@@ -29,11 +29,11 @@ class Follower:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the state is not known: no snapshot came yet, or frames are missing since."""
+        """Whether the state is unknown: there was no snapshot yet, or frames are missing since."""
         return self._continuity.is_lost
 
     def feed(self, message: TelemetryMessage) -> None:
-        """The next message; all but snapshots and frames change nothing."""
+        """Process the next message. All but snapshots and frames are ignored."""
         if isinstance(message, Snapshot):
             self._reset(message)
         elif isinstance(message, Frame) and self._continuity.takes(message):
@@ -42,7 +42,7 @@ class Follower:
                 self.settle()
 
     def settle(self) -> None:
-        """Bring the mirror up to date."""
+        """Apply all pending frames to the mirror."""
         pending, self._pending = self._pending, []
         if pending:
             try:

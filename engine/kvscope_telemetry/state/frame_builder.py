@@ -1,7 +1,7 @@
 """Builds frames and snapshots from an engine's state; no other module does.
 
-Owns the sequence numbers of an epoch, the arrival time of each request's newest token, and the packing of requests. It
-reads the ledger and the requests and writes neither. `CacheState` and our engine's `StepRecorder` say what changed.
+Owns the sequence numbers of an epoch, the time of each request's newest token, and the packing of requests. It reads
+the ledger and the requests without modifying them; `CacheState` and our engine's `StepRecorder` pass in what changed.
 Must not depend on an engine, a socket or a thread.
 
 See docs/internals/decisions/0027-one-builder-of-frames.md.
@@ -40,7 +40,7 @@ MAX_U2: Final = (1 << 16) - 1
 
 
 class RequestFacts(Protocol):
-    """What frames report of a request."""
+    """The values of a request that frames report."""
 
     @property
     def number(self) -> int: ...
@@ -74,10 +74,12 @@ _columns_of: Final = attrgetter(
 
 
 class FrameBuilder:
-    """Frames and snapshots of one epoch.
+    """Builds the frames and snapshots of one epoch.
 
-    `take_changed` returns the ids of the ledger's rows that changed since its last call; `publish` receives each frame
-    and must not block. Latencies leave out the stops of `running_time`.
+    Args:
+        take_changed: Returns the ids of the ledger's rows that changed since its last call.
+        publish: Receives each frame. Must not block.
+        running_time: Pauses and suspensions, which latencies exclude.
     """
 
     def __init__(
@@ -94,18 +96,22 @@ class FrameBuilder:
         self.step = 0
         """Step of the last frame."""
         self.last_token_ns: dict[int, int] = {}
-        """When each unfinished request got its newest token, by number."""
+        """Time of the newest token of each unfinished request, by request number."""
         self._epoch = epoch
         self._ledger = ledger
         self._take_changed = take_changed
         self._publish = publish
-        self._running_time = RunningTime() if running_time is None else running_time  # without stops it is falsy
+        self._running_time = (
+            RunningTime() if running_time is None else running_time
+        )  # not `or`: without stops it is falsy
         self._first_token_ns: list[int] = []
         self._inter_token_ns: list[int] = []
 
     def count_tokens(self, new_tokens: Iterable[tuple[RequestFacts, int]], time_ns: int) -> int:
-        """Note how many tokens requests got at `time_ns`, and return the sum. Tokens of a request that come together
-        share the time since the one before."""
+        """Record the numbers of tokens that requests received at `time_ns`, and return their sum.
+
+        If a request receives several tokens at once, the time since its previous token is divided equally among them.
+        """
         latest, running_ns = self.last_token_ns, self._running_time.running_ns
         num_before = len(self._first_token_ns) + len(self._inter_token_ns)
         for request, num_tokens in new_tokens:
@@ -136,11 +142,12 @@ class FrameBuilder:
         moves: Moves,
         work: Work = NO_WORK,
     ) -> Frame:
-        """Publish and return the next frame: all rows and tokens since the last one, and these changed `requests`.
+        """Publish and return the next frame, with all changed rows and new tokens since the last frame.
 
         Args:
-            tables: By number of each request whose block tables changed, how many first entries of each did not.
-            groups: By number and KV group the same of one table.
+            requests: Changed requests.
+            tables: For each request whose block tables changed, by number, the length of each unchanged prefix.
+            groups: The same for single tables, by request number and KV group.
         """
         self.seq += 1
         self.step = step
@@ -179,9 +186,9 @@ class FrameBuilder:
         *,
         tag: int = 0,
     ) -> Snapshot:
-        """Return the whole state after the last frame; nothing may have changed since.
+        """Return the complete state after the last frame. Nothing may have changed since.
 
-        `requests`, and `infos` in the same order, are those of the unfinished requests.
+        `requests` and `infos` are the unfinished requests, in the same order.
         """
         tables = {(each.number, group): 0 for each in requests for group, table in enumerate(each.tables) if table}
         return Snapshot(
@@ -201,7 +208,9 @@ class FrameBuilder:
 def pack_batch(
     numbers: Sequence[int], num_tokens: Sequence[int], *, num_decode_tokens: int, num_prefill_tokens: int | None = None
 ) -> Batch:
-    """Which requests ran with how many tokens; those that are no decodes are prefill, unless that is known."""
+    """Pack the requests of a step with their numbers of tokens. By default, all tokens that are not decodes are
+    prefill.
+    """
     return Batch(
         number=pack_u4(numbers),
         num_tokens=pack_u4(num_tokens),
@@ -213,7 +222,7 @@ def pack_batch(
 def _pack_requests(
     requests: Sequence[RequestFacts], tables: Mapping[int, int], groups: Mapping[tuple[int, int], int]
 ) -> RequestRows:
-    """One row per request, and one more for each other KV group whose block table changed."""
+    """Pack one row per request, and one more for each further KV group whose block table changed."""
     rows: list[RequestFacts] = []
     starts: list[int] = []
     tails: list[Sequence[int]] = []

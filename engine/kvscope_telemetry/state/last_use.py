@@ -1,8 +1,8 @@
-"""Step in which each block was last used: written, found by a prompt, released, or read by attention.
+"""Step in which each block was last used: written, hit by a prompt, released, or read by attention.
 
-The ledger tells all but reads: a step reads every block of the requests that it runs, and telling that would change
-their rows in each frame. Here reads follow from block tables: a step writes to the last block of each request that it
-runs, so the newest write to any block of a running request is when all of them were last read.
+The ledger reports all of these but reads: a step reads every block of the requests it runs, so publishing reads would
+change all these rows in each frame. They are derived from block tables instead: a step writes to the last block of each
+request it runs, so the newest write to any block of a running request is also the last read of all its blocks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def last_used_steps(mirror: Mirror) -> npt.NDArray[np.uint32]:
 
 
 def last_used_step(mirror: Mirror, block: int, holders: Iterable[int]) -> int:
-    """Return the same of one row, given the numbers of the requests that hold it."""
+    """Return the step of the last use of one row, given the numbers of the requests that hold it."""
     requests, steps = mirror.requests, mirror.ledger.last_used_step
     rows = [row for number in holders if (row := requests.row_of(number)) is not None]
     tables = [_active_tables(mirror, row) for row in rows if requests.state[row] == RequestState.RUNNING]
@@ -37,7 +37,7 @@ def last_used_step(mirror: Mirror, block: int, holders: Iterable[int]) -> int:
 
 
 def _active_tables(mirror: Mirror, row: int) -> npt.NDArray[np.int32]:
-    """Return the blocks of a request's tables that it holds in the pool, all KV groups together."""
+    """Return the active pool blocks in a request's block tables, all KV groups concatenated."""
     requests = mirror.requests
     tables = np.concatenate([requests.held(row, group) for group in requests.groups])
     tables = tables[tables >= requests.num_reserved]

@@ -1,8 +1,8 @@
-"""The mirror: an engine's state rebuilt from snapshots and frames.
+"""The mirror: a copy of an engine's state, rebuilt from snapshots and frames.
 
-Owns the ledger's copy, the requests and the counts that follow from them; costs O(changed) an update. Knows
-neither where updates come from nor who draws them. It is never left half-changed: an update that does not
-fit is refused whole, and the source then asks for a snapshot.
+Owns the copy of the ledger, the requests, and the counts derived from them. An update costs O(changed rows). Must not
+depend on where updates come from or on views. Updates are atomic: one that does not fit the state is rejected
+completely, and the source then requests a snapshot.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from kvscope_telemetry.state.whole_blocks import COUNTS_SHAPE, WholeBlocks, chec
 
 _STATE_PLACES: Final = {state: place for place, state in enumerate(BlockState)}
 _TIER_PLACES: Final = {tier: place for place, tier in enumerate(Tier)}
-"""Where each is counted: the unknown ones come last, whatever their value."""
+"""Index of each tier in the counts, as `_STATE_PLACES` for states: unknown ones come last, whatever their value."""
 
 
 class Mirror:
-    """State of one engine. Without a hello (before the first snapshot) there are no blocks.
+    """State of one engine. Before the first snapshot, `hello` is None and there are no blocks.
 
-    Not thread-safe: the thread that applies is the thread that reads.
+    Not thread-safe: updates and reads must happen on one thread.
     """
 
     def __init__(self, *, max_finished: int = MAX_FINISHED) -> None:
@@ -40,80 +40,80 @@ class Mirror:
         self.seq = 0
         self.step = 0
         self.time_ns = 0
-        """Of the newest frame, engine's monotonic clock."""
+        """Time of the newest frame on the engine's monotonic clock."""
         self.ledger = Ledger(0)
         self.requests = RequestMirror(max_finished)
         self.counters = Counters()
         self.pinned: frozenset[int] = frozenset()
-        """Blocks that are not evicted, as the newest heartbeat says."""
+        """Ids of the blocks that are protected from eviction, from the newest heartbeat."""
         self.pinned_by = ""
-        """Names of those who pinned them."""
+        """Names of the users who pinned them."""
         self.limits = (0, 0)
-        """`max_num_seqs` and `max_num_batched_tokens` as the newest heartbeat says; 0: nobody said."""
+        """`max_num_seqs` and `max_num_batched_tokens` from the newest heartbeat; 0: unknown."""
         self.used_share = -1.0
-        """Of the pool's blocks, 0 to 1, as the newest reading says; -1: no reading said."""
+        """Used share of the pool's blocks, 0 to 1, from the newest reading; -1: no reading has it."""
         self.figures: tuple[MetricFigure, ...] = ()
-        """As the newest reading has them."""
+        """Metrics from the newest reading."""
         self.stops = RunningTime()
-        """When the engine stood still, by its own clock."""
+        """Pauses and suspensions of the engine, on its clock."""
         self.last_hashes: dict[int, int] = {}
-        """Hash of the last cached block that a request held when it ended, by its number, for the newest that ended."""
+        """Hash of the last cached block that a request held when it ended, by request number, for the newest ended
+        requests.
+        """
         self.version = 0
-        """Grows with each change."""
+        """Incremented by each change."""
         self._num_by_state = np.zeros(COUNTS_SHAPE, np.int64)
         self._order = np.empty(0, np.int32)  # scratch of _last_rows, shape (num_rows,)
 
     @property
     def epoch(self) -> int | None:
-        """Of the engine start that is mirrored, None before the first snapshot."""
         return None if self.hello is None else self.hello.epoch
 
     @property
     def capabilities(self) -> Capabilities:
-        """What its hello says that it can tell and be asked for; our own engine's before the first snapshot."""
+        """Capabilities from the hello; those of our own engine before the first snapshot."""
         return OWN_ENGINE if self.hello is None else self.hello.capabilities
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the pool, with memory behind them or without, 0 before the first snapshot."""
+        """Number of blocks in the pool, with or without physical memory; 0 before the first snapshot."""
         return 0 if self.hello is None else self.hello.cache.num_blocks
 
     @property
     def num_rows(self) -> int:
-        """Rows of the ledger: the pool's blocks, then the places of the lower tiers, those last that only a later
-        version speaks of."""
+        """Number of rows of the ledger: the pool's blocks, those of the lower tiers, and tiers of a later version
+        last.
+        """
         return self.ledger.num_blocks
 
     @property
     def num_free(self) -> int:
-        """Blocks of the pool that hold nothing."""
         return self.count(BlockState.FREE)
 
     @property
     def num_room(self) -> int:
-        """Blocks that there is memory for and nobody holds or caches: free ones, and where not every row has memory
-        those whose memory is behind no row yet, too."""
+        """Number of blocks available without eviction: free blocks, or, if there are fewer physical blocks than rows
+        (allocator `virtual`), the physical blocks that are neither active nor cached.
+        """
         physical = 0 if self.hello is None else self.hello.cache.num_physical_blocks
         return max(0, physical - self.num_active - self.num_cached) if physical else self.num_free
 
     @property
     def num_active(self) -> int:
-        """Blocks of the pool that a request holds."""
         return self.count(BlockState.ACTIVE)
 
     @property
     def num_cached(self) -> int:
-        """Blocks of the pool that nobody holds and a later prompt may reuse."""
+        """Number of blocks in the pool that no request holds and a later prompt may reuse."""
         return self.count(BlockState.CACHED)
 
     def count(self, state: BlockState, tier: Tier = Tier.HBM) -> int:
-        """Blocks in `state` whose bytes are in `tier`."""
         return int(self._num_by_state[_TIER_PLACES[tier], _STATE_PLACES[state]])
 
     def apply(self, update: Update) -> None:
-        """Bring the mirror to the state after `update`. Raises ProtocolError and stays as it was.
+        """Advance the mirror to the state after `update`. Raises ProtocolError and leaves the state unchanged.
 
-        (The snapshot inside an update is whole in itself: it is taken even when what follows is refused.)
+        The snapshot of an update is applied even if the rest of the update is then rejected.
         """
         if update.snapshot is not None:
             self.reset(update.snapshot, update.blocks)
@@ -137,7 +137,9 @@ class Mirror:
         self.version += 1
 
     def _note_last_hashes(self, rows: RequestRows) -> None:
-        """Note what the requests that end with this change hold: their block tables are empty afterwards."""
+        """Record the last hash of each request that ends with this change, because its block tables are empty
+        afterwards.
+        """
         has_ended = np.frombuffer(rows.state, "u1") == RequestState.FINISHED
         for number in np.frombuffer(rows.number, "<u4")[has_ended].tolist() if has_ended.any() else ():
             hashes = self.ledger.hash[self.requests.blocks(number)]
@@ -152,7 +154,9 @@ class Mirror:
         self.limits = (beat.max_num_seqs, beat.max_num_batched_tokens)
 
     def reset(self, snapshot: Snapshot, blocks: WholeBlocks | None = None) -> None:
-        """Become the state of `snapshot`, whose `blocks` may be ready. Raises ProtocolError and stays as it was."""
+        """Replace the state with `snapshot`, using `blocks` if it was prepared. Raises ProtocolError and leaves the
+        state unchanged.
+        """
         _check_table_blocks(snapshot.requests, len(snapshot.blocks.state))
         if blocks is None or blocks.snapshot is not snapshot:
             blocks = WholeBlocks(snapshot)
@@ -171,7 +175,7 @@ class Mirror:
         self.version += 1
 
     def _checked(self, update: Update) -> RequestRows:
-        """The changes of requests, joined; raises when the update does not fit this state."""
+        """Return the merged changes of requests. Raises ProtocolError if the update does not fit this state."""
         if self.hello is None:
             if update.series or update.block_ids.size or update.new_requests or update.requests:
                 raise ProtocolError("frames came before the first snapshot")
@@ -189,7 +193,7 @@ class Mirror:
         if not ids.size:
             return
         last = self._last_rows(ids)
-        at = ids[last].astype(np.intp)  # numpy would make it anew for each column
+        at = ids[last].astype(np.intp)  # otherwise, numpy would convert it again for each column
         before = self._counts(at)
         for name in COLUMNS:
             getattr(self.ledger, name)[at] = columns[name][last]
@@ -199,14 +203,14 @@ class Mirror:
         return count_kinds(self.ledger.tier[at], self.ledger.state[at])
 
     def _last_rows(self, ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.intp]:
-        """Places of the rows that are the last of their block, ascending: the later row wins."""
+        """Return the ascending positions in `ids` of the last entry of each block: later entries win."""
         at, order = ids.astype(np.intp), np.arange(len(ids), dtype=np.int32)
         self._order[at] = order
         last: npt.NDArray[np.intp] = (self._order[at] == order).nonzero()[0]
         return last
 
     def _take_over(self, blocks: WholeBlocks) -> None:
-        """In place when the pool has the same size, so that views of the columns stay true."""
+        """Write in place if the number of rows is unchanged, so that views of the columns remain valid."""
         if blocks.num_rows == self.num_rows:
             blocks.write_to(self.ledger)
         else:

@@ -1,11 +1,12 @@
-"""What each slot of the KV pool is used for, and how scattered the free ones are, read from a mirror. No Qt.
+"""Use of the KV pool's token slots, and the fragmentation of free ones, computed from a mirror. No Qt.
 
-The parts are those of PagedAttention's Figure 2 (Kwon et al. 2023, arXiv 2309.06180): slots that hold a token, slots
-reserved for tokens that will come, slots held for nothing, and free ones. What a request may yet write is known from
-its limit of tokens; beyond it lies waste. Without reservations every empty slot of a last block counts as waste.
+The categories are those of PagedAttention's Figure 2 (Kwon et al. 2023, arXiv 2309.06180): slots that hold a token,
+slots reserved for future tokens, wasted slots, and free ones. The token limit of a request determines how many of its
+slots may still be filled; those beyond it are wasted. Without reservations, every empty slot of a last block counts as
+wasted.
 
-Under `virtual` a request holds its pages, so slots are those of memory and not of the rows, which are address space.
-O(blocks).
+Under `virtual` a request holds its pages, so slots are those of physical memory, not of the rows, which are address
+space. O(blocks).
 """
 
 from __future__ import annotations
@@ -25,49 +26,47 @@ from kvscope_telemetry.state.mirror import Mirror
 
 VIRTUAL: Final = "virtual"
 RESERVING: Final = frozenset({"contiguous", "buddy", "oracle"})
-"""Allocators under which a request holds blocks that are not in its table yet."""
+"""Allocators under which a request holds blocks that are not in its block table yet."""
 _PIECE: Final = 1 << 16
-"""Blocks."""
+"""Number of blocks per piece."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolUse:
-    """Counts of slots, apart from each other; together they are all slots that there is memory for."""
+    """Disjoint counts of token slots, which add up to all slots with physical memory."""
 
     num_used: int = 0
-    """Hold a token of a request; shared ones count once."""
+    """Slots that hold a token of a request; shared ones count once."""
     num_reserved: int = 0
-    """Empty, and set aside for tokens of their request that may come."""
+    """Empty slots reserved for future tokens of their request."""
     num_wasted: int = 0
-    """Empty, held, and never to be used by anyone else meanwhile."""
+    """Empty slots that are held and that nothing else can use meanwhile."""
     num_cached: int = 0
     num_free: int = 0
     largest_free_run: int = 0
-    """Slots of the most free blocks in a row; all of them where any piece of memory will do (`virtual`)."""
+    """Slots in the longest run of contiguous free blocks; all free slots if contiguity is irrelevant (`virtual`)."""
 
     @property
     def num_held(self) -> int:
-        """Slots that requests hold."""
         return self.num_used + self.num_reserved + self.num_wasted
 
     @property
     def num_slots(self) -> int:
-        """All of them."""
         return self.num_held + self.num_cached + self.num_free
 
     @property
     def internal_fragmentation(self) -> float | None:
-        """Wasted slots of those held; None when none is."""
+        """Wasted share of the held slots; None if none are held."""
         return self.num_wasted / self.num_held if self.num_held else None
 
     @property
     def external_fragmentation(self) -> float | None:
-        """1 - largest free run / free; None when nothing is free."""
+        """1 - largest free run / free; None if nothing is free."""
         return 1 - self.largest_free_run / self.num_free if self.num_free else None
 
 
 def pool_use(mirror: Mirror) -> PoolUse:
-    """Of the pool alone: lower tiers are left out."""
+    """Return the use of the pool, without lower tiers."""
     if mirror.hello is None:
         return PoolUse()
     ledger, pool, size = mirror.ledger, slice(mirror.num_blocks), mirror.hello.cache.block_size
@@ -89,7 +88,7 @@ def pool_use(mirror: Mirror) -> PoolUse:
 
 
 def _slots_of(mirror: Mirror, chosen: npt.NDArray[np.bool_]) -> int:
-    """That the chosen blocks of the pool have; those of a KV group may have more than another's."""
+    """Return the number of slots in the chosen blocks of the pool. Block sizes may differ among KV groups."""
     assert mirror.hello is not None, "it has a ledger"
     sizes = mirror.hello.cache.block_sizes
     if len(set(sizes)) == 1:
@@ -99,14 +98,16 @@ def _slots_of(mirror: Mirror, chosen: npt.NDArray[np.bool_]) -> int:
 
 
 def _sum_of_active(filled: npt.NDArray[np.uint16], state: npt.NDArray[np.uint8]) -> int:
-    """A piece at a time: what is made of all of them would be new memory from the system, each time."""
+    """Sum in pieces: temporary arrays for all blocks would need new memory from the system each time."""
     starts = range(0, filled.size, _PIECE)
     pieces = ((filled[at : at + _PIECE], state[at : at + _PIECE] == BlockState.ACTIVE) for at in starts)
     return sum(int((some * active).sum(dtype=np.int64)) for some, active in pieces)  # a mask costs ten times as much
 
 
 def _of_pages(mirror: Mirror, hello: Hello, used: int) -> PoolUse:
-    """Requests hold whole pages; the others can be mapped anywhere, so they are one piece."""
+    """Return the use under `virtual`: requests hold whole pages, and free pages are one run because they can be mapped
+    anywhere.
+    """
     cache, by_page = hello.cache, _blocks_by_page(hello)
     blocks = mirror.requests.num_blocks[mirror.requests.num_blocks > 0].astype(np.int64)
     pages = -(-blocks * by_page.denominator // by_page.numerator)
@@ -117,7 +118,7 @@ def _of_pages(mirror: Mirror, hello: Hello, used: int) -> PoolUse:
 
 
 def _blocks_by_page(hello: Hello) -> Fraction:
-    """Blocks that one page in the tensor of each layer backs, or as many pages as one block takes; at least one."""
+    """Return the number of blocks backed by the smallest number of pages (one per layer's tensor) that hold a block."""
     if not hello.model.num_layers or not hello.cache.block_bytes:
         return Fraction(1)
     in_layer = Fraction(hello.cache.block_bytes, hello.model.num_layers)
@@ -126,7 +127,9 @@ def _blocks_by_page(hello: Hello) -> Fraction:
 
 
 def _beyond_limits(mirror: Mirror, active: npt.NDArray[np.bool_], block_size: int) -> int:
-    """Slots of runs where no token of their request will come; a request's run is the rows it owns."""
+    """Return the held slots beyond the token limits of their requests. A request's run is the contiguous rows that it
+    owns.
+    """
     owner, requests = mirror.ledger.owner[: mirror.num_blocks], mirror.requests
     starts = np.flatnonzero(np.diff(np.where(active, owner, -2), prepend=-3))
     is_held = active[starts]
@@ -143,7 +146,7 @@ def _beyond_limits(mirror: Mirror, active: npt.NDArray[np.bool_], block_size: in
 
 
 def _longest_run(mask: npt.NDArray[np.bool_]) -> int:
-    """The most True in a row."""
+    """Return the length of the longest run of True."""
     if not mask.size:
         return 0
     edges = (mask[1:] != mask[:-1]).nonzero()[0] + 1

@@ -1,8 +1,8 @@
-"""The requests of a mirror: one numpy array a column, one row a request, rows in order of request number.
+"""The requests of a mirror: one numpy array per column, one row per request, in order of request number.
 
-Owns the columns and how many ended requests are kept; their block tables lie in a `BlockTableBuffer`. Applies changes
-by fancy indexing, however many there are; Python loops only over requests that are new. Knows nothing of blocks but
-their ids.
+Owns the columns and the limit on retained finished requests; their block tables are stored in a `BlockTableBuffer`.
+Applies any number of changes by fancy indexing; Python loops only over new requests. Blocks are known by their ids
+only.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ Ints = npt.NDArray[np.int64]
 _LEAST_ROOM: Final = 8
 _FIRST_ENTRIES: Final = 1024
 MAX_FINISHED: Final = 10_000
-"""Ended requests that are kept, the newest."""
+"""Maximum number of finished requests retained; the oldest are dropped."""
 
 REQUEST_COLUMNS: Final[dict[str, np.dtype[np.generic]]] = {
     "number": np.dtype(np.int64),  # ascending: the row order
     "state": np.dtype(np.uint8),  # RequestState
     "priority": np.dtype(np.int32),
-    "index": np.dtype(np.int32),  # which of the n completions of a prompt
-    "client": np.dtype(np.int64),  # which client sent it, 0 unknown
+    "index": np.dtype(np.int32),  # index among the n completions of a prompt
+    "client": np.dtype(np.int64),  # number of the client that sent it, 0: unknown
     "arrival_ns": np.dtype(np.int64),  # engine's monotonic clock
-    "first_seen_ns": np.dtype(np.int64),  # engine's clock at the newest frame of the update that brought it
+    "first_seen_ns": np.dtype(np.int64),  # newest frame's time in the update that added it
     "finished_ns": np.dtype(np.int64),  # the same for its end, -1 before
     "num_prompt_tokens": np.dtype(np.int64),
     "max_tokens": np.dtype(np.int64),
@@ -42,25 +42,25 @@ REQUEST_COLUMNS: Final[dict[str, np.dtype[np.generic]]] = {
     "num_cached_tokens": np.dtype(np.int64),
     "num_output_tokens": np.dtype(np.int64),
     "num_preemptions": np.dtype(np.int32),
-    "num_draft_tokens": np.dtype(np.int64),  # guessed ahead and checked
-    "num_accepted_tokens": np.dtype(np.int64),  # those of them that were right
+    "num_draft_tokens": np.dtype(np.int64),  # speculative tokens verified
+    "num_accepted_tokens": np.dtype(np.int64),  # speculative tokens accepted
     "num_blocks": np.dtype(np.int32),  # length of the block table
     "waits_for": np.dtype(np.uint8),  # WaitsFor
 }
 _TOLD_COLUMNS: Final = ("number", "priority", "index", "client", "arrival_ns", "num_prompt_tokens", "max_tokens")
 _TOLD: Final = attrgetter(*_TOLD_COLUMNS)
-"""What is told once of a request, when it is new."""
+"""Returns the values of a `RequestInfo`, which are sent once, when a request is new."""
 _FIRST_CAPACITY: Final = 64
 _SEARCHED: Final = 2_000
-"""Requests, the newest, in which an id is looked for."""
+"""Number of the newest requests that a search by request id covers."""
 MAX_GROUP: Final = 255
-"""As the ledger counts them in a byte."""
+"""Largest index of a KV group: the ledger stores it in a byte."""
 _ROW_TYPES: Final = {
     name: packing.dtype
     for name, kind in get_type_hints(RequestRows, include_extras=True).items()
     if name != "table_group" and (packing := packing_of(kind)) is not None and packing.is_row
 }
-"""Columns with a number a row."""
+"""Columns of `RequestRows` with one number per row."""
 
 
 def _length_name(group: int) -> str:
@@ -68,9 +68,9 @@ def _length_name(group: int) -> str:
 
 
 class RequestMirror:
-    """All requests the engine told of. Attributes are the columns, each shape `(len(self),)`.
+    """All requests that the engine reported. Attributes are the columns, each of shape `(len(self),)`.
 
-    The arrays are views: take them anew after each update. `layout` grows whenever rows moved or went.
+    The arrays are views: read them again after each update. `layout` is incremented when rows are moved or removed.
     """
 
     number: npt.NDArray[np.int64]
@@ -95,48 +95,55 @@ class RequestMirror:
     def __init__(self, max_finished: int = MAX_FINISHED) -> None:
         self.max_finished = max_finished
         self.num_reserved = 0
-        """Entries of block tables below it stand for no block (`CacheInfo.num_reserved_blocks`)."""
+        """Entries of block tables below this are placeholders without a block (`CacheInfo.num_reserved_blocks`)."""
         self.group_of_states = -1
-        """The KV group whose tables have recurrent states and no blocks (`CacheInfo.group_of_states`)."""
+        """Index of the KV group whose tables contain recurrent states instead of blocks
+        (`CacheInfo.group_of_states`).
+        """
         self.layout = 0
         self.request_ids: list[str] = []
         self.adapters: list[str] = []
-        """LoRA adapters by name, one a row; empty: none."""
+        """Name of the LoRA adapter of each row; empty: none."""
         self._clear()
 
     def __len__(self) -> int:
         return len(self.request_ids)
 
     def row_of(self, number: int) -> int | None:
-        """The row of request `number`, None when it is not (or no longer) known."""
+        """Return the row of request `number`; None if it is unknown or was dropped."""
         row = int(np.searchsorted(self.number, number))
         return row if row < len(self) and int(self.number[row]) == number else None
 
     def request_id(self, number: int) -> str:
-        """What the client called request `number`, empty when it is not known."""
+        """Return the client's id for request `number`; empty if it is unknown."""
         row = self.row_of(number)
         return "" if row is None else self.request_ids[row]
 
     def newest_with(self, request_id: str) -> int:
-        """The number of the newest whose id has this one in it, 0 for none: a server makes its own of a client's."""
+        """Return the number of the newest request whose id contains `request_id`, 0 for none.
+
+        Servers derive their ids from those of clients, so the ids need not be equal.
+        """
         rows = range(len(self) - 1, max(-1, len(self) - 1 - _SEARCHED), -1)
         return next((int(self.number[row]) for row in rows if request_id in self.request_ids[row]), 0)
 
     def table(self, number: int, group: int = 0) -> npt.NDArray[np.int32]:
-        """The block table that request `number` has in a KV group, shape (n,), a copy; empty when it is not known."""
+        """Return a copy of the block table of request `number` in a KV group, shape (n,); empty if it is unknown."""
         row = self.row_of(number)
         return np.empty(0, np.int32) if row is None or group not in self._tables else self.held(row, group).copy()
 
     def blocks(self, number: int, group: int | None = None) -> npt.NDArray[np.int32]:
-        """Those that request `number` holds, in the order of its block tables, one after another, or of that of a KV
-        group, shape (n,): entries of a table apart that stand for no block."""
+        """Return the ids of the blocks that request `number` holds, shape (n,), without placeholder entries.
+
+        They are in the order of its block tables: that of `group`, or those of all groups one after another.
+        """
         groups = self._tables if group is None else (group,)
         entries = np.concatenate([self.table(number, each) for each in groups])
         return entries[entries >= self.num_reserved]
 
     @property
     def num_held(self) -> npt.NDArray[np.int32]:
-        """How many blocks each holds, of all KV groups but that of `group_of_states`, shape `(len(self),)`."""
+        """Number of blocks that each request holds, without recurrent states, shape `(len(self),)`."""
         if len(self._tables) == 1 and not self.num_reserved:
             return self.num_blocks
         held = np.zeros(len(self), np.int32)
@@ -151,12 +158,15 @@ class RequestMirror:
 
     @property
     def groups(self) -> list[int]:
-        """KV groups of which block tables were told, the first in any case; `num_blocks` is of that one."""
+        """KV groups with block tables, always including the first; `num_blocks` counts that one."""
         return list(self._tables)
 
     def pack(self, rows: npt.NDArray[np.intp], starts: npt.NDArray[np.int64]) -> RequestRows:
-        """How the requests in `rows` stand, with their block tables of the first KV group from entry `starts` on, both
-        shape (n,), and whole ones of the others."""
+        """Pack the requests in `rows`, with their block tables.
+
+        The tables of the first KV group are packed from entry `starts` on, those of other groups completely. Both
+        arguments have shape (n,).
+        """
         num_groups, (first, *others) = len(self._tables), self._tables
         tails = [self.held(row, first)[start:] for row, start in zip(rows.tolist(), starts.tolist(), strict=True)]
         tails += [self.held(row, group) for group in others for row in rows.tolist()]
@@ -188,8 +198,10 @@ class RequestMirror:
         return bytes(values.astype("<u4").tobytes()) if values.any() else b""
 
     def holders(self, block: int, limit: int, first: int = 0) -> list[int]:
-        """Requests whose block tables hold `block`, in order of number, at most `limit`. `first` is looked at first:
-        with the owner there, a block that one request holds costs no search."""
+        """Return the numbers of at most `limit` requests whose block tables contain `block`, ascending.
+
+        Request `first` is checked first: if it is the owner, finding the only holder needs no search.
+        """
         rows = np.flatnonzero(np.any([self._lengths(group) > 0 for group in self._tables], axis=0)).tolist()
         row = self.row_of(first)
         ordered = rows if row is None else [row, *(other for other in rows if other != row)]
@@ -202,7 +214,7 @@ class RequestMirror:
         return sorted(found)
 
     def place_in_tables(self, number: int, block: int) -> tuple[int, int] | None:
-        """In the block table of which KV group of request `number` a block is, and its index there; None: in none."""
+        """Return the KV group and the index of a block in the tables of request `number`; None if it is in none."""
         row = self.row_of(number)
         if row is None:
             return None
@@ -213,34 +225,34 @@ class RequestMirror:
         return None
 
     def held(self, row: int, group: int) -> npt.NDArray[np.int32]:
-        """The block table of a row, no copy."""
+        """Return the block table of a row as a view."""
         return self._tables[group].first(row, int(self._lengths(group)[row]))
 
     def _lengths(self, group: int) -> npt.NDArray[np.int32]:
-        """Of the block tables, shape `(len(self),)`, to be written to as well."""
+        """Return a writable view of the block tables' lengths, shape `(len(self),)`."""
         lengths: npt.NDArray[np.int32] = self._data[_length_name(group)][: len(self)]
         return lengths
 
     def reset(self, infos: Sequence[RequestInfo], rows: RequestRows, *, time_ns: int, same_epoch: bool) -> None:
-        """Replace what is known by a snapshot's unfinished requests.
+        """Replace the unfinished requests with those of a snapshot.
 
-        Within an epoch, ended requests stay, and one that the snapshot no longer has ended unseen. Raises
-        ProtocolError, with nothing changed, for changes of a request that the snapshot does not have.
+        Within an epoch, finished requests are retained, and requests that the snapshot lacks are marked finished.
+        Raises ProtocolError, with nothing changed, for changes of a request that the snapshot does not contain.
         """
         if infos or rows.number:
             RequestMirror().apply(infos, rows, time_ns=time_ns)
         if same_epoch:
             self._end_missing({info.number for info in infos}, time_ns)
             for group in self._tables.keys() - {0}:
-                self._lengths(group)[:] = 0  # a snapshot says nothing of those that are empty
+                self._lengths(group)[:] = 0  # snapshots omit empty tables of these groups
         else:
             self._clear()
         self.apply(infos, rows, time_ns=time_ns)
 
     def apply(self, infos: Sequence[RequestInfo], rows: RequestRows, *, time_ns: int) -> None:
-        """Add new requests, then change those in `rows`.
+        """Add new requests, then apply the changes in `rows`.
 
-        Raises ProtocolError, with no row changed, for an unknown request or a table with a hole in it.
+        Raises ProtocolError, with no row changed, for an unknown request or a table with a gap.
         """
         if infos:
             self._add(infos, time_ns)
@@ -270,7 +282,7 @@ class RequestMirror:
             self._keep(np.argsort(self.number, kind="stable"))
 
     def _unknown(self, infos: Sequence[RequestInfo]) -> list[RequestInfo]:
-        """In order of number, once each. One that is told again, as a snapshot does, has nothing new about it."""
+        """Return the requests that are not known yet, once each, in order of number. Snapshots repeat known ones."""
         by_number = {info.number: info for info in infos}
         numbers = np.array(sorted(by_number), np.int64)
         if len(self):
@@ -290,7 +302,7 @@ class RequestMirror:
             tables.append_rows(len(infos))
 
     def _change(self, changes: RequestRowColumns, time_ns: int, group: int) -> int:
-        """How many ended by it."""
+        """Apply the changes and return the number of requests that ended."""
         before = self.state[changes.rows]
         ended = changes.rows[(changes.state == RequestState.FINISHED) & (before != RequestState.FINISHED)]
         self.finished_ns[ended] = time_ns
@@ -308,7 +320,7 @@ class RequestMirror:
 
     def _write_tables(self, changes: RequestRowColumns, group: int) -> None:
         counts = changes.table_end - changes.table_start
-        filled = np.flatnonzero(counts)  # a token more seldom needs a block more
+        filled = np.flatnonzero(counts)  # a new token rarely needs a new block
         if filled.size:
             rows, starts = changes.rows[filled], changes.table_start[filled]
             self._tables[group].write(self._lengths(group), rows, starts, counts[filled], changes.table_blocks)
@@ -322,7 +334,7 @@ class RequestMirror:
             self._lengths(group)[missing] = 0
 
     def _drop_oldest_finished(self) -> None:
-        """Down to the bound once it is passed by a quarter, so that rows move seldom."""
+        """Drop finished requests down to the limit once it is exceeded by a quarter, so that rows are rarely moved."""
         finished = np.flatnonzero(self.state == RequestState.FINISHED)
         if len(finished) <= self.max_finished + max(16, self.max_finished // 4):
             return
@@ -331,7 +343,7 @@ class RequestMirror:
         self._keep(np.flatnonzero(keep))
 
     def _keep(self, order: npt.NDArray[np.intp]) -> None:
-        """Keep the rows `order`, in that order."""
+        """Keep only the rows in `order`, in that order."""
         for name, column in self._data.items():
             self._data[name][: len(order)] = column[: len(self)][order]
         rows = order.tolist()
@@ -354,7 +366,7 @@ class RequestMirror:
         if num_rows > len(self._data["number"]):
             for name, column in self._data.items():
                 self._data[name] = np.concatenate([column, np.zeros(num_rows, column.dtype)])
-        for column in self._data.values():  # rows that were dropped leave values behind
+        for column in self._data.values():  # dropped rows leave stale values
             column[len(self) : num_rows] = 0
         self._expose(num_rows)
 
@@ -364,7 +376,7 @@ class RequestMirror:
 
 
 def equal_requests(left: RequestMirror, right: RequestMirror, columns: Iterable[str]) -> bool:
-    """Whether both hold the same requests with the same tables and the same `columns`."""
+    """Return whether both have the same requests with the same tables and the same `columns`."""
     return (
         left.request_ids == right.request_ids
         and left.adapters == right.adapters
@@ -379,12 +391,12 @@ def equal_requests(left: RequestMirror, right: RequestMirror, columns: Iterable[
 
 @dataclass(frozen=True, slots=True)
 class RequestRowColumns:
-    """`RequestRows` as numpy columns, checked against the rows they change.
+    """`RequestRows` as numpy columns, validated against the rows that they change.
 
-    Owns the one rule of block tables on the wire: a table becomes `table[:table_start]` and the blocks that
-    follow, so `table_start` may not lie past its end. Changes nothing itself.
+    A table on the wire becomes `table[:table_start]` followed by the given blocks, so `table_start` must not exceed its
+    length.
 
-    Changes in the order they happened, each column shape `(n,)`; a row may occur more than once.
+    Changes are in the order in which they happened, each column of shape `(n,)`; a row may occur more than once.
     """
 
     rows: npt.NDArray[np.intp]
@@ -404,9 +416,9 @@ class RequestRowColumns:
 def read_changes(
     rows: RequestRows, numbers: npt.NDArray[np.int64], num_blocks: npt.NDArray[np.int32]
 ) -> RequestRowColumns:
-    """The changes in `rows` of the requests `numbers` (ascending), whose tables have `num_blocks` blocks.
+    """Return the changes in `rows` of the requests `numbers` (ascending), whose tables have `num_blocks` blocks.
 
-    Raises ProtocolError for a request that is not among them, and for a table with a hole.
+    Raises ProtocolError for a request that is not in `numbers`, and for a table with a gap.
     """
     at = _rows_of(np.frombuffer(rows.number, "<u4").astype(np.int64), numbers)
     start = np.frombuffer(rows.table_start, "<u4").astype(np.int64)
@@ -434,7 +446,7 @@ def read_changes(
 
 
 def split_by_group(rows: RequestRows) -> dict[int, RequestRows]:
-    """The rows of each KV group, in their order. Raises ProtocolError for a group above `MAX_GROUP`."""
+    """Return the rows of each KV group in their order. Raises ProtocolError for a group above `MAX_GROUP`."""
     groups = np.frombuffer(rows.table_group, "<u4")
     if groups.max() > MAX_GROUP:
         raise ProtocolError(f"block table of KV group {groups.max()}: at most {MAX_GROUP} is accepted")
@@ -466,8 +478,10 @@ def _rows_of(wanted: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> n
 def _lengths_before(
     at: npt.NDArray[np.intp], end: npt.NDArray[np.int64], num_blocks: npt.NDArray[np.int32]
 ) -> npt.NDArray[np.int64]:
-    """Length of each table before its change: that after the request's previous change, or the present."""
-    # Of short integers it takes a tenth of the time: they are sorted by their digits.
+    """Return the length of each table before its change: after the previous change of the same row, or the current
+    one.
+    """
+    # Sorting 16-bit integers takes a tenth of the time: numpy sorts them by radix.
     order = np.argsort(at.astype(np.uint16) if len(num_blocks) <= 1 << 16 else at, kind="stable")
     sorted_rows = at[order]
     lengths = num_blocks[sorted_rows].astype(np.int64)
@@ -479,34 +493,31 @@ def _lengths_before(
 
 
 class BlockTableBuffer:
-    """The block tables of many rows side by side in one buffer, so that any number of changes is written in a few
-    calls.
+    """The block tables of many rows in one buffer, so that any number of changes is written in a few numpy calls.
 
-    Owns where each row's entries lie and how much room they have. Must not know how long a table is, nor whose it
-    is: the lengths are given. A row that outgrows its room moves to the end of the buffer, where it has twice as
-    much; the holes go when the buffer is full.
+    Owns each row's offset and capacity in the buffer; the lengths of tables are passed in. A row that outgrows its
+    capacity moves to the end of the buffer, with twice the capacity. When the buffer is full, it is compacted.
 
-    `num_rows` rows, all empty at first.
+    All `num_rows` rows are empty at first.
     """
 
     def __init__(self, num_rows: int = 0) -> None:
         self._entries = np.empty(0, np.int32)
-        self._end = 0  # of what is given out of the entries
+        self._end = 0  # end of the allocated part of _entries
         self._begin = np.zeros(num_rows, np.int64)
         self._room = np.zeros(num_rows, np.int64)
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the buffer."""
         return self._entries.nbytes
 
     def first(self, row: int, length: int) -> npt.NDArray[np.int32]:
-        """The first `length` entries of a row: a view until the next `write`."""
+        """Return the first `length` entries of a row, as a view that is valid until the next `write`."""
         begin = int(self._begin[row])
         return self._entries[begin : begin + length]
 
     def num_below(self, limit: int, lengths: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """How many of the first `lengths` entries of each row are less than `limit`, shape `(num_rows,)`."""
+        """Return how many of the first `lengths` entries of each row are less than `limit`, shape `(num_rows,)`."""
         ends = np.cumsum(lengths, dtype=np.int64)
         at = np.arange(int(ends[-1]) if ends.size else 0) + np.repeat(self._begin - (ends - lengths), lengths)
         sums = np.concatenate(([0], np.cumsum(self._entries[at] < limit)))
@@ -514,12 +525,10 @@ class BlockTableBuffer:
         return below
 
     def append_rows(self, num_rows: int) -> None:
-        """So many rows more, empty."""
         none = np.zeros(num_rows, np.int64)
         self._begin, self._room = np.concatenate((self._begin, none)), np.concatenate((self._room, none))
 
     def keep(self, order: npt.NDArray[np.intp]) -> None:
-        """Keep the rows `order`, in that order."""
         self._begin, self._room = self._begin[order], self._room[order]
 
     def write(
@@ -530,9 +539,10 @@ class BlockTableBuffer:
         counts: Ints,
         blocks: npt.NDArray[np.int32],
     ) -> None:
-        """Write `counts` of `blocks` from entry `starts` of `rows` on, each shape (n,), in order: the later stands.
+        """Write `counts` entries of `blocks` to each of `rows` from entry `starts` on, in order: later writes win.
 
-        `lengths`, one a row: how many entries of each count for something until now.
+        `rows`, `starts` and `counts` have shape (n,). `lengths` has the number of valid entries of every row before the
+        write.
         """
         self._make_room(lengths, rows, starts + counts)
         ends = np.cumsum(counts)
@@ -549,7 +559,9 @@ class BlockTableBuffer:
         if self._end + int(room.sum()) > self._entries.size:
             changing = needed[needed > 0]
             self._pack(lengths, int(np.maximum(2 * changing, _LEAST_ROOM).sum()))
-            growing = np.flatnonzero(needed > self._room)  # more than before: no row has room to spare
+            growing = np.flatnonzero(
+                needed > self._room
+            )  # more rows than before: after compaction, no row has spare capacity
             room = self._more_room(needed, growing)
         begin = self._end + np.cumsum(room) - room
         self._copy(self._entries, growing, lengths[growing], begin)
@@ -560,7 +572,9 @@ class BlockTableBuffer:
         return np.maximum(np.maximum(needed[growing], 2 * self._room[growing]), _LEAST_ROOM)
 
     def _pack(self, lengths: npt.NDArray[np.int32], num_more: int) -> None:
-        """Into a new buffer without holes, with room for `num_more` entries and as many again."""
+        """Move all entries to a new buffer without gaps, with twice the capacity for them and `num_more` further
+        entries.
+        """
         room = lengths.astype(np.int64)
         used = int(room.sum())
         entries = np.empty(max(_FIRST_ENTRIES, 2 * (used + num_more)), np.int32)
@@ -569,7 +583,7 @@ class BlockTableBuffer:
         self._entries, self._begin, self._room, self._end = entries, begin, room, used
 
     def _copy(self, target: npt.NDArray[np.int32], rows: Ints, lengths: npt.ArrayLike, begin: Ints) -> None:
-        """The first `lengths` entries of `rows` to where they begin in `target`."""
+        """Copy the first `lengths` entries of `rows` to the offsets `begin` in `target`."""
         counts = np.asarray(lengths, np.int64)
         ends = np.cumsum(counts)
         place = np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)

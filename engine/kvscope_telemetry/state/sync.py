@@ -1,9 +1,9 @@
-"""Which frames are applied, and when a snapshot is asked for: the Clone pattern of the ZeroMQ guide.
+"""Decides which frames are applied and when a snapshot is requested: the Clone pattern of the ZeroMQ guide.
 
-Owns what is waited for and asked. A frame is passed on only when it is the very next one, so a mirror fed from
-here is never wrong, at worst it waits; a hole ends that until a snapshot mends it. Only a snapshot, an answer
-to a question of ours, moves to another epoch: a stray message cannot. Knows no sockets, threads or clocks:
-`now_ns` is given, monotonic.
+Owns the outstanding requests and held frames. A frame is passed on only if it directly follows the previous one, so a
+mirror fed from here is never wrong, only late. A gap stops this until a snapshot arrives. Only a snapshot, which is an
+answer to our request, changes the epoch; stray messages cannot. Must not depend on sockets, threads or clocks: `now_ns`
+is passed in, monotonic.
 """
 
 from __future__ import annotations
@@ -18,35 +18,37 @@ from kvscope_telemetry.state.engine_clock import EngineClock
 
 MAX_FRAMES: Final = 20_000
 MAX_BYTES: Final = 64 << 20
-"""As they came over the wire."""
+"""Maximum size of held frames on the wire."""
 REQUEST_INTERVAL_NS: Final = 1_000_000_000
-"""At most one snapshot is asked for in this time."""
+"""Minimum time between two snapshot requests."""
 MAX_INTERVAL_NS: Final = 30_000_000_000
-"""The same where what the engine says of its state cannot be read: another snapshot is then no better."""
+"""Maximum of that interval, which grows while frames or snapshots cannot be decoded: another snapshot would be no
+better.
+"""
 MAX_ANSWER_NS: Final = 10_000_000_000
-"""An answer is waited for this long at most before asking again; at first one interval, then doubled."""
+"""Maximum time to wait for an answer before requesting again; one interval at first, then doubled."""
 BEHIND_GRACE_NS: Final = 300_000_000
-"""How long a frame that a heartbeat told of may still be on its way."""
+"""Time for which a frame announced by a heartbeat may still be in transit."""
 FIRST_TAG: Final = 1 << 52
-"""Tags of our own questions start here, so that they are never mistaken for a caller's."""
+"""Lowest tag of our own requests, so that they do not collide with a caller's tags."""
 
 
 @dataclass(slots=True)
 class FrameRun:
-    """A snapshot (None when the run goes on from the one before) and the frames that follow it."""
+    """A snapshot (None if the run continues the previous one) and the frames that follow it."""
 
     snapshot: Snapshot | None = None
     frames: list[Frame] = field(default_factory=list)
 
 
 Passed = Callable[[Frame | Snapshot, bytes | None], None]
-"""Told of what may be applied, and the bytes that it came as, where they were given."""
+"""Called with each snapshot or frame to be applied, and its encoded bytes, if given."""
 
 
 class Sync:
-    """Follows one engine, over its restarts. Feed it messages; take out `FrameRun`s; ask when it says so.
+    """Follows one engine across restarts: consumes messages and returns `FrameRun`s and snapshot requests.
 
-    `passed` is told of each snapshot and frame that goes into a run, at once and in order.
+    `passed` is called immediately and in order with each snapshot and frame that is added to a run.
     """
 
     def __init__(self, passed: Passed = lambda message, data: None) -> None:
@@ -55,16 +57,16 @@ class Sync:
         self._passed = passed
         self.in_sync = False
         self.num_dropped = 0
-        """Frames that never came."""
+        """Number of frames that were never received."""
         self.num_resyncs = 0
-        """Snapshots taken after the first."""
+        """Number of snapshots applied after the first one."""
         self._runs: list[FrameRun] = []
         self._held = HeldFrames()
         self._last_seen: int | None = None  # highest seq received of the epoch, None before the first frame
         self._last_frame_ns = 0
-        self._behind: tuple[int, int] | None = None  # (seq a heartbeat told of, when we learnt it)
+        self._behind: tuple[int, int] | None = None  # (seq announced by a heartbeat, time of its receipt)
         self._tag = FIRST_TAG - 1
-        self._oldest_tag = FIRST_TAG  # answers to earlier questions are no longer wanted
+        self._oldest_tag = FIRST_TAG  # answers to requests with lower tags are ignored
         self._wants = False
         self._asked_ns: int | None = None
         self._patience_ns = REQUEST_INTERVAL_NS
@@ -72,28 +74,28 @@ class Sync:
 
     @property
     def epoch(self) -> int | None:
-        """Of the engine that is followed, None before the first snapshot."""
+        """Epoch of the followed engine; None before the first snapshot."""
         return self._place.epoch
 
     @property
     def seq(self) -> int:
-        """The last frame that was passed on."""
+        """Number of the last frame that was passed on."""
         return self._place.seq
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether nothing is missing, and nothing waited for."""
+        """Whether nothing is missing and no answer is outstanding."""
         return self.in_sync and not self._wants and self._behind is None
 
     def accepts_time(self, epoch: int, time_ns: int, now_ns: int) -> bool:
-        """Whether a message of the engine that is followed may have this time: its clock does not jump.
+        """Return whether a message of the followed engine may have this time: its clock does not jump.
 
-        Ask before the message is given to `frame` or `heartbeat`.
+        Must be called before the message is passed to `frame` or `heartbeat`.
         """
         return epoch != self.epoch or self._clock.accepts(epoch, time_ns, now_ns)
 
     def frame(self, frame: Frame, now_ns: int, data: bytes | None = None) -> None:
-        """A frame arrived, as `data`."""
+        """Process a received frame, encoded as `data`."""
         if frame.epoch != self.epoch:
             self._held.hold(frame, data)
             self.want_snapshot()
@@ -111,14 +113,16 @@ class Sync:
             self._held.hold(frame, data)
 
     def heartbeat(self, heartbeat: Heartbeat, now_ns: int) -> None:
-        """A heartbeat arrived: it may tell of a frame we never saw, or of another engine."""
+        """Process a heartbeat, which may show that a frame was missed, or that the engine was restarted."""
         if heartbeat.epoch != self.epoch:
             self.want_snapshot()
         elif self._behind is None and (heartbeat.seq > self._newest or self._is_behind(heartbeat.seq)):
             self._behind = (heartbeat.seq, now_ns)
 
     def snapshot(self, snapshot: Snapshot, now_ns: int, data: bytes | None = None) -> bool:
-        """An answer arrived, as `data`; whether it was taken. One that nobody waits for any more is not."""
+        """Process a snapshot, encoded as `data`. Returns whether it was applied: only awaited snapshots are, if they
+        are needed.
+        """
         if not self.is_awaited(snapshot):
             return False
         self._wants, self._oldest_tag = False, self._tag + 1
@@ -134,29 +138,31 @@ class Sync:
         return is_news
 
     def is_awaited(self, snapshot: Snapshot) -> bool:
-        """Whether `snapshot` answers a question that is still open."""
+        """Return whether `snapshot` answers an outstanding request."""
         return self._oldest_tag <= snapshot.tag <= self._tag
 
     def lose(self) -> None:
-        """The state is not to be trusted any more: nothing is passed on until a snapshot came."""
+        """Mark the state as invalid: nothing is passed on until a snapshot arrives."""
         self.in_sync, self._behind = False, None
         self.want_snapshot()
 
     def unreadable(self) -> None:
-        """A frame or snapshot came that cannot be read: asking is of less use each time."""
+        """Process a frame or snapshot that could not be decoded: double the interval between requests."""
         self._interval_ns = min(2 * self._interval_ns, MAX_INTERVAL_NS)
 
     def want_snapshot(self) -> None:
-        """Ask for a snapshot as soon as the rate allows."""
+        """Request a snapshot as soon as the rate limit allows."""
         self._wants = True
 
     def refused(self, tag: int) -> None:
-        """The engine cannot answer question `tag` yet: it is asked again after the interval."""
+        """Process the engine's refusal of request `tag`: it is repeated after the interval."""
         if tag == self._tag:
             self._oldest_tag, self._patience_ns = tag + 1, REQUEST_INTERVAL_NS
 
     def tick(self, now_ns: int) -> None:
-        """Time went by: a frame that a heartbeat told of and that does not come is lost."""
+        """Count frames that a heartbeat announced as dropped if they did not arrive in time, and then request a
+        snapshot.
+        """
         if self._behind is None:
             return
         seq, since_ns = self._behind
@@ -170,7 +176,7 @@ class Sync:
                 self.lose()
 
     def next_request(self, now_ns: int) -> int | None:
-        """The tag of a snapshot request to send now, None when none is due. Say `sent` once it went."""
+        """Return the tag of a snapshot request to be sent now, or None. The caller must call `sent` once it is sent."""
         if not self._wants:
             return None
         if self._asked_ns is None:
@@ -180,34 +186,36 @@ class Sync:
         return self._tag + 1 if now_ns - self._asked_ns >= pause_ns else None
 
     def sent(self, tag: int, now_ns: int) -> None:
-        """Request `tag` left."""
-        if self._tag >= self._oldest_tag:  # the one before is still open: the answer takes its time
+        """Record that request `tag` was sent."""
+        if self._tag >= self._oldest_tag:  # the previous request is unanswered: the engine is slow
             self._patience_ns = min(2 * self._patience_ns, MAX_ANSWER_NS)
         self._tag, self._asked_ns = tag, now_ns
 
     def disconnected(self) -> None:
-        """The connection went, and with it every answer that was on its way."""
+        """Process the loss of the connection, and with it of all outstanding answers."""
         self._clock.forget()
         self._oldest_tag, self._patience_ns = self._tag + 1, REQUEST_INTERVAL_NS
         self._interval_ns = REQUEST_INTERVAL_NS
         self._wants = self._wants or not self.in_sync
 
     def take_runs(self) -> list[FrameRun]:
-        """What may be applied since the last call, in order."""
+        """Return and clear the runs to be applied, in order."""
         runs, self._runs = self._runs, []
         return runs
 
     @property
     def _newest(self) -> int:
-        """The newest frame of the epoch that is accounted for."""
+        """Number of the newest frame of the epoch that was received or counted as dropped."""
         return self.seq if self._last_seen is None else self._last_seen
 
     def _is_behind(self, seq: int) -> bool:
-        """Whether the state lacks a frame that is not waited for: it may be accounted for and yet not in a snapshot."""
+        """Return whether the state lacks frame `seq`: a frame counted as received or dropped may still be missing from
+        a snapshot.
+        """
         return self.in_sync and seq > self.seq
 
     def _begin(self, snapshot: Snapshot, data: bytes | None, now_ns: int) -> None:
-        """Take `snapshot` as the state, and apply the held frames that follow it."""
+        """Replace the state with `snapshot`, and apply the held frames that follow it."""
         is_same = self.epoch == snapshot.hello.epoch
         self.num_resyncs += self.epoch is not None
         self._place.go_to(snapshot)
@@ -233,7 +241,7 @@ class Sync:
             self.lose()
 
     def _count_holes(self, seqs: set[int]) -> None:
-        """Among the frames of a new epoch, which were not counted as they came."""
+        """Count gaps among the first frames of a new epoch, which were not counted on arrival."""
         self._last_seen = max(seqs, default=None)
         if seqs:
             self.num_dropped += max(seqs) - min(seqs) + 1 - len(seqs)
@@ -247,9 +255,9 @@ class Sync:
 
 
 class HeldFrames:
-    """Frames kept while a snapshot is on its way: the newest of them, bounded in number and bytes.
+    """Frames retained while a snapshot is outstanding, bounded in number and bytes.
 
-    When there are too many the older half goes: the newest are what a snapshot will not have.
+    If there are too many, the older half is dropped: the snapshot is more likely to contain those.
     """
 
     def __init__(self) -> None:
@@ -260,7 +268,7 @@ class HeldFrames:
         return bool(self._frames)
 
     def hold(self, frame: Frame, data: bytes | None = None) -> None:
-        """Keep one more, and the bytes it came as."""
+        """Add a frame and its encoded bytes."""
         num_bytes = len(data or b"")
         while self._frames and (len(self._frames) >= MAX_FRAMES or self._num_bytes + num_bytes > MAX_BYTES):
             self._drop_older_half()
@@ -268,13 +276,12 @@ class HeldFrames:
         self._num_bytes += num_bytes
 
     def take(self) -> list[tuple[Frame, bytes | None]]:
-        """All of them; none are held afterwards."""
+        """Return and clear all frames."""
         frames = self._frames
         self.clear()
         return frames
 
     def clear(self) -> None:
-        """Nobody needs them."""
         self._frames, self._num_bytes = [], 0
 
     def _drop_older_half(self) -> None:

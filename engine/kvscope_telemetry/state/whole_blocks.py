@@ -1,7 +1,7 @@
-"""Unpacks, checks and counts all blocks of a snapshot, which takes long for a large pool when a mirror begins anew.
+"""Unpacks, validates and counts all blocks of a snapshot, which takes long for a large pool.
 
-Runs on the reading thread, so that the drawing thread gets the result ready-made. Owns what rows must hold, and how
-they are counted. Must not know the mirror.
+Runs on the reading thread, so that the GUI thread receives the result. Owns the validity rules for rows and how they
+are counted. Must not depend on the mirror.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ _LAST_TIER: Final = np.uint8(len(Tier) - 1)
 
 
 class WholeBlocks:
-    """Those of `snapshot`. Raises ProtocolError for rows that contradict themselves."""
+    """All blocks of `snapshot`. Raises ProtocolError for invalid rows."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot: Final = snapshot
-        """That they are of."""
+        """Snapshot that the blocks belong to."""
         self.columns: Final = unpack([snapshot.blocks])
         """Each ledger column, shape (num_rows,)."""
         check_rows(self.columns, max(snapshot.hello.cache.block_sizes))
         self.counts: Final = count_kinds(self.columns["tier"], self.columns["state"])
-        """As `count_kinds`."""
+        """Number of rows per tier and state (`count_kinds`)."""
         self._ledger: Ledger | None = None
 
     @property
     def num_rows(self) -> int:
-        """Of the pool and the lower tiers."""
+        """Number of rows of the pool and the lower tiers."""
         return len(self.columns["state"])
 
     def make_ledger(self) -> None:
-        """Have one ready for `take_ledger`: memory that is touched first costs most of it."""
+        """Prepare a ledger for `take_ledger`: most of its cost is the first access to its memory."""
         self._ledger = self._made()
 
     def take_ledger(self) -> Ledger:
-        """One that is the caller's alone."""
+        """Return a ledger that the caller owns."""
         ledger, self._ledger = self._ledger, None
         return self._made() if ledger is None else ledger
 
     def write_to(self, ledger: Ledger) -> None:
-        """Into a ledger of as many rows."""
+        """Copy all columns to a ledger with the same number of rows."""
         for name, column in self.columns.items():
             getattr(ledger, name)[:] = column
 
@@ -60,7 +60,9 @@ class WholeBlocks:
 
 
 def count_kinds(tiers: Column, states: Column) -> npt.NDArray[np.int64]:
-    """How many rows are in each tier and state, shape `COUNTS_SHAPE`; unknown ones come last, whatever their value."""
+    """Return the number of rows per tier and state, shape `COUNTS_SHAPE`; unknown ones come last, whatever their
+    value.
+    """
     tier, state = np.minimum(tiers.view(np.uint8), _LAST_TIER), np.minimum(states.view(np.uint8), _LAST_STATE)
     kind = tier * np.uint8(len(BlockState)) + state
     counts: npt.NDArray[np.int64] = np.bincount(kind, minlength=len(Tier) * len(BlockState)).astype(np.int64)
