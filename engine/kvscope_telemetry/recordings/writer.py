@@ -395,8 +395,10 @@ class LogClock:
         self._epoch: int | None = None
 
     def log_time_ns(self, message: TelemetryMessage) -> int:
-        """Return the log time of `message`, not before that of any earlier one. A message without a time gets the time
-        of the previous one.
+        """Return the log time of `message`, not before that of any earlier one.
+
+        A message without a time, or before the first hello, gets the previous log time, or the current wall-clock time
+        if there is none.
         """
         if isinstance(message, Frame) and self._epoch is not None:  # most messages are frames
             return self._frame_time_ns(message)
