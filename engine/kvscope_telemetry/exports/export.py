@@ -34,8 +34,9 @@ REPORT_FORMATS: Final = _BY_NAME["html"].suffixes
 
 @dataclass(frozen=True, slots=True)
 class ExportTarget:
-    """What to write, and where. Raises BadInput for a name without a known format, or a table kind that does not go
-    with the format.
+    """Table or format to write, and its path.
+
+    Raises BadInput for a name without a known format, or a table kind that does not go with the format.
     """
 
     path: Path

@@ -24,7 +24,7 @@ class MissedRequest:
     missed: tuple[str, ...]
     """Text about each missed goal."""
     chain: tuple[str, ...]
-    """What delayed the request, oldest first (`delays`)."""
+    """Delays of the request, oldest first (`delays`)."""
 
 
 @dataclass(frozen=True, slots=True)

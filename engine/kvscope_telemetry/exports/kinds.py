@@ -48,7 +48,7 @@ class TableKind:
 
     name: str
     row: str
-    """What each row is about: second, request, ..."""
+    """Subject of each row: second, request, ..."""
     module: str
     """Module in `exports.tables`."""
     function: str
