@@ -160,7 +160,7 @@ class Update:
 class Source(Protocol):
     """A source of updates. `take_update` and `status` never block; `close` is idempotent.
 
-    What it reports and supports is in the hello of its snapshots (`Capabilities`).
+    The hello of its snapshots lists what it reports and supports (`Capabilities`).
     """
 
     @property

@@ -1,8 +1,8 @@
-"""Reads a recording forward from any time of it, as updates with the recorded times that they reach.
+"""Reads a recording forward from any time, as updates with the recorded times at which they end.
 
-`PlaybackReader` owns the position in the file. `UpdateBuilder` turns messages into updates: frames and snapshots that
-continue the current state, and the samples and memory of that engine; it drops messages that only a live client
-needed. Used by one thread; knows neither clock nor speed.
+`PlaybackReader` owns the position in the file. `UpdateBuilder` converts messages to updates: frames and snapshots that
+continue the current state, and the samples and memory of that engine. It drops messages that only a live client needs.
+Used by one thread; knows neither clock nor speed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _LOOK_BACK_NS: Final = 250_000_000
 _TOLD_WITHIN_NS: Final = 10_000_000_000
 """How long after an event the frame that reports it is searched for. An event is reported at the end of its step."""
 SPAN_NS: Final = 1_000_000_000
-"""Maximum time between frames of an update, which limits the resolution of charts: an update ends with the first frame
-this much later than the previous update's end.
+"""Length of an update, which limits the resolution of charts: an update ends with the first frame at least this long
+after the end of the previous update.
 """
 BEAT_NS: Final = 500_000_000
 """Interval of the heartbeats that are generated while nothing is recorded."""

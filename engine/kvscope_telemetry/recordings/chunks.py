@@ -211,7 +211,7 @@ records.
 _CHUNK_BEGIN_BYTES: Final = 57
 _SEARCH_BYTES: Final = 1 << 20
 _MAX_SEARCH_BYTES: Final = MAX_CHUNK_BYTES
-"""Maximum distance searched for the next chunk after a damaged one. What follows a larger hole is not found."""
+"""Maximum distance searched for the next chunk after a damaged one. Chunks after a larger hole are not found."""
 _TEXT_BYTES: Final = struct.Struct("<I")
 
 

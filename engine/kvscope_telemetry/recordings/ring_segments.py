@@ -170,7 +170,7 @@ class RingSegments:
 
     @contextlib.contextmanager
     def _resting(self) -> Iterator[None]:
-        """Start a pause if the block raises a write error. What was written ends as a segment."""
+        """Start a pause if the block raises a write error. The data written so far is completed as a segment."""
         try:
             yield
         except (OSError, BadInput) as error:

@@ -34,7 +34,7 @@ from kvscope_telemetry.recordings.regular_file import FollowedFile, stored_bytes
 
 @dataclass(slots=True)
 class Survey:
-    """What was found in a file."""
+    """Chunks, engines and damage found in a file."""
 
     chunks: list[Chunk] = field(default_factory=list)
     """Chunks with messages, sorted by time."""

@@ -32,7 +32,7 @@ class ChangeKind(IntEnum):
 
 
 class Moved(IntFlag):
-    """What `messages.telemetry.Moves` says about the block in the row's frame."""
+    """Entries of the block in `messages.telemetry.Moves` of the row's frame."""
 
     EVICTED = 1
     COPIED = 2

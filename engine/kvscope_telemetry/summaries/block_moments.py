@@ -18,7 +18,7 @@ from kvscope_telemetry.summaries.block_changes import ChangeKind, Moved, Rows
 
 
 class MomentKind(StrEnum):
-    """What happened to the block."""
+    """Kind of change of a block."""
 
     KNOWN = "known"
     """Nothing: the state of the block when its history begins."""
@@ -56,7 +56,7 @@ class MomentKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BlockMoment:
-    """What happened to the block at `time_ns` (wall clock), and its state then."""
+    """A change of the block at `time_ns` (wall clock), and its state then."""
 
     time_ns: int
     step: int

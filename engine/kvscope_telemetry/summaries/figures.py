@@ -230,7 +230,7 @@ class Figure:
     """"s", "share" (0 to 1), "tokens", "tokens/s", "requests", "1/min", ..."""
     measure: Measure
     counts: str = ""
-    """What the figure counts, if its name is not enough."""
+    """Text on the counted quantity, if the name is not enough."""
     is_compared: bool = False
     """Whether a comparison of two runs has a line for it."""
     has_spread: bool = True
