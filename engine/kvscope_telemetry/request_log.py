@@ -337,9 +337,8 @@ class _EngineStart:
             ("ended_ns", states == RequestState.FINISHED),
         ):
             first = happens & (column[name][at] == _UNKNOWN)
-            column[name][at[first][::-1]] = times[first][
-                ::-1
-            ]  # in reverse: the earliest time of each request is written last
+            # In reverse, so that the earliest time of each request is written last.
+            column[name][at[first][::-1]] = times[first][::-1]
         # A request's newest token came with the first row that has as many tokens as its last one.
         is_newest = (tokens == column["num_output_tokens"][at]) & (tokens > tokens_before)
         column["last_token_ns"][at[is_newest][::-1]] = times[is_newest][::-1]

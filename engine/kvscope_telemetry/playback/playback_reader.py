@@ -192,9 +192,8 @@ class PlaybackReader:
         self._messages = self._recording.messages(at_ns / 1e9, keyframes=True)
         for _ in range(count):
             following = next(self._messages, None)
-            if (
-                following is None or round(following[0] * 1e9) > at_ns
-            ):  # the messages read before were deleted from the ring
+            # The messages read before may have been deleted from the ring.
+            if following is None or round(following[0] * 1e9) > at_ns:
                 self._messages = self._recording.messages(at_ns / 1e9, keyframes=True)
                 break
         self._advance()

@@ -464,9 +464,8 @@ class ColumnsInRow(Columns):
         numbers = _unshuffled(b"".join(planes), dtype)
         if self._columns[name][0][0] != _AS_THEY_ARE and total:
             starts = (np.cumsum(counts) - counts)[counts > 0]
-            numbers[starts[1:]] -= np.add.reduceat(numbers, starts, dtype=dtype)[
-                :-1
-            ]  # each message's differences start from 0
+            # The differences of each message start from 0.
+            numbers[starts[1:]] -= np.add.reduceat(numbers, starts, dtype=dtype)[:-1]
             numbers.cumsum(dtype=dtype, out=numbers)
         return numbers
 

@@ -38,7 +38,9 @@ KEYFRAME_SHARE: Final = 1.6
 share makes files smaller, but a seek reads more delta checkpoints.
 """
 SMALL_ROWS: Final = 2000
-"""Number of rows up to which a keyframe is written whenever its interval has passed."""
+"""Subtracted from the rows that `KEYFRAME_SHARE` requires, so that a state of up to `SMALL_ROWS / KEYFRAME_SHARE` rows
+gets a keyframe whenever the interval has passed.
+"""
 CHECKPOINT_NS: Final = 1_800_000_000
 CHECKPOINT_FRAMES: Final = 400
 """A delta checkpoint is due after this many frames or after `CHECKPOINT_NS` (two batches of frames). Longer ones make

@@ -120,9 +120,8 @@ def frame(axis: ReportTimeAxis, height: int) -> str:
     parts = [f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{bottom}" y2="{bottom}"/>']
     for tick in axis.ticks():
         parts.append(f'<line class="grid" x1="{axis.x(tick):.1f}" x2="{axis.x(tick):.1f}" y1="{TOP}" y2="{bottom}"/>')
-        x, anchor = (
-            (WIDTH, "end") if axis.x(tick) > WIDTH - 2 * RIGHT else (axis.x(tick), "mid")
-        )  # keeps the last label inside the image
+        # Keep the last label inside the image.
+        x, anchor = (WIDTH, "end") if axis.x(tick) > WIDTH - 2 * RIGHT else (axis.x(tick), "mid")
         parts.append(f'<text class="label {anchor}" x="{x:.1f}" y="{height - 6}">{escape(number_text(tick))} s</text>')
     return "".join(parts)
 

@@ -193,9 +193,8 @@ def _curves(overview: SessionOverview, span: Span, axis: ReportTimeAxis) -> list
     ]
     lost = [
         ChartLine("preemptions", "preempted", values("preemptions")),
-        ChartLine(
-            "evicted blocks", "queued", values("evicted_blocks")
-        ),  # its usual red would be too similar to that of preemptions
+        # Not in its usual red, which would be too similar to that of preemptions.
+        ChartLine("evicted blocks", "queued", values("evicted_blocks")),
         ChartLine("swapped blocks", "swapped", values("swapped_blocks")),
     ]
     slowest_s = max(np.nan_to_num(values(f"{name}_p95_s")).max() for name in ("first_token", "queued", "inter_token"))

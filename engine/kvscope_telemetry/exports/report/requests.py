@@ -90,9 +90,8 @@ def request_rows(worst: Sequence[WorstRequest]) -> list[list[str]]:
             [
                 _named(history),
                 f"{each.lost_ns / 1e9:,.2f} s",
-                f"{info.num_prompt_tokens:,}{cached}"
-                if info.num_prompt_tokens
-                else "–",  # aborted before its prompt was read
+                # 0: aborted before its prompt was read.
+                f"{info.num_prompt_tokens:,}{cached}" if info.num_prompt_tokens else "–",
                 f"{history.num_output_tokens:,}",
                 "<br>".join(clean(_short(reason, _MAX_WORDS)) for reason in _few(each.reasons)),
             ]
