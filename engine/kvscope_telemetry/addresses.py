@@ -38,7 +38,6 @@ users.
 
 
 def accepted_addresses() -> str:
-    """Describe the accepted address formats."""
     return f"ipc:///DIR, tcp://HOST:PORT, {FORM}, {each_engine('{scheme}://HOST:PORT')}"
 
 
@@ -84,13 +83,11 @@ class Address:
 
     @property
     def scheme(self) -> str:
-        """The part before ://, or ""."""
         scheme, separator, _ = self.text.partition("://")
         return scheme if separator else ""
 
     @property
     def is_external(self) -> bool:
-        """Whether the engine is not kvscope's own."""
         return find_engine(self.scheme) is not None
 
     def check(self) -> None:

@@ -24,7 +24,6 @@ IntArray = npt.NDArray[np.int64]
 _STARTS: Final = ("admitted", "resumed")
 _STOPS: Final = ("preempted", "finished", "aborted", "refused")
 KINDS: Final = (*_STARTS, *_STOPS)
-"""Kinds of events that are used."""
 _RAN_UNTIL: Final = ("preempted", "finished")
 """Events that imply that the request ran before, even if its start was not observed."""
 _EVER: Final = 1 << 62
@@ -123,7 +122,6 @@ class Delays:
         return "; ".join(texts)
 
     def _aside(self, number: int, until_ns: int) -> tuple[list[tuple[int, int]], list[int]]:
-        """Return start and end of each time the request was preempted, and for which request."""
         spans, others, since_ns = [], [], None
         for event in self._own.get(number, []):
             if event.kind == "preempted":

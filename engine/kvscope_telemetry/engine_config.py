@@ -88,8 +88,6 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
 
 
 class LoraModule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A LoRA adapter that is loaded at the start."""
-
     name: Annotated[str, Meta(min_length=1, max_length=MAX_ADAPTER_CHARACTERS)]
     """Name by which requests select the adapter."""
     path: Annotated[str, Meta(min_length=1)]
@@ -500,7 +498,6 @@ class EngineConfig:
 
     @property
     def max_drafts(self) -> int:
-        """Maximum number of draft tokens per request and step."""
         return 0 if self.speculative_config is None else self.speculative_config.num_speculative_tokens
 
     @property
@@ -510,7 +507,6 @@ class EngineConfig:
 
     @property
     def has_lora(self) -> bool:
-        """Whether requests may use LoRA adapters."""
         return bool(self.lora_modules) or self.allow_runtime_lora_updating
 
     @property

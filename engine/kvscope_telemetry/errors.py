@@ -21,16 +21,13 @@ class BadInput(KvscopeError, ValueError):
     exit_code = 2
 
 
-class EndpointInUse(KvscopeError):
-    """Another engine or program holds the endpoint."""
+class EndpointInUse(KvscopeError): ...
 
 
-class EngineDead(KvscopeError):
-    """The engine ended while a request to it was pending."""
+class EngineDead(KvscopeError): ...
 
 
-class ProtocolError(KvscopeError):
-    """The other side sent something that this version cannot read."""
+class ProtocolError(KvscopeError): ...
 
 
 class UnknownMessage(ProtocolError):

@@ -86,7 +86,6 @@ class Judged:
 
     @property
     def num_judged(self) -> int:
-        """Number of requests with a known result."""
         return int(np.count_nonzero(self.kept | self.missed))
 
 

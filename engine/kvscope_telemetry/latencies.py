@@ -52,7 +52,6 @@ class Moments:
 
     arrival_ns: int
     started_ns: int | None = None
-    """Time of the request's first run."""
     first_token_ns: int | None = None
     ended_ns: int | None = None
     running: RunningTime = field(default_factory=RunningTime, compare=False)
@@ -68,7 +67,6 @@ class Moments:
 
     @property
     def prefill_ns(self) -> int | None:
-        """Running time from the first run to the first token."""
         return self._between(self.started_ns, self.first_token_ns)
 
     @property
@@ -80,7 +78,6 @@ class Moments:
 
     @property
     def inference_ns(self) -> int | None:
-        """Running time from the first run to the end."""
         return self._between(self.started_ns, self.ended_ns)
 
     @property

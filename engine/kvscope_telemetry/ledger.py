@@ -27,7 +27,6 @@ class BlockState(IntEnum):
     """State of a block. Shared blocks have no state of their own: they have `ref_count > 1`."""
 
     FREE = 0
-    """Holds nothing."""
     ACTIVE = 1
     """Held by at least one request (`ref_count >= 1`)."""
     CACHED = 2
@@ -225,7 +224,6 @@ class Ledger:
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in COLUMNS)
 
     def differences(self, other: Ledger) -> list[str]:
-        """Return the names of the columns that differ."""
         return [n for n in COLUMNS if not np.array_equal(getattr(self, n), getattr(other, n))]
 
 
@@ -270,12 +268,10 @@ def skipped_share(units: int) -> float | None:
 
 
 def pack_u4(values: Sequence[int]) -> bytes:
-    """Pack numbers as little-endian u32."""
     return struct.pack(f"<{len(values)}I", *values)
 
 
 def pack_u8(values: Sequence[int]) -> bytes:
-    """Pack numbers as little-endian u64."""
     return struct.pack(f"<{len(values)}Q", *values)
 
 

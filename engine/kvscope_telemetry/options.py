@@ -58,8 +58,6 @@ class Kind(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Any text that is not empty."""
-
     accepted: str
 
     def read(self, text: str) -> str:
@@ -197,8 +195,6 @@ class Several:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """Definition of an option on a command line."""
-
     flags: tuple[str, ...]
     """The option's flag, followed by its aliases."""
     default: object

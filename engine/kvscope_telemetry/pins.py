@@ -46,5 +46,4 @@ def refusal_beside(number: int, *, num_needed: int, num_usable: int, num_pinned:
 
 
 def refusal_of_many(num_blocks: int) -> str:
-    """Return the text why so many blocks cannot be pinned."""
     return f"{num_blocks} blocks more would be pinned: at most {MAX_PINNED} are accepted in all"

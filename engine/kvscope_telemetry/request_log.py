@@ -70,7 +70,6 @@ class RequestColumns:
 
     request_ids: list[str]
     adapters: list[str]
-    """Names of LoRA adapters; "" for none."""
     key: IntArray
     """Identifier of a request among all engine starts; ascending."""
     epoch: IntArray
@@ -107,7 +106,6 @@ class RequestColumns:
     time_s: FloatArray
     """Time from the arrival to the end, or until now."""
     aside_s: FloatArray
-    """Time spent preempted."""
     cached_share: FloatArray
     """Share of the prompt found in the prefix cache, 0 to 1; NaN for a request that has not started."""
 
@@ -122,7 +120,6 @@ class RequestColumns:
 
     @property
     def delay_s(self) -> FloatArray:
-        """Time spent in the queue and preempted."""
         return np.nan_to_num(self.queue_s) + np.nan_to_num(self.aside_s)
 
 
@@ -137,8 +134,6 @@ class RequestWallTimes:
 
 
 class RequestLog:
-    """Requests of a session, over all engine starts."""
-
     def __init__(self, max_requests: int = MAX_REQUESTS) -> None:
         self.version = 0
         """Incremented by each change."""
@@ -205,7 +200,6 @@ class RequestLog:
             return _joined([start.columns() for start in self._starts])
 
     def columns_of(self, epoch: int, number: int) -> RequestColumns | None:
-        """Return the columns of one request; None if it is unknown."""
         key = self.key_of(epoch, number)
         return None if key is None else self._of(key, _EngineStart.row_columns, None)
 
@@ -278,7 +272,6 @@ class _EngineStart:
         return row if row < len(self) and self._column["number"][row] == number else None
 
     def announce(self, infos: Iterable[RequestInfo]) -> None:
-        """Add the requests that are not known yet."""
         fresh = {info.number: info for info in infos}
         fresh = {number: info for number, info in fresh.items() if self.row_of(number) is None}
         if not fresh:
@@ -412,7 +405,6 @@ class _EngineStart:
         return self.delays.reason(number, self._moments(row), output, waits_for, self.time_ns)
 
     def times(self, row: int) -> RequestWallTimes:
-        """Return the moments of the request on the wall clock."""
         moments, offset_ns = self._moments(row), self.offset_ns
 
         def wall_ns(time_ns: int | None) -> int | None:
@@ -426,11 +418,9 @@ class _EngineStart:
         )
 
     def first_token_ns(self, row: int) -> int:
-        """Return the time of the first token, -1 if it was not observed."""
         return max(int(self._column["first_token_ns"][row]), _UNKNOWN)
 
     def drop_oldest(self, count: int) -> None:
-        """Drop the `count` requests with the lowest numbers."""
         self._keep(np.arange(min(count, len(self)), len(self)))
 
     def _moments(self, row: int) -> Moments:
@@ -472,7 +462,6 @@ class _EngineStart:
             self._column["waits_for"][at[waits]] = waits_for[waits]
 
     def _keep(self, order: Places) -> None:
-        """Keep the rows `order`, in that order."""
         self._data[:, : len(order)] = self._data[:, order]
         rows = order.tolist()
         self.request_ids = [self.request_ids[row] for row in rows]
@@ -545,7 +534,6 @@ _COUNTS: Final = {
 
 
 def _joined(parts: Sequence[RequestColumns]) -> RequestColumns:
-    """Concatenate columns; an empty list gives empty columns."""
     if len(parts) == 1:
         return parts[0]
     if not parts:

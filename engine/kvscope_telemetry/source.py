@@ -33,8 +33,6 @@ from kvscope_telemetry.state.whole_blocks import WholeBlocks
 
 
 class SourceState(StrEnum):
-    """State of the connection, as shown to the user."""
-
     CONNECTING = "connecting"
     LOADING = "loading"
     """The engine responds, but its model is not ready."""
@@ -55,8 +53,6 @@ class SourceState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """State and figures for the status bar."""
-
     state: SourceState
     reason: str = ""
     frames_received: int = 0
@@ -64,7 +60,6 @@ class SourceStatus:
     """Number of frames that were not received (gaps in `seq`), over all epochs."""
     resyncs: int = 0
     messages_rejected: int = 0
-    """Number of messages that could not be decoded."""
     num_skipped: int = 0
     """Number of messages and events of unknown kinds, from a later version."""
     num_unknown: int = 0
@@ -168,8 +163,7 @@ class Source(Protocol):
         """Name for the user: an endpoint, or a file."""
 
     @property
-    def status(self) -> SourceStatus:
-        """Current status."""
+    def status(self) -> SourceStatus: ...
 
     def take_update(self) -> Update | None:
         """Return what was received since the last call, or None."""

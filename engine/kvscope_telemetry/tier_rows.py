@@ -36,7 +36,6 @@ class TierRows:
             start, end = end, end + sizes.get(tier, 0)
             self._ranges[tier] = range(start, end)
         self.num_rows = end
-        """Number of rows in all tiers."""
         self.present = {tier: rows for tier, rows in self._ranges.items() if rows or tier is Tier.HBM}
         """The pool and each tier that has rows, in the order of the ledger."""
 
@@ -60,13 +59,11 @@ class TierRows:
         return tiers[np.searchsorted(ends, rows, "right")]
 
     def count(self, rows: npt.NDArray[np.integer]) -> dict[Tier, int]:
-        """Return the number of `rows`, shape (n,), in each tier that is present."""
         return {
             tier: int(np.count_nonzero((rows >= part.start) & (rows < part.stop)))
             for tier, part in self.present.items()
         }
 
     def write_tiers(self, ledger: Ledger) -> None:
-        """Fill the column `tier` of a ledger with `num_rows` rows."""
         for tier, rows in self.present.items():
             ledger.tier[rows.start : rows.stop] = tier

@@ -25,7 +25,6 @@ class Content:
     watch: ProgressCallback | None = None
 
     def messages(self) -> Iterator[tuple[int, TelemetryMessage]]:
-        """Yield the messages of the range with their times."""
         return iter(timed_messages(self.recording, self.span, self.watch))
 
     def histories(self) -> list[RequestHistory]:

@@ -22,8 +22,6 @@ _TOTALS: Final = tuple(figure.column for figure in FIGURES if figure.column and 
 
 
 class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The size and use of the block pool."""
-
     num_blocks: int
     block_size_tokens: int
     block_bytes: int

@@ -17,8 +17,6 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 @dataclass(frozen=True, slots=True)
 class MissedRequest:
-    """A request that missed a goal."""
-
     history: RequestHistory
     took_s: dict[str, float]
     missed: tuple[str, ...]
@@ -39,7 +37,6 @@ class GoalsKept:
 
     @property
     def num_missed(self) -> int:
-        """Number of requests that missed a goal."""
         return int(np.count_nonzero(self.judged.missed))
 
     @property

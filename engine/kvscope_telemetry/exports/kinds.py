@@ -20,7 +20,6 @@ class Format:
     """An export format, other than an image."""
 
     name: str
-    """Name for the user."""
     suffixes: tuple[str, ...]
     """File extensions, the usual one first."""
     title: str
@@ -33,7 +32,6 @@ class Format:
 
     @property
     def is_of_tables(self) -> bool:
-        """Whether the format stores tables."""
         return bool(self.module)
 
     def writer(self) -> Callable[[Table, BinaryIO], None]:
@@ -44,18 +42,13 @@ class Format:
 
 @dataclass(frozen=True, slots=True)
 class TableKind:
-    """An exportable table."""
-
     name: str
     row: str
     """Subject of each row: second, request, ..."""
     module: str
-    """Module in `exports.tables`."""
     function: str
-    """Function that builds the table."""
 
     def table(self, content: Content) -> Table:
-        """Build the table of `content`."""
         made: Table = _imported(self.module, self.function)(content)
         return made
 
@@ -82,7 +75,6 @@ TABLES: Final = (
     TableKind("devices", "device and sample", "devices_table", "devices_table"),
 )
 KINDS: Final = tuple(kind.name for kind in TABLES)
-"""Names of all tables."""
 
 
 def _imported(module: str, name: str) -> Any:

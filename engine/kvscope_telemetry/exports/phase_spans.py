@@ -71,7 +71,6 @@ class RequestHistory:
 
     @property
     def is_ended(self) -> bool:
-        """Whether the request's end was observed."""
         return bool(self.end)
 
     def aside_ns(self, until_ns: int) -> int:
@@ -100,7 +99,6 @@ class RequestHistory:
         return phase.start_ns - offset_ns, (until_ns if phase.end_ns is None else phase.end_ns) - offset_ns
 
     def begin(self, kind: RequestPhase, time_ns: int, cause: str = "", other: int = 0) -> None:
-        """Start a phase, and end the previous one."""
         if self.phases:
             last = self.phases[-1]
             time_ns = max(time_ns, last.start_ns)
@@ -115,7 +113,6 @@ class RequestHistory:
 
     @property
     def phase(self) -> RequestPhase | None:
-        """The current phase, or None."""
         return self.phases[-1].kind if self.phases and not self.is_ended else None
 
 

@@ -32,16 +32,13 @@ class Span:
 
     @property
     def from_s(self) -> float:
-        """Start in seconds of the recording."""
         return self.seconds(self.from_ns)
 
     @property
     def until_s(self) -> float:
-        """End in seconds of the recording."""
         return self.seconds(self.until_ns)
 
     def seconds(self, time_ns: int) -> float:
-        """Convert `time_ns` to seconds of the recording."""
         return (time_ns - self.start_ns) / 1e9
 
 

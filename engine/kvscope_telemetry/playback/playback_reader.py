@@ -89,7 +89,6 @@ class PlaybackReader:
         return [replace(spans[0], jumped=True), *spans[1:]] if spans else []
 
     def read_until(self, until_ns: int) -> list[TimedUpdate]:
-        """Return the updates up to and including `until_ns`."""
         self._read(until_ns, lambda: True)
         self._spans.pass_time(until_ns)
         return self._spans.take_spans()
@@ -277,7 +276,6 @@ class UpdateBuilder:
             self._memory = message
 
     def close(self) -> None:
-        """End the current span."""
         if self._snapshot is None and not (
             self._frames or self._samples or self._devices or self._memory or self._readings
         ):

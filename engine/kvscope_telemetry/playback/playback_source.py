@@ -153,7 +153,6 @@ class PlaybackSource:
 
     @property
     def speed(self) -> float:
-        """Recorded seconds per second."""
         return self._clock.speed
 
     def play(self) -> None:

@@ -39,7 +39,6 @@ class BlockHistoryPart:
 
     @property
     def moments(self) -> tuple[BlockMoment, ...]:
-        """The block's changes, oldest first."""
         return self.block_moments.moments
 
 
@@ -80,7 +79,6 @@ def read_part(
 
 
 def part_of(block_history: BlockChanges, begin_ns: int, end_ns: int, block_size: int) -> BlockHistoryPart:
-    """Return the history collected by `block_history` so far."""
     rows = block_history.rows.copy()
     if block_history.num_forgotten and rows.size:
         begin_ns = int(rows["time_ns"][0])
@@ -105,7 +103,6 @@ class GrowingBlockHistory:
         return self._num_rows < self.block_history.num_forgotten + self.block_history.rows.size
 
     def part(self, begin_ns: int, end_ns: int) -> BlockHistoryPart:
-        """Return the whole history so far."""
         rows, forgotten = self.block_history.rows, self.block_history.num_forgotten
         first = self._num_rows - forgotten  # the first row not converted yet
         if first < rows.size:

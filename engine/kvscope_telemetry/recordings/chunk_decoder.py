@@ -62,11 +62,9 @@ class ChunkDecoder:
 
     @property
     def num_bad_messages(self) -> int:
-        """Number of unreadable messages skipped so far."""
         return len(self._bad_messages)
 
     def channels(self, kinds: Iterable[int]) -> set[int]:
-        """Return this file's channel ids for these kinds."""
         return {self._found.channels[kind] for kind in kinds}
 
     def messages(

@@ -223,9 +223,7 @@ class ChunkList:
     declared_topics: dict[str, int] = field(default_factory=dict)
     """Topic -> channel, from the file's channel records."""
     used: set[int] = field(default_factory=set)
-    """Channels that have messages."""
     is_complete: bool = False
-    """Whether the file has a valid end."""
     limit: str = ""
     """Why only a part of the file was scanned; "" if all of it was."""
     damages: list[str] = field(default_factory=list)
@@ -251,8 +249,7 @@ class OtherFormat(Exception):
     """Raised for a recording with another format version. The message is that version."""
 
 
-class _Nonsense(Exception):
-    """Raised for an invalid record."""
+class _Nonsense(Exception): ...
 
 
 class ChunkWalk:

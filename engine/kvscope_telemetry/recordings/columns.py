@@ -268,7 +268,6 @@ class Columns:
     def _struct(
         self, kind: type[msgspec.Struct], path: str, picks: Sequence[int] | None, *, together: bool = False
     ) -> dict[str, Sequence[Any]]:
-        """Return for each field the values of all messages."""
         fields = _fields(kind)
         found: dict[str, Sequence[Any]] = {}
         rows = _rows_of(kind)

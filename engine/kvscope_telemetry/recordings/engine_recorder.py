@@ -72,7 +72,6 @@ class EngineRecorder:
             self.texts.add_contents(contents)
 
     def give_requests(self, requests: Iterable[RecordedText]) -> None:
-        """Record the complete texts of finished requests."""
         if self.texts is not None and not self._has_told:
             self.writer.write_texts(requests)
 

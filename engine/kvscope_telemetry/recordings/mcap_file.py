@@ -105,8 +105,7 @@ class RecordingFile(Protocol):
     def flush(self) -> None:
         """Write all messages to the operating system."""
 
-    def finish(self) -> None:
-        """Complete the file."""
+    def finish(self) -> None: ...
 
     def end_early(self) -> bool:
         """Complete the file after a write error, as far as it was written. Returns whether that succeeded.

@@ -47,7 +47,6 @@ class OverviewPart:
 
     @property
     def is_full(self) -> bool:
-        """Whether a new part should be started."""
         return len(self.summaries) >= _MOST_SUMMARIES or len(self.events) >= _MOST_EVENTS
 
     @property
@@ -56,7 +55,6 @@ class OverviewPart:
         return self.summaries[-1].time_ns if self.summaries else None
 
     def into(self, overview: SessionOverview) -> None:
-        """Append this part to `overview`."""
         overview.extend(self.summaries, self.events)
 
 
@@ -93,7 +91,6 @@ def missing_from(recording: Recording, newest_ns: int | None) -> int | None:
 def computed_part(
     recording: Recording, from_ns: int, watch: ProgressCallback | None = None, *, until_ns: int | None = None
 ) -> OverviewPart:
-    """Return `computed_parts` joined into one part."""
     return OverviewPart.joined(computed_parts(recording, from_ns, watch, until_ns=until_ns))
 
 

@@ -61,7 +61,6 @@ class RecordingInfo:
     hello: Hello
     """Hello of the first engine start."""
     epochs: tuple[int, ...]
-    """Epochs of the engine starts, in order."""
     duration_s: float
     num_frames: int
     num_chunks: int
@@ -211,7 +210,6 @@ class Recording:
 
     @property
     def has_texts(self) -> bool:
-        """Whether prompts and answers are recorded."""
         return any(segment.text_chunks for segment in self.segments)
 
     def texts(self, from_ns: int = 0) -> Iterator[RecordedText]:
@@ -418,7 +416,6 @@ class Segment:
 
     @property
     def path(self) -> Path:
-        """The file under its current name."""
         return self._file.path
 
     @property
@@ -517,7 +514,6 @@ class Segment:
             yield log_time_ns, message
 
     def newest_first(self, kinds: Collection[int], until_ns: int) -> Iterator[TimedMessage]:
-        """Yield published messages and keyframes of `kinds`, from `until_ns` backwards."""
         with self._file.open() as file:
             yield from self._newest_first(file, kinds, until_ns)
 
@@ -543,7 +539,6 @@ class Segment:
                     yield from self._decoder.items(file, chunk, decoders)
 
     def bookmarks(self) -> Iterator[Bookmark]:
-        """Yield all revisions of bookmarks in the order they were written."""
         with self._file.open() as file:
             for chunk in self.overview_chunks:
                 yield from self._decoder.items(file, chunk, {BOOKMARKS: lambda data: (decode_bookmark(data),)})
@@ -577,7 +572,6 @@ class Segment:
         return bool(published)
 
     def _from(self, from_ns: int, until_ns: int) -> Iterator[Chunk]:
-        """Yield the message chunks that may overlap this time range."""
         first = max(0, bisect_right(self.message_chunks, from_ns, key=_start) - 1)
         while first and self.message_chunks[first - 1].end_ns >= from_ns:
             first -= 1

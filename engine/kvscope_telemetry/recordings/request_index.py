@@ -21,8 +21,6 @@ _FINISHED = bytes([RequestState.FINISHED])
 
 @dataclass(frozen=True, slots=True)
 class RecordedRequest:
-    """One request of a recording."""
-
     epoch: int
     number: int
     request_id: str
@@ -49,8 +47,6 @@ def recorded_requests(recording: Recording) -> list[RecordedRequest]:
 
 
 class _RequestReader:
-    """Collects requests from messages in recorded order."""
-
     def __init__(self) -> None:
         self._follower = Follower()
         self._found: dict[tuple[int, int], RecordedRequest] = {}
@@ -60,7 +56,6 @@ class _RequestReader:
         self._offset_ns = 0
 
     def read(self, messages: Iterable[TimedMessage]) -> list[RecordedRequest]:
-        """Return all requests in the order they were announced."""
         for log_time_ns, message in messages:
             if isinstance(message, Frame | Snapshot):
                 self._read(log_time_ns, message)

@@ -147,7 +147,6 @@ class RingClient:
         return self._queue.put(message, None, wait=wait) if data is None else self._queue.put_bytes(data, wait=wait)
 
     def mark(self, bookmark: Bookmark) -> bool:
-        """Record a revision of a bookmark."""
         return not self.failure and self._queue.put_bookmark(bookmark)
 
     def write_texts(self, texts: Iterable[RecordedText]) -> bool:
@@ -198,7 +197,6 @@ class RingClient:
             thread.start()
 
     def _send(self, pipe: IO[bytes]) -> None:
-        """Main function of the sending thread."""
         try:
             with pipe:
                 pipe.write(packet(PacketKind.BEGIN, encoded(BeginRing(str(self.folder), _limits(self._bounds)))))

@@ -20,8 +20,6 @@ _HEAD: Final = struct.Struct("<BQ")
 
 
 class PacketKind(IntEnum):
-    """Type of a packet's body."""
-
     BEGIN = 0
     """`BeginRing`: the first packet."""
     MESSAGE = 1
@@ -47,8 +45,6 @@ class RingLimits(msgspec.Struct, frozen=True):
 
 
 class BeginRing(msgspec.Struct, frozen=True):
-    """Folder and limits of the ring."""
-
     folder: str
     limits: RingLimits
 
@@ -79,7 +75,6 @@ _TEXTS: Final = msgspec.msgpack.Decoder(tuple[RecordedText, ...])
 
 
 def head(kind: PacketKind, num_bytes: int) -> bytes:
-    """Return the head of a packet with a body of `num_bytes`."""
     return _HEAD.pack(kind, num_bytes)
 
 

@@ -130,7 +130,6 @@ class RingServer:
 
 
 def main() -> None:
-    """Serve on stdin and stdout."""
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
     out = os.dup(sys.stdout.fileno())

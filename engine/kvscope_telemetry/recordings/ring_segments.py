@@ -45,8 +45,6 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class _Whole:
-    """A completed segment."""
-
     path: Path
     num_bytes: int
     start_ns: int
@@ -75,7 +73,6 @@ class RingSegments:
         self.end_ns: int | None = None
         """Wall-clock time of the newest message."""
         self.num_bytes = 0
-        """Bytes on disk."""
         self.pause = ""
         """Why nothing is recorded at present; "" while it works."""
         self.num_missed = 0
@@ -161,7 +158,6 @@ class RingSegments:
             self._trim()
 
     def finish(self) -> None:
-        """Complete the last segment."""
         with self._resting():
             self._end()
 
@@ -204,7 +200,6 @@ class RingSegments:
         self._whole.append(_Whole(path, path.stat().st_size, self._began_ns, self._run_ns))
 
     def _writable(self, log_time_ns: int) -> McapFile:
-        """Return the current segment, creating it if needed."""
         if self._file is None:
             self._file = self._begin(log_time_ns)
         return self._file

@@ -32,7 +32,6 @@ def hybrid_recording() -> Path:
 
 
 def is_sample(path: Path | str) -> bool:
-    """Whether `path` is a sample recording rather than a user's own."""
     return bool(sample_word(path))
 
 

@@ -41,8 +41,6 @@ _TEXTS_LATE_NS: Final = 5_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Contents of the new file."""
-
     num_frames: int
     num_without_state: int
     """Number of those frames without a readable preceding state; a player cannot seek to them."""

@@ -72,7 +72,6 @@ class RecordingQueue:
         return self._put(Queued((), data, len(data), None, time.monotonic()), wait=wait)
 
     def put_texts(self, texts: Texts, *, wait: bool) -> bool:
-        """Append block texts, like `put`."""
         num_bytes = sum(len(text.text) + 8 * len(text.token_ids) + 100 for text in texts)
         return self._put(Queued(texts, None, num_bytes, None, time.monotonic()), wait=wait)
 

@@ -84,7 +84,6 @@ class BlockChanges:
 
     @property
     def seq(self) -> int:
-        """Sequence number of the last processed frame."""
         return self._continuity.seq
 
     def feed(self, message: TelemetryMessage, time_ns: int) -> None:

@@ -18,8 +18,6 @@ from kvscope_telemetry.summaries.block_changes import ChangeKind, Moved, Rows
 
 
 class MomentKind(StrEnum):
-    """Kind of change of a block."""
-
     KNOWN = "known"
     """Nothing: the state of the block when its history begins."""
     LOST = "lost"
@@ -81,11 +79,9 @@ class BlockMoments:
     """Indices into `KINDS`."""
 
     def after(self, count: int) -> BlockMoments:
-        """Return the moments without the first `count`."""
         return BlockMoments(self.moments[count:], self.times_ns[count:], self.kinds[count:])
 
     def followed_by(self, later: BlockMoments) -> BlockMoments:
-        """Return these moments followed by `later`."""
         times_ns = np.concatenate((self.times_ns, later.times_ns))
         return BlockMoments(self.moments + later.moments, times_ns, np.concatenate((self.kinds, later.kinds)))
 
@@ -98,7 +94,6 @@ _CODES: Final = {kind: code for code, kind in enumerate(KINDS)}
 
 
 def block_moments_of(moments: Sequence[BlockMoment]) -> BlockMoments:
-    """Return `moments` with their columns."""
     times_ns = np.fromiter((moment.time_ns for moment in moments), np.int64, len(moments))
     kinds = np.fromiter((_CODES[moment.kind] for moment in moments), np.uint8, len(moments))
     return BlockMoments(tuple(moments), times_ns, kinds)

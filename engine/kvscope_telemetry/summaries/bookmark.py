@@ -36,7 +36,6 @@ class Bookmark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
 
     @property
     def is_note(self) -> bool:
-        """Whether a user created the bookmark."""
         return self.kind == NOTE
 
 

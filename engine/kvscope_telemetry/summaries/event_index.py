@@ -112,7 +112,6 @@ class EventIndex:
         return self[int(found[0])] if found.size else None
 
     def forget_before(self, time_ns: int) -> None:
-        """Drop the events before `time_ns`."""
         self._forget(int(np.searchsorted(self.time_ns, time_ns, "left")))
 
     def _forget(self, count: int) -> None:

@@ -54,7 +54,6 @@ class Share:
         return np.where(whole > 0, part / np.where(whole > 0, whole, 1.0), np.nan)
 
     def names(self) -> tuple[str, ...]:
-        """Return the names that the ratio uses, without duplicates."""
         return tuple(dict.fromkeys((*self.part, *self.whole)))
 
 
@@ -69,7 +68,6 @@ ACCEPTED: Final = Share(("accepted_tokens",), ("draft_tokens",))
 WASTE: Final = Share(("wasted_slots",), ("held_slots",))
 """Share of the slots held by requests that are unused, as `state.pool_use` counts them."""
 _ALL: Final = slice(None)
-"""All seconds of an overview."""
 
 
 def rows_in(overview: SessionOverview, span: Range) -> slice:
@@ -209,7 +207,6 @@ class Places:
     """Where a figure is shown, apart from `kvscope info --json`, which shows all, and comparisons."""
 
     card: Card | None = None
-    """Card in a report, if any."""
     alarms: str = ""
     """Group under which alarms offer the figure, per second; "" if they do not. Requires a `column` or a `share`."""
     in_range: bool = False

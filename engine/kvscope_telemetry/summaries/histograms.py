@@ -40,7 +40,6 @@ class Buckets:
 
     @classmethod
     def of(cls, histogram: Histogram) -> Buckets:
-        """Convert a reported histogram."""
         bounds, counts = (
             np.frombuffer(data, "<u8").astype(np.int64) for data in (histogram.bounds_ns, histogram.counts)
         )
@@ -48,7 +47,6 @@ class Buckets:
 
     @property
     def total(self) -> int:
-        """Number of latencies."""
         return int(self.counts.sum())
 
     def percentile(self, share: float) -> PercentileBounds:

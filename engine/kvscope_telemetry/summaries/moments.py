@@ -66,11 +66,9 @@ class MomentNotes:
         return np.array(noted, PHASE).tobytes()
 
     def snapshot(self, snapshot: Snapshot) -> None:
-        """Process a snapshot."""
         self._first_tokens.snapshot(snapshot)
 
     def frame(self, frame: Frame) -> None:
-        """Record the requests that first ran or got their first token."""
         for event in frame.events:
             if event.kind == "admitted" and 0 < event.number < 1 << 32:
                 self._noted.append((event.time_ns, event.number, RequestMoment.STARTED))

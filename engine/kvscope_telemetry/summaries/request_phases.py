@@ -50,7 +50,6 @@ class PhaseNotes:
         return packed_phases(noted)
 
     def snapshot(self, snapshot: Snapshot, offset_ns: int) -> None:
-        """Add the requests of a snapshot that are not known yet."""
         rows = snapshot.requests
         numbers = np.frombuffer(rows.number, "<u4").tolist()
         states, outputs = np.frombuffer(rows.state, "u1").tolist(), np.frombuffer(rows.num_output_tokens, "<u4")
@@ -66,7 +65,6 @@ class PhaseNotes:
             self._note(since_ns + offset_ns, number, kind)
 
     def frame(self, frame: Frame, offset_ns: int) -> None:
-        """Add new requests, and the starts of decoding."""
         for info in frame.new_requests:
             self._there.add(info.number)
             self._note(info.arrival_ns + offset_ns, info.number, RequestPhase.QUEUED)

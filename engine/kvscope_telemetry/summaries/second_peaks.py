@@ -51,7 +51,6 @@ class SecondPeaks:
         self._changes: list[_Change] = []
 
     def begin(self, mirror: Mirror, time_ns: int) -> None:
-        """Start a second at `time_ns` with the state of `mirror`."""
         self._begin_ns = time_ns
         self._active = mirror.ledger.state[: mirror.num_blocks] == BlockState.ACTIVE
         self._changes = []
@@ -71,13 +70,11 @@ class SecondPeaks:
         self._count(snapshot.counters, time_ns)
 
     def add(self, frame: Frame, time_ns: int) -> None:
-        """Add the next frame, recorded at `time_ns`."""
         if frame.blocks.ids:
             self._changes.append(_Change(time_ns, frame.blocks.ids, frame.blocks.state))
         self._count(frame.counters, time_ns)
 
     def peaks(self) -> Peaks:
-        """Return the peaks of the second so far."""
         active = Peak(int(np.count_nonzero(self._active)), self._begin_ns)
         levels = active.value + np.cumsum(self._deltas())
         if levels.size and levels.max() > active.value:

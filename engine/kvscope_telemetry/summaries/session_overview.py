@@ -137,7 +137,6 @@ class SessionOverview:
         return table
 
     def extend(self, summaries: Iterable[Summary], events: Iterable[TimedEvent] = ()) -> None:
-        """Add summaries and events."""
         for summary in summaries:
             self._add(summary)
             self.phases.add(summary.phases, summary.epoch)
@@ -290,7 +289,6 @@ class BinPacker:
         return packed
 
     def column(self, packed: Packed, name: str) -> bytes:
-        """Decompress one column."""
         column = packed[_PLACES[name]]
         return self._decompressor.decompress(column) if column else b""
 

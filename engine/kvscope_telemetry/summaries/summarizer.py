@@ -59,7 +59,6 @@ _COUNTED: Final = (
     *_MOVED,
     *(f"timings.{name}" for name in _PHASES),
 )
-"""Attributes of frames that are summed."""
 _counted_of: Final = attrgetter(*_COUNTED)
 _SAMPLED: Final = ("utilization", "power_watts", "temperature_celsius", "process_bytes", "memory_used_bytes")
 
@@ -223,7 +222,6 @@ class Summarizer:
             self._totals[name] = total
 
     def _added_up(self) -> dict[str, int]:
-        """Return the sums over the frames of the second."""
         self._settle_totals()
         counted = zip(*map(_counted_of, self._frames), strict=True) if self._frames else [()] * len(_COUNTED)
         # The sum of valid numbers may exceed the format's range. Real engines do not reach it.
@@ -298,7 +296,6 @@ class Summarizer:
         return summary if mirror.capabilities == OWN_ENGINE else self._without_unknown(summary, mirror)
 
     def _since_begin_ns(self, peak: Peak) -> int:
-        """Return the time from the start of the current second to `peak`."""
         return max(0, peak.time_ns - self._second * SECOND_NS)
 
     def _without_unknown(self, summary: Summary, mirror: Mirror) -> Summary:

@@ -65,7 +65,6 @@ class CarriedStep(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     before_ns: int = 0
     """Time from the step's start to the start of the second in which it ended."""
     length_ns: int = 0
-    """Duration of the step."""
     prefill_tokens: int = 0
     decode_tokens: int = 0
 
@@ -81,7 +80,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     """Start of the second on the recording's clock, in nanoseconds since 1970."""
     epoch: int
     step: int = 0
-    """Newest step at the second's end."""
     num_steps: int = 0
     num_lost_frames: int = 0
     num_running: int = 0
@@ -225,7 +223,6 @@ def decode_event(data: bytes) -> TimedEvent:
 
 
 def schema_of(kind: type[msgspec.Struct]) -> bytes:
-    """Return the type's JSON schema, for other tools."""
     return msgspec.json.encode(msgspec.json.schema(kind))
 
 

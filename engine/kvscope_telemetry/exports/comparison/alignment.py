@@ -39,11 +39,9 @@ class Alignment:
         return cls(moment_b_ns - moment_a_ns)
 
     def to_b(self, time_ns: int) -> int:
-        """Return the moment of B that corresponds to this moment of A."""
         return time_ns + self.offset_ns
 
     def to_a(self, time_ns: int) -> int:
-        """Return the moment of A that corresponds to this moment of B."""
         return time_ns - self.offset_ns
 
 

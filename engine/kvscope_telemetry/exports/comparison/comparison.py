@@ -77,7 +77,6 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
     a: float | None
     b: float | None
     difference: float | None
-    """b - a."""
     verdict: Verdict
     test: Method
     a_windows: int
@@ -94,20 +93,15 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SettingDifference(msgspec.Struct, frozen=True):
-    """A setting in which the two engines differ."""
-
     name: str
     a: str
     b: str
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Result of a comparison."""
-
     a: Digest
     b: Digest
     settings: tuple[SettingDifference, ...]
-    """Settings in which the two engines differ."""
     rows: tuple[ComparisonRow, ...]
 
 

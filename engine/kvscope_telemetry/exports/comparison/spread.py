@@ -55,8 +55,6 @@ class Verdict(StrEnum):
 
 
 class Method(StrEnum):
-    """Statistical test that was applied to a difference."""
-
     RATIO = "Welch's t of logarithms"
     DIFFERENCE = "Welch's t"
     NONE = ""
@@ -69,7 +67,6 @@ class JudgedDifference:
     verdict: Verdict
     test: Method = Method.NONE
     num_a: int = 0
-    """Number of windows of A in which the figure is known."""
     num_b: int = 0
     low: float | None = None
     """Lower end of the interval of b / a (ratio test) or b - a; None without a test."""

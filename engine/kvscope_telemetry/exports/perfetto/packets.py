@@ -108,7 +108,6 @@ def instant(uuid: int, time_ns: int, name: str, category: str, values: Values, f
 
 
 def counter(uuid: int, time_ns: int, value: float) -> bytes:
-    """Encode the value of a counter from `time_ns` on."""
     return _event(_COUNTER, uuid, time_ns, double(44, value))
 
 

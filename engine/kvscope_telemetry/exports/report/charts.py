@@ -47,7 +47,6 @@ class ChartMark:
     at_s: float
     end_s: float
     html: str
-    """Text as HTML."""
     is_note: bool
 
 
@@ -58,7 +57,6 @@ class Band:
     from_s: float
     until_s: float
     html: str
-    """Text as HTML."""
 
 
 @dataclass(frozen=True, slots=True)

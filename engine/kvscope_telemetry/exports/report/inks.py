@@ -65,7 +65,6 @@ _AROUND: Final = ("page", "paper", "edge", "text", "soft", "grid")
 
 
 def variables(colors: dict[str, str]) -> str:
-    """Return colours as CSS custom properties."""
     return "".join(f"--{name}:{color};" for name, color in colors.items())
 
 
@@ -75,6 +74,5 @@ def ink_classes() -> str:
 
 
 def rgb(color: str) -> tuple[int, int, int]:
-    """Parse `#rrggbb`."""
     red, green, blue = bytes.fromhex(color.removeprefix("#"))
     return red, green, blue

@@ -79,7 +79,6 @@ def _standing(history: RequestHistory, axis: ReportTimeAxis, span: Span, y: int)
 
 
 def request_rows(worst: Sequence[WorstRequest]) -> list[list[str]]:
-    """Return the table cells of the most delayed requests."""
     rows = []
     for each in worst:
         history, info = each.history, each.history.info
@@ -100,7 +99,6 @@ def request_rows(worst: Sequence[WorstRequest]) -> list[list[str]]:
 
 
 def missed_rows(missed: Sequence[MissedRequest]) -> list[list[str]]:
-    """Return the table cells of the requests that missed a goal."""
     return [
         [
             _named(each.history),

@@ -16,7 +16,6 @@ _ROWS_A_GROUP: Final = 1 << 16
 
 
 def require_pyarrow(suffix: str) -> None:
-    """Raise BadInput if pyarrow is not installed."""
     if importlib.util.find_spec("pyarrow") is None:
         raise BadInput(
             f"{suffix} needs pyarrow, which is not installed: pip install 'kvscope[export]' (.csv needs none)"

@@ -28,8 +28,6 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Columns of the same length."""
-
     name: str
     columns: tuple[Column, ...]
     about: dict[str, str]

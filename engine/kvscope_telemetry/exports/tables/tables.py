@@ -135,7 +135,6 @@ def requests_table(content: Content) -> Table:
 
 
 def events_table(content: Content) -> Table:
-    """Return one row per event."""
     recording, overview, span = content.recording, content.overview, content.span
     places = overview.events.find(span.from_ns, span.until_ns).tolist()
     found = [overview.events[place] for place in places]
@@ -159,7 +158,6 @@ def events_table(content: Content) -> Table:
 
 
 def bookmarks_table(content: Content) -> Table:
-    """Return one row per bookmark or alarm."""
     recording, marks, span = content.recording, content.marks, content.span
     times = np.array([mark.time_ns for mark in marks], np.int64)
     lengths = np.array([end_of(mark) - mark.time_ns for mark in marks], np.float64) / 1e9
