@@ -1,4 +1,4 @@
-"""What an engine says about itself: messages, ledger, mirror, sources, recordings. No torch, no Qt."""
+"""Telemetry of inference engines: messages, ledger, mirror, sources, recordings. Imports neither torch nor Qt."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
@@ -36,9 +36,10 @@ _PLACES: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    """Each name is imported when it is asked for: a command that needs none does not pay for sockets or recordings.
+    """Import each public name on first access, so that a command that does not need sockets or recordings does not
+    load them.
 
-    `with connect("ipc:///…/telemetry") as source:` watches the engine there; `vllm://HOST:PORT` as well.
+    `with connect("ipc:///.../telemetry") as source:` watches the engine at that address; `vllm://HOST:PORT` works too.
     """
     if name == "connect":
         return import_module("kvscope_telemetry.addresses").open_source

@@ -1,4 +1,4 @@
-"""Which version of kvscope this is."""
+"""Version of kvscope."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def program_version() -> str:
-    """That of the installed package; a checkout that is merely on the path has none, and says so."""
+    """Return the version of the installed package, or "not installed" for a checkout that is only on the path."""
     try:
         return version("kvscope")
     except PackageNotFoundError:

@@ -1,11 +1,10 @@
-"""From an address to the source that watches the engine there: the one place that knows which kinds there are.
+"""Maps an address to the source that watches the engine there. The only module that knows all kinds of addresses.
 
     ipc:///DIR/telemetry, tcp://HOST:PORT       kvscope's own engine
     ssh://[USER@]HOST[:PORT][/ENDPOINT]         the same on another machine, through OpenSSH
-    vllm://HOST:PORT and others' SCHEME://…      other engines (`external/engines.py`), by the port of their HTTP server
+    vllm://HOST:PORT and others' SCHEME://...    other engines (`external/engines.py`), by the port of their HTTP server
 
-Other engines' sources are imported when one is opened: who watches none does not pay for them. Secrets are in no repr
-and in no name.
+Sources of other engines are imported when one is opened. Secrets appear in no repr and in no name.
 """
 
 from __future__ import annotations
@@ -33,27 +32,28 @@ if TYPE_CHECKING:
 
 OWN_SCHEMES: Final = ("ipc", "tcp", "ssh")
 API_KEY_VARIABLE: Final = "KVSCOPE_API_KEY"
-"""Environment variable with the API key where no file is given: command lines can be read by others."""
+"""Environment variable with the API key, used if no file is given. A command-line option would be readable by other
+users.
+"""
 
 
 def accepted_addresses() -> str:
-    """Describe the forms that an address may have."""
     return f"ipc:///DIR, tcp://HOST:PORT, {FORM}, {each_engine('{scheme}://HOST:PORT')}"
 
 
 class WatchedSource(Source, Protocol):
-    """A live source: it has a mirror of its own, and can be recorded."""
+    """A live source, which has its own mirror and can be recorded."""
 
     mirror: Mirror
 
     def update_mirror(self) -> Update | None:
-        """Apply what came since the last call to `mirror`; returns the update that was applied."""
+        """Apply the messages since the last call to `mirror`, and return the applied update."""
 
     def resync(self) -> None:
-        """Ask for the whole state, because an update could not be applied."""
+        """Request the complete state, because an update could not be applied."""
 
     def set_sink(self, sink: Sink | None) -> None:
-        """Give everything that is accepted from now on to `sink`, or to nobody."""
+        """Pass everything received from now on to `sink`, or to nothing if None."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -63,35 +63,37 @@ class WatchedSource(Source, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where an engine is, and the credentials to access it."""
+    """Address of an engine, and the credentials to access it."""
 
     text: str
     key: Path | None = None
-    """Key file for an engine of kvscope's; None: the one remembered, or one's own."""
+    """Key file for kvscope's own engine; None: the stored key of the engine, or the user's own."""
     kv_events: str = ""
-    """Where another engine publishes its KV events; empty: where it says itself."""
+    """Endpoint of another engine's KV events; "": the one that the engine announces."""
     api_key: str = field(default="", repr=False)
-    """API key for another engine's HTTP server at this address. Never sent to an address that an engine announces."""
+    """API key for another engine's HTTP server at this address. It is never sent to an address that an engine
+    announces.
+    """
     tls: bool = False
-    """Whether that server speaks https."""
+    """Whether that server uses HTTPS."""
     ca_file: Path | None = None
-    """Certificate authorities that are trusted besides the system's."""
+    """PEM file of additional trusted certificate authorities."""
     api_key_over_http: bool = False
     """Whether the API key may be sent to another machine without TLS."""
 
     @property
     def scheme(self) -> str:
-        """The part before ://, empty where there is none."""
         scheme, separator, _ = self.text.partition("://")
         return scheme if separator else ""
 
     @property
     def is_external(self) -> bool:
-        """Whether the engine is not one of kvscope's."""
         return find_engine(self.scheme) is not None
 
     def check(self) -> None:
-        """Raise BadInput, naming the value and what is accepted, unless the address can be opened. Contacts nobody."""
+        """Raise BadInput, with the value and the accepted ones, unless the address can be opened.
+        Makes no connection.
+        """
         if self.is_external:
             self._check_options_of_external()
             external_address(self)
@@ -106,8 +108,8 @@ class Address:
             raise BadInput(f"address {self.text!r} is not accepted: {hint or accepted_addresses()}")
 
     def open(self, sink: Sink | None = None) -> WatchedSource:
-        """Return the source that watches the engine; an engine that is not there yet is waited for. Raises BadInput as
-        `check` does.
+        """Return a source that watches the engine; it waits for an engine that is not running yet. Raises BadInput
+        like `check`.
         """
         self.check()
         if not self.is_external:
@@ -166,17 +168,24 @@ def open_source(
     api_key_over_http: bool = False,
     sink: Sink | None = None,
 ) -> WatchedSource:
-    """Watch the engine at `address`: `with connect("vllm://HOST:PORT") as source:`. See `Address` for the rest.
+    """Watch the engine at `address`: `with connect("vllm://HOST:PORT") as source:`.
 
-    Raises BadInput for what is not accepted.
+    Args:
+        sink: Receives all messages, for recording.
+
+    The other arguments are the fields of `Address`.
+
+    Raises:
+        BadInput: A value is not accepted.
     """
     return Address(address, key, kv_events, api_key, tls, ca_file, api_key_over_http).open(sink)
 
 
 def each_rank(text: str) -> list[str]:
-    """`vllm://HOST:PORT/?ranks=4` as the addresses of its four data-parallel ranks, any other as it is.
+    """Expand `vllm://HOST:PORT/?ranks=4` to the addresses of its four data-parallel ranks. Other addresses are
+    returned unchanged.
 
-    Raises BadInput for a number that cannot be one, and for one rank and several at once.
+    Raises BadInput for an invalid number of ranks, and for `rank` combined with `ranks`.
     """
     if not Address(text).is_external or "ranks=" not in text:
         return [text]
@@ -186,7 +195,7 @@ def each_rank(text: str) -> list[str]:
 
 
 def read_api_key(path: Path | None) -> str:
-    """The key in the file, or in the environment where no file is named; empty for none. Raises BadInput."""
+    """Return the API key from the file, or from the environment if `path` is None; "" for none. Raises BadInput."""
     if path is None:
         return os.environ.get(API_KEY_VARIABLE, "").strip()
     try:
@@ -201,7 +210,7 @@ def read_api_key(path: Path | None) -> str:
 
 
 def external_address(address: Address) -> ExternalAddress:
-    """Return the address as external sources take it: its text, combined with the other fields. Raises BadInput."""
+    """Convert `address` to the form that external sources use. Raises BadInput."""
     from kvscope_telemetry.external.address import ExternalAddress
 
     return ExternalAddress.parse(

@@ -1,7 +1,8 @@
-"""What delayed a request, step by step: behind whom it waited, for whom it was preempted, what it computed again.
+"""Explains what delayed a request: what it waited for, for which request it was preempted, and what was recomputed.
 
-Owns the chain and its words, made of the events of one engine start and a request's `Moments`. Requests are named as
-`#7`. It tells what was there at the time, and no more: who ran while a request waited need not be why it did.
+Owns the sequence of delays and their text, derived from the events of one engine start and a request's `Moments`.
+Requests are named `#7`. The explanation lists what was observed at that time: the requests that ran while another
+waited are not necessarily the cause.
 """
 
 from __future__ import annotations
@@ -23,13 +24,12 @@ IntArray = npt.NDArray[np.int64]
 _STARTS: Final = ("admitted", "resumed")
 _STOPS: Final = ("preempted", "finished", "aborted", "refused")
 KINDS: Final = (*_STARTS, *_STOPS)
-"""Of the events that are looked at."""
 _RAN_UNTIL: Final = ("preempted", "finished")
-"""Who is told of this ran before, though nobody saw it begin."""
+"""Events that imply that the request ran before, even if its start was not observed."""
 _EVER: Final = 1 << 62
 _MAX_NAMED: Final = 3
 _NOTABLE_NS: Final = 10_000_000
-"""A shorter wait is one for the step in progress, not for another request."""
+"""Shorter waits are for the current step to end, not for another request."""
 _WAITED_FOR: Final[dict[int, str]] = {
     WaitsFor.GRAMMAR: "the grammar of its answer",
     WaitsFor.REMOTE_KV: "its KV to be loaded",
@@ -37,29 +37,32 @@ _WAITED_FOR: Final[dict[int, str]] = {
     WaitsFor.INPUT: "more of its prompt",
     WaitsFor.PROMPT: "its prompt to be computed for another completion",
 }
-"""Reasons that the engine reported and that no other request explains."""
+"""Reported reasons for waiting that are independent of other requests."""
 
 
 class Delays:
-    """Explains the delays of requests of one engine start. `batch_limit` is the maximum number of running requests, 0
-    if it is unknown.
+    """Explains the delays of the requests of one engine start.
+
+    `batch_limit` is the maximum number of running requests, 0 if it is unknown.
     """
 
     def __init__(self, events: Iterable[Event] = (), batch_limit: int = 0) -> None:
         self._batch_limit = batch_limit
         self._own: dict[int, list[Event]] = defaultdict(list)
         self._ended_runs = _Rows(3)
-        """Number, start and end of each time a request ran and stopped."""
+        """Request number, start and end of each completed run."""
         self._began: dict[int, int | None] = {}
-        """Start of the current run of each request that was seen to start or stop; None: it does not run now."""
+        """Start of each request's current run; None if it does not run. Only requests whose start or stop was
+        observed.
+        """
         self._short = _Rows(2)
-        """Requests that were preempted for blocks, and when."""
+        """Requests that were preempted for blocks, and the times."""
         self._ran: IntArray | None = None
         for event in events:
             self.add(event)
 
     def add(self, event: Event) -> None:
-        """Add the next event of this engine start; only those of `KINDS` matter."""
+        """Add the next event of this engine start. Kinds other than `KINDS` are ignored."""
         if event.kind not in KINDS:
             return
         number, began = event.number, self._began
@@ -79,8 +82,10 @@ class Delays:
     def chain(
         self, number: int, moments: Moments, num_output_tokens: int, waits_for: int = WaitsFor.UNTOLD
     ) -> tuple[str, ...]:
-        """Return the delays of a request from its arrival to its end, oldest first; times are on the engine's clock,
-        without its stops. `waits_for`: the last reason for waiting that the engine reported.
+        """Return the delays of a request from its arrival to its end, oldest first. Times are on the engine's clock
+        and exclude its stops.
+
+        `waits_for` is the last reason for waiting that the engine reported.
         """
         return tuple(self._links(number, moments, num_output_tokens, waits_for))
 
@@ -88,7 +93,7 @@ class Delays:
         """Return the request's delays in one line, the longest first, then how long it decoded.
 
         The times add up to the request's total: those of prefill and decode exclude the time spent preempted. `now_ns`
-        is the end of a delay that goes on. Delays of less than 10 ms are left out.
+        is the end of an ongoing delay. Delays of less than 10 ms are left out.
         """
         parts: list[tuple[int, str]] = []
         arrival_ns, running = moments.arrival_ns, moments.running
@@ -117,7 +122,6 @@ class Delays:
         return "; ".join(texts)
 
     def _aside(self, number: int, until_ns: int) -> tuple[list[tuple[int, int]], list[int]]:
-        """Return start and end of each time the request was preempted, and for which request."""
         spans, others, since_ns = [], [], None
         for event in self._own.get(number, []):
             if event.kind == "preempted":
@@ -137,7 +141,7 @@ class Delays:
         elif moments.ended_ns is not None and moments.first_token_ns is None:
             yield self._waited(number, moments, moments.ended_ns, waits_for)
         events = [event for event in own if moments.ended_ns is None or event.time_ns <= moments.ended_ns]
-        lost = 0  # tokens that its last preemption took
+        lost = 0  # tokens freed by its last preemption
         is_first_told = moments.first_token_ns is None
         for place, event in enumerate(events):
             if not is_first_told and moments.first_token_ns is not None and event.time_ns > moments.first_token_ns:
@@ -170,7 +174,7 @@ class Delays:
             return text
         overlap = np.minimum(there[:, 2], until_ns) - np.maximum(there[:, 1], from_ns)
         longest = there[np.argsort(-overlap, kind="stable"), 0]
-        first = np.sort(np.unique(longest, return_index=True)[1])  # where each request is named first
+        first = np.sort(np.unique(longest, return_index=True)[1])  # first occurrence of each request
         named = ", ".join(f"#{other}" for other in longest[first[:_MAX_NAMED]])
         named += f" and {first.size - _MAX_NAMED} more" if first.size > _MAX_NAMED else ""
         if (limit := self._full_batch(there, from_ns, until_ns, waits_for)) is not None:
@@ -185,13 +189,15 @@ class Delays:
     def _full_batch(self, there: IntArray, from_ns: int, until_ns: int, waits_for: int) -> int | None:
         """Return the maximum number of running requests (0: unknown) if the request waited for that, else None.
 
-        What the engine reported comes first; else the batch must have been full for most of the time."""
+        A reason reported by the engine takes precedence. Without one, the batch must have been full for most of the
+        time.
+        """
         limit = self._batch_limit
         if waits_for != WaitsFor.UNTOLD:
             return limit if waits_for == WaitsFor.PLACE else None
         times, counts = _counted(there, from_ns, until_ns)
         lengths = np.diff(np.append(times, until_ns))
-        is_limit_known = limit > 0 and int(counts.max()) <= limit  # it may be changed while the engine runs
+        is_limit_known = limit > 0 and int(counts.max()) <= limit  # the limit may be changed while the engine runs
         is_full = is_limit_known and 2 * int(lengths[counts == limit].sum()) > until_ns - from_ns
         return limit if is_full else None
 
@@ -248,7 +254,7 @@ def _running_ns(spans: Iterable[tuple[int, int]], moments: Moments, from_ns: int
 
 
 def _counted(ran: IntArray, from_ns: int, until_ns: int) -> tuple[IntArray, IntArray]:
-    """Times within, ascending, and how many run from each on."""
+    """Return times in the range, ascending, and the number of running requests from each on."""
     begins, ends = np.maximum(ran[:, 1], from_ns), np.minimum(ran[:, 2], until_ns)
     times, places = np.unique(np.concatenate(([from_ns], begins, ends)), return_inverse=True)
     steps = np.concatenate(([0], np.ones(len(begins), np.int64), -np.ones(len(ends), np.int64)))

@@ -1,7 +1,9 @@
-"""How an engine is set up: every option of it, in one place. Frozen; what can be derived is a property of who needs it.
+"""Configuration of an engine: all of its options. Frozen; derived values are properties or belong to the modules that
+use them.
 
-An option is one field: its default, its bounds and its help. The engine's command line, the desktop's, which passes
-options on, and the checks are derived from it (`options`). It lies here, where no torch is, for the desktop's sake.
+An option is one field with its default, bounds and help text. The command lines of the engine and of the desktop (which
+passes options on) and the checks are derived from it (`options`). The module is in this package, which does not import
+torch, so that the desktop can use it.
 """
 
 from __future__ import annotations
@@ -52,29 +54,30 @@ _Count = Annotated[int, Meta(ge=1, le=64)]
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Guesses by n-grams, vLLM's `ngram`: what followed the same tokens earlier in the request's own text."""
+    """Speculative decoding by n-gram lookup, vLLM's `ngram`: drafts are the tokens that followed the same n-gram
+    earlier in the request's text.
+    """
 
     num_speculative_tokens: _Count
-    """Tokens guessed in a step at most, of one request."""
+    """Maximum number of draft tokens per request and step."""
     method: Literal["ngram"] = "ngram"
     prompt_lookup_max: _Count | None = None
-    """Last tokens that must have been there before, at most and at least; without either both are 5, without one
-    both are the other."""
+    """Maximum n-gram length; `prompt_lookup_min` is the minimum. Without either, both are 5; if one is given, the
+    other equals it.
+    """
     prompt_lookup_min: _Count | None = None
 
     @property
     def longest(self) -> int:
-        """`prompt_lookup_max`, resolved."""
         return self.prompt_lookup_max or self.prompt_lookup_min or DEFAULT_LOOKUP
 
     @property
     def shortest(self) -> int:
-        """`prompt_lookup_min`, resolved."""
         return self.prompt_lookup_min or self.prompt_lookup_max or DEFAULT_LOOKUP
 
 
 def parse_speculative_config(text: str) -> SpeculativeConfig:
-    """The configuration in a JSON object. Raises BadInput, in one line, for anything else."""
+    """Parse a JSON object. Raises BadInput with a one-line message for anything else."""
     config = read_json_option(_SPECULATIVE, text, SpeculativeConfig)
     if config.shortest > config.longest:
         raise BadInput(
@@ -85,16 +88,14 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
 
 
 class LoraModule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An adapter that is loaded at the start."""
-
     name: Annotated[str, Meta(min_length=1, max_length=MAX_ADAPTER_CHARACTERS)]
-    """What requests call it."""
+    """Name by which requests select the adapter."""
     path: Annotated[str, Meta(min_length=1)]
-    """A folder as PEFT writes it."""
+    """Folder in PEFT's format."""
 
 
 def parse_lora_module(text: str) -> LoraModule:
-    """`name=path`, or a JSON object with both. Raises BadInput, in one line, for anything else."""
+    """Parse `name=path` or a JSON object with both. Raises BadInput with a one-line message for anything else."""
     if text.lstrip().startswith("{"):
         return read_json_option(_LORA_MODULES, text, LoraModule)
     name, equals, path = text.partition("=")
@@ -109,10 +110,10 @@ def parse_lora_module(text: str) -> LoraModule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Options of an engine, with vLLM's names where they mean the same.
+    """Options of an engine, named as in vLLM where they have the same meaning.
 
-    Raises BadInput for a value outside its range; what only the device or the model can tell (memory that is
-    not there, a length the model cannot do) is checked at load.
+    Raises BadInput for a value outside its range. Values that depend on the device or the model (available memory,
+    maximum length) are checked at load.
     """
 
     model: str = option(
@@ -184,8 +185,9 @@ class EngineConfig:
         "automatically (or by torchrun)",
         brief="split the model across N GPUs or processes",
     )
-    """Ranks, each a process with a device and its share of every layer's heads and weights; on GPUs with CUDA graphs of
-    decodes alone."""
+    """Number of ranks. Each is a process with its own device and a share of every layer's heads and weights. On GPUs,
+    CUDA graphs are used for decodes only.
+    """
     cpu_offload_gb: float = option(
         0.0,
         Gib(1 << 20),
@@ -220,7 +222,9 @@ class EngineConfig:
         "otherwise",
         brief="attention library for prompts on a GPU: auto (the fastest installed), kvscope, flashinfer or flash-attn",
     )
-    """Decodes, and layers that a library has no word for, are always ours."""
+    """Attention library for prompts. Decodes, and layers that a library does not support, always use kvscope's
+    kernels.
+    """
     async_scheduling: bool | None = option(
         None,
         OnOff(),
@@ -489,12 +493,11 @@ class EngineConfig:
 
     @property
     def prefix_caching(self) -> bool:
-        """Whether prompts that begin alike share blocks."""
+        """Whether prompts with the same prefix share blocks."""
         return self.allocator == "paged" if self.enable_prefix_caching is None else self.enable_prefix_caching
 
     @property
     def max_drafts(self) -> int:
-        """Tokens guessed ahead for a request in a step, at most."""
         return 0 if self.speculative_config is None else self.speculative_config.num_speculative_tokens
 
     @property
@@ -504,17 +507,14 @@ class EngineConfig:
 
     @property
     def has_lora(self) -> bool:
-        """Whether requests may ask for LoRA adapters."""
         return bool(self.lora_modules) or self.allow_runtime_lora_updating
 
     @property
     def num_lora_slots(self) -> int:
-        """`max_loras`, resolved."""
         return self.max_loras or max(1, len(self.lora_modules))
 
     @property
     def publishes_kv_events(self) -> bool:
-        """Whether KV events are published."""
         return self.kv_events_config is not None and self.kv_events_config.is_on
 
     def _check_allocator(self) -> None:
@@ -529,7 +529,7 @@ class EngineConfig:
             )
 
     def _check_ranks(self) -> None:
-        """What one rank alone would do with its own bytes is not done."""
+        """Refuse options that would require one rank to act on its own part of the data."""
         refused: tuple[tuple[str, object, object, str], ...] = (
             ("keep_disk_kv", self.keep_disk_kv, False, "a file holds one rank's part of each block"),
             ("quantization", self.quantization if self.quantization != "none" else "auto", "auto", "shares stay whole"),
@@ -550,7 +550,7 @@ class EngineConfig:
                 raise BadInput(f"{name}={value!r} is not accepted with tensor_parallel_size={size}: {why}")
 
     def _check_deterministic(self) -> None:
-        """What adds in an order that hangs on the batch, or is not known not to."""
+        """Refuse options whose summation order depends on the batch, or is not known to be independent of it."""
         lora = "lora_modules" if self.lora_modules else "allow_runtime_lora_updating"
         refused: tuple[tuple[str, object, object, str], ...] = (
             ("tensor_parallel_size", self.tensor_parallel_size, 1, "ranks add in an order of their own"),

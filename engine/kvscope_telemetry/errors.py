@@ -1,37 +1,34 @@
-"""The error tree of kvscope. Only a `main()` prints one and chooses the exit code.
+"""Exception hierarchy of kvscope. Only a `main()` prints an error and chooses the exit code.
 
 KvscopeError              exit code 1: a failure at run time
-├── BadInput              exit code 2: a value or a file that cannot be accepted; names it and what is
-├── EndpointInUse         another engine, or another program, holds the endpoint
-├── EngineDead            the engine ended while something was still asked of it
-└── ProtocolError         the other side sent what this version cannot read
-    └── UnknownMessage    a whole message of a kind that only a later version knows
++-- BadInput              exit code 2: a value or file is not accepted; the message names it and the accepted ones
++-- EndpointInUse         another engine or program holds the endpoint
++-- EngineDead            the engine ended while a request to it was pending
++-- ProtocolError         the other side sent something that this version cannot read
+    +-- UnknownMessage    a message of a kind that only a later version knows
 """
 
 
 class KvscopeError(Exception):
-    """A failure that is shown to a person in one line."""
+    """A failure that is shown to the user in one line."""
 
     exit_code = 1
 
 
 class BadInput(KvscopeError, ValueError):
-    """A value that cannot be accepted; the message names it and says what is accepted."""
+    """A value that is not accepted. The message names it and the accepted ones."""
 
     exit_code = 2
 
 
-class EndpointInUse(KvscopeError):
-    """The endpoint is held by another engine or program."""
+class EndpointInUse(KvscopeError): ...
 
 
-class EngineDead(KvscopeError):
-    """The engine ended while something was still asked of it."""
+class EngineDead(KvscopeError): ...
 
 
-class ProtocolError(KvscopeError):
-    """The other side sent something this version cannot read."""
+class ProtocolError(KvscopeError): ...
 
 
 class UnknownMessage(ProtocolError):
-    """A sound message of a kind that this version has no name for: to be skipped, and counted."""
+    """A valid message of a kind that this version does not know. Receivers skip and count it."""

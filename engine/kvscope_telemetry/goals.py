@@ -1,7 +1,8 @@
-"""Goals for the latencies of requests, as vLLM's `--goodput` names them, and which requests kept or missed them.
+"""Latency goals for requests, named as in vLLM's `--goodput`, and which requests met or missed them.
 
-Owns the names, how goals are written (`ttft:200 tpot:50`, in milliseconds), and what goodput is: the share of finished
-requests that kept every goal. Latencies are those of `latencies`, so that no stop of the engine makes a request miss.
+Owns the names, the syntax of goals (`ttft:200 tpot:50`, in milliseconds), and the definition of goodput: the share of
+finished requests that met every goal. Latencies are those of `latencies`, so a stop of the engine makes no request miss
+its goal.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ GOAL_NAMES: Final = {
     "e2el": "end-to-end latency",
 }
 Goals = Mapping[str, float]
-"""Milliseconds by name, one of `GOAL_NAMES`; what has no goal is not judged."""
+"""Limit in milliseconds by name from `GOAL_NAMES`. Latencies without a goal are not judged."""
 
 
 def read_goals(texts: Iterable[str], option: str = "--goodput") -> dict[str, float]:
-    """Parse `ttft:200`, …; the last value of a name counts. Raises BadInput, which names `option`."""
+    """Parse texts such as `ttft:200`; the last value of a name applies. Raises BadInput, which names `option`."""
     return dict(_read_goal(text, option) for text in texts)
 
 
@@ -52,8 +53,10 @@ def _read_goal(text: str, option: str) -> tuple[str, float]:
 
 
 def took_s(moments: Moments, num_output_tokens: int) -> dict[str, float]:
-    """What is judged of one request, in seconds by goal; NaN where it is not known (yet). Who wrote one token or none
-    has no time between tokens: it keeps that goal."""
+    """Return the latencies of one request in seconds by goal name; NaN if unknown so far.
+
+    A request with at most one output token has a `tpot` of 0, so it meets that goal.
+    """
     decode_s = _seconds(moments.decode_ns)
     return {
         "ttft": _seconds(moments.ttft_ns),
@@ -68,26 +71,26 @@ def _seconds(duration_ns: int | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Of many finished requests, shape (n,) each. One that is neither has a latency that nobody saw."""
+    """Results for many finished requests, shape (n,) each. A request for which both are False has an
+    unknown latency.
+    """
 
     kept: BoolArray
     missed: BoolArray
 
     @property
     def goodput(self) -> float | None:
-        """The share of requests that kept every goal, 0 to 1, of those that can be judged; None where there are
-        none."""
+        """Share of the judged requests that met every goal, 0 to 1; None if there are none."""
         num_judged = self.num_judged
         return float(np.count_nonzero(self.kept)) / num_judged if num_judged else None
 
     @property
     def num_judged(self) -> int:
-        """Those of which it is known."""
         return int(np.count_nonzero(self.kept | self.missed))
 
 
 def judge(took: Mapping[str, FloatArray], goals: Goals) -> Judged:
-    """By `took_s` of each, in arrays. A miss is a miss whatever is not known beside it."""
+    """Compare latencies (`took_s` as arrays) with goals. A missed goal counts even if another latency is unknown."""
     kept, missed = (np.full(len(next(iter(took.values()))), start) for start in (True, False))
     for name, limit_ms in goals.items():
         kept &= took[name] * 1e3 <= limit_ms
@@ -96,7 +99,7 @@ def judge(took: Mapping[str, FloatArray], goals: Goals) -> Judged:
 
 
 def missed_words(took: Mapping[str, float], goals: Goals) -> list[str]:
-    """`TTFT 2.31 s, goal 200 ms`, for each goal that was missed."""
+    """Return a text such as `TTFT 2.31 s, goal 200 ms` for each missed goal."""
     return [
         f"{name.upper()} {time_text(took[name])}, goal {limit_ms:g} ms"
         for name, limit_ms in goals.items()
@@ -105,5 +108,5 @@ def missed_words(took: Mapping[str, float], goals: Goals) -> list[str]:
 
 
 def time_text(seconds: float) -> str:
-    """`2.31 s`, `52.0 ms`."""
+    """Format a duration as `2.31 s` or `52.0 ms`."""
     return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1e3:,.1f} ms"

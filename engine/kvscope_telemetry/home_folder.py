@@ -1,4 +1,4 @@
-"""Gives a process without a home folder one: a container's user may have neither HOME nor an entry in passwd."""
+"""Provides a home folder for processes without one: a container's user may have neither HOME nor an entry in passwd."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from kvscope_telemetry.sockets.bind_address import shared_folder
 def ensure_home() -> None:
     """Set HOME to a private folder below /tmp if the user has no home.
 
-    Libraries ask for it in many ways: Qt then uses /, and Python raises a RuntimeError. Raises BadInput if the folder
-    belongs to another user.
+    Libraries handle a missing home differently: Qt uses /, and Python raises RuntimeError. Raises BadInput if the
+    folder belongs to another user.
     """
     try:
         Path.home()

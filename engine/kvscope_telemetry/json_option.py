@@ -1,6 +1,6 @@
-"""An option whose value is a JSON object, read into a struct: what is wrong with it is said of one field, in one line.
+"""Parses command-line options whose value is a JSON object into a struct, with one-line errors about a single field.
 
-Owns the words; which fields there are and what they may hold is the struct's.
+Owns the error texts; the struct defines the fields and their bounds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 
 def read_json_option(option: str, text: str, kind: type[StructT]) -> StructT:
-    """The object of `text`. Raises BadInput, in one line that names the `option`, for anything else."""
+    """Parse `text` as an object of type `kind`. Raises BadInput with a one-line message that names `option`."""
     try:
         fields = msgspec.json.decode(text, type=dict[str, object])
     except (msgspec.DecodeError, ValueError, RecursionError) as error:

@@ -1,8 +1,8 @@
-"""The ledger: one row a block, one numpy array a column.
+"""Ledger of all KV cache blocks: one row per block, one numpy array per column.
 
-The engine's block pool writes rows in place; the desktop's mirror holds the same columns and applies
-changed rows by fancy indexing. This file owns the columns' names, types and meaning, and the packing of
-rows to little-endian bytes. It knows neither who writes the rows nor who draws them.
+The engine's block pool writes rows in place. The desktop's mirror holds the same columns and applies changed rows by
+fancy indexing. Owns the names, types and meaning of the columns, and the packing of rows into little-endian bytes.
+Knows neither writers nor views.
 
 See docs/internals/decisions/0001-blocks-are-rows-of-columns.md.
 """
@@ -24,39 +24,39 @@ NO_OWNER: Final = -1
 
 
 class BlockState(IntEnum):
-    """What a block is doing. Shared is not a state: it is `ref_count > 1`."""
+    """State of a block. Shared blocks have no state of their own: they have `ref_count > 1`."""
 
     FREE = 0
-    """Holds nothing."""
     ACTIVE = 1
     """Held by at least one request (`ref_count >= 1`)."""
     CACHED = 2
-    """Held by nobody (`ref_count == 0`), full, hashed: may be reused by a later prompt, or evicted."""
+    """Held by no request (`ref_count == 0`), full and hashed: may be reused by a later prompt, or evicted."""
     UNMAPPED = 3
-    """Address space with no memory behind it (allocator `virtual`)."""
+    """Address range without memory (allocator `virtual`)."""
     UNKNOWN = 255
-    """A state that this version has no name for; no engine sends it."""
+    """A state that this version does not know; never sent by an engine."""
 
 
 class Tier(IntEnum):
-    """Where the bytes of a block are. A ledger has the rows of its pool first, in HBM, then a row a place of each lower
-    tier, then those of recurrent states."""
+    """Location of a block's bytes. A ledger has the rows of its pool (HBM) first, then one row per slot of each lower
+    tier, then those of recurrent states.
+    """
 
     HBM = 0
     HOST = 1
     DISK = 2
     STATES = 3
-    """In HBM, beside the pool: one recurrent state a row."""
+    """Recurrent states in HBM, outside the pool: one state per row."""
     HOST_STATES = 4
-    """The same in host memory: states of swapped-out requests, and of prefixes."""
+    """Recurrent states in host memory: those of swapped-out requests, and of prefixes."""
     UNKNOWN = 255
-    """A tier that this version has no name for; no engine sends it."""
+    """A tier that this version does not know; never sent by an engine."""
 
 
 STATE_TIERS: Final = (Tier.STATES, Tier.HOST_STATES)
-"""Whose rows are recurrent states, and not blocks."""
+"""Tiers whose rows are recurrent states instead of blocks."""
 LOWER_TIERS: Final = (Tier.HOST, Tier.DISK, Tier.HOST_STATES)
-"""Whose rows no request runs on."""
+"""Tiers whose rows requests cannot run on."""
 
 COLUMNS: Final[dict[str, np.dtype[np.generic]]] = {
     "state": np.dtype("u1"),  # BlockState
@@ -68,20 +68,20 @@ COLUMNS: Final[dict[str, np.dtype[np.generic]]] = {
     "prefix_hits": np.dtype("<u2"),  # prefix-cache hits since it was written, saturating
     "hash": np.dtype("<u8"),  # low 64 bits of the chained block hash, 0 when not hashed
     "parent": np.dtype("<u8"),  # `hash` of the block before it in its text; 0 for the first, and when not hashed
-    "group": np.dtype("u1"),  # which of `CacheInfo.groups` it holds KV of, since it was last given out
-    "eviction_order": np.dtype("<u4"),  # lowest of its tier: evicted next; 0: in use, pinned or not told
+    "group": np.dtype("u1"),  # index in `CacheInfo.groups` of the KV it holds, set at allocation
+    "eviction_order": np.dtype("<u4"),  # lowest of its tier: evicted next; 0: in use, pinned or not reported
     "attention": np.dtype("<u4"),  # see `attention_share`; 0 where it was never measured
     "attention_step": np.dtype("<u4"),  # the step it was measured in, 0 where it never was
     "skipped": np.dtype("<u4"),  # see `skipped_share`; 0 where it was never counted
 }
 MEASURED: Final = ("attention", "attention_step", "skipped")
-"""Columns that only some engines fill, whenever they measure."""
+"""Columns that only some engines fill, at the steps in which they measure."""
 OPTIONAL: Final = ("group", "eviction_order", *MEASURED)
-"""Columns that have a value a row on the wire, or are empty where all are 0."""
+"""Columns that have one value per row on the wire, or are empty if all values are 0."""
 DENSE: Final = tuple(name for name in COLUMNS if name not in ("parent", *OPTIONAL))
-"""Columns that have a value a row on the wire. Parents are there for rows with a hash alone."""
+"""Columns that always have one value per row on the wire. `parent` only has values for rows with a hash."""
 LASTING: Final = (*DENSE, "parent")
-"""Columns that change when something happens to a block, and not whenever somebody measures."""
+"""Columns that change when something happens to a block, not because of a measurement."""
 _PARTS: Final = (*LASTING, *OPTIONAL)
 _parts_of: Final = attrgetter(*_PARTS)
 _WHOLE_ATTENTION: Final = 1_000_000_000
@@ -90,30 +90,36 @@ Column = npt.NDArray[np.generic]
 
 
 class Packing(NamedTuple):
-    """How numbers lie in a field of bytes: little-endian, one after another. Recordings make their columns by it."""
+    """Packing of numbers in a bytes field: consecutive, little-endian. Recordings derive their columns from it."""
 
     dtype: np.dtype[np.generic]
     is_row: bool = False
-    """One number for each row of the struct, so that all such fields have the same length."""
+    """Whether the field has one number per row of the struct. All such fields have the same length."""
     is_key: bool = False
-    """The row's id or number, by which recordings sort the rows. It may be left out where rows are 0, 1, 2, …"""
+    """Whether the numbers are the rows' ids, by which recordings sort the rows. The field may be empty if ids are 0,
+    1, 2, ...
+    """
     is_optional: bool = False
-    """The field is empty where all of its numbers are 0."""
+    """Whether the field is empty if all of its numbers are 0."""
     rows_with: str = ""
-    """The field has a number only for rows where this other field is not 0."""
+    """Name of another field: only rows in which it is not 0 have a number."""
     is_hash: bool = False
-    """Random numbers that occur in several fields and rows: recordings keep each once."""
+    """Whether the numbers are hashes, which are random and repeat across fields and rows. Recordings store each
+    distinct one once.
+    """
     counts_back_from: str = ""
-    """Near this number of the message, and not above it."""
+    """Name of a number field of the message that the values are close to and do not exceed. Recordings store the
+    difference.
+    """
 
 
 def packed(packing: Packing) -> msgspec.Meta:
-    """The annotation of a field of bytes that is packed so."""
+    """Return the annotation for a bytes field with this packing."""
     return msgspec.Meta(extra={"packing": packing})
 
 
 def packing_of(annotation: object) -> Packing | None:
-    """How a field with this annotation is packed; None where it says nothing of that."""
+    """Return the packing in a field's annotation, or None."""
     for note in getattr(annotation, "__metadata__", ()):
         if isinstance(note, msgspec.Meta) and note.extra and "packing" in note.extra:
             found: Packing = note.extra["packing"]
@@ -123,28 +129,27 @@ def packing_of(annotation: object) -> Packing | None:
 
 U2, U4, U8 = (np.dtype(name) for name in ("<u2", "<u4", "<u8"))
 Ids = Annotated[bytes, packed(Packing(U4))]
-"""Of blocks, u4."""
+"""Packed block ids, u4."""
 Times = Annotated[bytes, packed(Packing(U8))]
-"""Nanoseconds, u8."""
+"""Packed nanoseconds, u8."""
 RowNumbers = Annotated[bytes, packed(Packing(U4, is_row=True, is_key=True))]
-"""Of each row, what it is about, u4."""
+"""Packed keys of rows, u4."""
 RowCounts = Annotated[bytes, packed(Packing(U4, is_row=True))]
-"""A number a row, u4."""
+"""One packed number per row, u4."""
 OptionalCounts = Annotated[bytes, packed(Packing(U4, is_row=True, is_optional=True))]
-"""The same, or nothing where all are 0."""
+"""One packed number per row, u4, or empty if all are 0."""
 
 
 def _packed_as_column(name: str, **more: Any) -> msgspec.Meta:
-    """Of a field that has a column of the ledger."""
+    """Return the annotation for a field that corresponds to a column of the ledger."""
     return packed(Packing(COLUMNS[name], is_row=True, **more))
 
 
 class BlockRows(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Rows of the ledger on the wire: `ids` (u32) and each column, packed little-endian, same length.
+    """Rows of the ledger on the wire: `ids` (u32) and each column, packed little-endian, all of the same length.
 
-    `parent` has an entry for each row whose `hash` is not 0, in order, or is empty where all are 0: so a block that
-    is being filled costs nothing for it. `group`, `eviction_order`, `attention`, `attention_step` and `skipped` are as
-    `OPTIONAL` says.
+    `parent` has an entry for each row whose `hash` is not 0, in order, or is empty if all are 0, so that a partially
+    filled block costs nothing. Columns in `OPTIONAL` are empty if all values are 0.
     """
 
     ids: RowNumbers = b""
@@ -167,7 +172,7 @@ class BlockRows(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 class Ledger:
     """Columns of `num_blocks` rows, all free at first.
 
-    Attributes are the columns, each shape `(num_blocks,)` with the dtype in `COLUMNS`.
+    Attributes are the columns, each of shape `(num_blocks,)` with the dtype in `COLUMNS`.
     """
 
     __slots__ = (*COLUMNS, "num_blocks")
@@ -194,7 +199,7 @@ class Ledger:
         self.owner.fill(NO_OWNER)
 
     def part(self, start: int, stop: int) -> Ledger:
-        """Rows `start` to `stop` (exclusive) as a ledger of their own: views, so changes show in both."""
+        """Return rows `start` to `stop` (exclusive) as a ledger of views: changes are visible in both."""
         part = Ledger(0)
         part.num_blocks = stop - start
         for name in COLUMNS:
@@ -202,7 +207,7 @@ class Ledger:
         return part
 
     def pack(self, ids: npt.NDArray[np.uint32]) -> BlockRows:
-        """The rows `ids`, shape `(n,)`, as bytes that no longer change with the ledger."""
+        """Return a packed copy of the rows `ids`, shape `(n,)`."""
         columns = {name: getattr(self, name)[ids].tobytes() for name in DENSE}
         hashed = ids[self.hash[ids].nonzero()]
         parent = _packed_parents(self.parent[hashed]) if hashed.size else b""
@@ -210,22 +215,22 @@ class Ledger:
         return BlockRows(ids=ids.astype("<u4", copy=False).tobytes(), parent=parent, **columns)
 
     def pack_all(self) -> BlockRows:
-        """Every row, in order of block id; `ids` is left empty, which means 0..num_blocks-1."""
+        """Return a packed copy of all rows in order of block id. `ids` is left empty, which means 0..num_blocks-1."""
         columns = {name: getattr(self, name).tobytes() for name in DENSE}
         columns |= {name: _packed_unless_zero(getattr(self, name)) for name in OPTIONAL}
         return BlockRows(parent=_packed_parents(self.parent[self.hash != 0]), **columns)
 
     def equals(self, other: Ledger) -> bool:
-        """Whether every column of every row is the same."""
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in COLUMNS)
 
     def differences(self, other: Ledger) -> list[str]:
-        """The names of the columns that differ, for messages and tests."""
         return [n for n in COLUMNS if not np.array_equal(getattr(self, n), getattr(other, n))]
 
 
 def unpack(rows: Sequence[BlockRows]) -> dict[str, Column]:
-    """Every column of checked `rows`, joined, shape (n,): parents too have an entry a row then."""
+    """Return every column of `rows` concatenated, shape (n,), including `parent` with one entry per row. `rows` must
+    have been validated.
+    """
     packed_parts: Iterable[tuple[bytes, ...]] = zip(*map(_parts_of, rows), strict=True) if rows else [()] * len(_PARTS)
     parts = dict(zip(_PARTS, packed_parts, strict=True))
     columns: dict[str, Column] = {name: np.frombuffer(b"".join(parts[name]), COLUMNS[name]) for name in DENSE}
@@ -234,48 +239,48 @@ def unpack(rows: Sequence[BlockRows]) -> dict[str, Column]:
 
 
 def attention_units(shares: npt.NDArray[np.float32]) -> npt.NDArray[np.uint32]:
-    """Shares of a request's attention, 0 to 1, as the ledger's `attention` has them: 1 and so many billionths. So has
-    `skipped` its shares."""
+    """Encode shares of a request's attention, 0 to 1, for the column `attention`: 1 plus the share in billionths.
+    `skipped` uses the same encoding.
+    """
     whole = np.rint(np.clip(shares.astype(np.float64), 0.0, 1.0) * _WHOLE_ATTENTION)
     units: npt.NDArray[np.uint32] = (whole + 1).astype(np.uint32)
     return units
 
 
 def attention_shares(units: npt.NDArray[np.uint32]) -> npt.NDArray[np.float64]:
-    """Of the ledger's `attention`, 0 to 1; 0 also where nothing was measured."""
+    """Decode the column `attention` to shares, 0 to 1; 0 also where nothing was measured."""
     shares: npt.NDArray[np.float64] = (np.maximum(units, np.uint32(1)) - np.uint32(1)) / _WHOLE_ATTENTION
     return shares
 
 
 def attention_share(units: int) -> float | None:
-    """Of the attention of the request that held it, the most where several did, when it was measured last; None: it
-    never was."""
+    """Decode one value: the block's share of its request's attention at the last measurement, the largest if several
+    requests held the block; None if it was never measured.
+    """
     return (units - 1) / _WHOLE_ATTENTION if units else None
 
 
 def skipped_share(units: int) -> float | None:
-    """Of the layers and KV heads that choose among blocks, those that passed the block over when it was counted last;
-    the least where several requests hold it. None: it never was."""
+    """Decode one value of `skipped`: of the layers and KV heads with sparse attention, the share that skipped the
+    block when last counted, the smallest if several requests held the block; None if it was never counted.
+    """
     return attention_share(units)
 
 
 def pack_u4(values: Sequence[int]) -> bytes:
-    """Numbers as little-endian u32."""
     return struct.pack(f"<{len(values)}I", *values)
 
 
 def pack_u8(values: Sequence[int]) -> bytes:
-    """Numbers as little-endian u64."""
     return struct.pack(f"<{len(values)}Q", *values)
 
 
 def num_hashed(rows: BlockRows) -> int:
-    """How many of the rows have a hash."""
     return int(np.count_nonzero(np.frombuffer(rows.hash, COLUMNS["hash"])))
 
 
 def parent_at(rows: BlockRows, place: int) -> int:
-    """`parent` of one of the rows, found without unpacking them all."""
+    """Return `parent` of the row at index `place`, without unpacking all rows."""
     hashes = np.frombuffer(rows.hash, COLUMNS["hash"])
     if not rows.parent or not hashes[place]:
         return 0
@@ -292,8 +297,8 @@ def _packed_unless_zero(column: Column) -> bytes:
 
 
 def _unpacked_optional(parts: Mapping[str, Sequence[bytes]], name: str) -> Column:
-    """An entry a row, 0 for those of messages that do not tell it."""
-    dtype, states = COLUMNS[name], parts["state"]  # a state is a byte
+    """Return one entry per row; 0 for rows of messages that leave the column out."""
+    dtype, states = COLUMNS[name], parts["state"]  # one byte per row
     if not any(parts[name]):
         return np.zeros(sum(map(len, states)), dtype)
     filled_parts = [part or bytes(dtype.itemsize * len(state)) for part, state in zip(parts[name], states, strict=True)]

@@ -1,7 +1,7 @@
-"""Options that are fields of a frozen dataclass: each field says how it is given, checked and explained.
+"""Options as fields of a frozen dataclass: each field defines how it is given, checked and explained.
 
-A command line, the check of a configuration and another program that passes options on are derived from it. Knows no
-option.
+The command line, the validation of a configuration, and programs that pass options on are derived from the fields. This
+module knows no particular option.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SIZE_UNITS: Final = {
     "TIB": 1 << 40,
 }
 MIN_PLAIN_BYTES: Final = 4096
-"""Smaller numbers without a unit are refused: `--gpu-memory 24` means 24 GiB to whoever types it."""
+"""Smaller numbers without a unit are refused: a user who types `--gpu-memory 24` means 24 GiB."""
 _OPTION: Final = "option"
 _MOST_BYTES: Final = 1 << 50
 
@@ -40,26 +40,24 @@ T = TypeVar("T")
 
 
 class Kind(Protocol):
-    """What values an option has."""
+    """Type and bounds of an option's values."""
 
     @property
     def accepted(self) -> str:
-        """In words, as the end of "... is not accepted: "."""
+        """Text that completes "... is not accepted: "."""
         ...
 
     def read(self, text: str) -> object:
-        """The value of a text. Raises ValueError for what is no value of this kind."""
+        """Parse a text. Raises ValueError if it is not of this kind."""
         ...
 
     def accepts(self, value: Any) -> bool:
-        """Whether a value is one of this kind and inside its bounds."""
+        """Whether `value` is of this kind and within its bounds."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Any text but an empty one."""
-
     accepted: str
 
     def read(self, text: str) -> str:
@@ -71,7 +69,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """One of a few words. `aliases` are other words for them, as another program has them."""
+    """One of a few words. `aliases` maps other programs' words to them."""
 
     words: tuple[str, ...]
     aliases: tuple[tuple[str, str], ...] = ()
@@ -89,7 +87,7 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A whole number, bounds included."""
+    """An integer from `low` to `high`, both inclusive."""
 
     low: int
     high: int
@@ -107,7 +105,7 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class PositiveShare:
-    """A fraction of a whole, without 0."""
+    """A fraction above 0 and at most 1."""
 
     accepted: ClassVar[str] = "a number above 0 and at most 1"
 
@@ -120,7 +118,7 @@ class PositiveShare:
 
 @dataclass(frozen=True, slots=True)
 class Gib:
-    """GiB, with a fraction."""
+    """A number of GiB, possibly fractional."""
 
     high: int
 
@@ -137,7 +135,7 @@ class Gib:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Bytes, given as a size such as `512MiB`."""
+    """A number of bytes, given as a size such as `512MiB`."""
 
     low: int = 1
     accepted: ClassVar[str] = f"a size such as 512MiB or 2GB, or bytes from {MIN_PLAIN_BYTES}"
@@ -151,7 +149,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Off, if it is not given."""
+    """A flag without a value, off by default."""
 
     accepted: ClassVar[str] = "True or False"
 
@@ -164,12 +162,12 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class OnOff(Switch):
-    """On, off, or left to the program: `--x` and `--no-x`."""
+    """On, off, or the program's default: `--x` and `--no-x`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Json:
-    """A JSON object that `parse` reads; it raises BadInput that names the flag and the field."""
+    """A JSON object parsed by `parse`, which raises BadInput with the flag and the field."""
 
     parse: Callable[[str], object]
     accepted: ClassVar[str] = "a JSON object"
@@ -183,7 +181,7 @@ class Json:
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """Values one after the other, none too; `parse` reads one of them, and raises BadInput that names the flag."""
+    """Any number of values, each parsed by `parse`, which raises BadInput with the flag."""
 
     parse: Callable[[str], object]
     accepted: str
@@ -197,20 +195,18 @@ class Several:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """How a field is given on a command line."""
-
     flags: tuple[str, ...]
-    """The first is its name, the others are other words for it."""
+    """The option's flag, followed by its aliases."""
     default: object
     kind: Kind
     group: str
     metavar: str
     help: str
     brief: str
-    """The help where this is one option of a program that has many others; `help` if there is no shorter one."""
+    """Shorter help for a program in which this is one of many options; equal to `help` if there is none."""
 
     def argument(self, text: str) -> object:
-        """The value of a command line's text, for argparse. Raises ArgumentTypeError."""
+        """Parse a command-line text, for argparse. Raises ArgumentTypeError."""
         try:
             value = self.kind.read(text)
         except BadInput as error:  # names the flag, as argparse does
@@ -222,7 +218,7 @@ class Option:
         return value
 
     def add_to(self, group: argparse._ArgumentGroup, name: str) -> None:
-        """Add it to a parser whose program uses the value, as `name` of the namespace."""
+        """Add the option to the parser of a program that uses the value, as `name` in the namespace."""
         match self.kind:
             case OnOff():
                 given: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
@@ -237,7 +233,9 @@ class Option:
         group.add_argument(*self.flags, dest=name, default=self.default, help=self.help, **given)
 
     def add_passed_on(self, group: argparse._ArgumentGroup, name: str) -> None:
-        """Add it to a parser whose program passes it on (`words`): what is given is checked, and kept as it is."""
+        """Add the option to the parser of a program that passes it on (`words`): the value is checked and kept as
+        text.
+        """
         match self.kind:
             case OnOff():
                 given: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
@@ -250,7 +248,7 @@ class Option:
         group.add_argument(*self.flags, dest=name, help=self.brief, **given)
 
     def words(self, given: str | bool | list[str] | None) -> list[str]:
-        """A command line that passes on what `add_passed_on` read."""
+        """Return the command-line arguments that pass on a value read by `add_passed_on`."""
         flag = self.flags[0]
         if given is None:
             return []
@@ -276,7 +274,7 @@ def option(
     flag: str = "",
     short: tuple[str, ...] = (),
 ) -> T:
-    """A dataclass's field that is an option. Its flag is the field's name, where none is given."""
+    """Return a dataclass field that is an option. `flag` defaults to the field's name."""
     about = {
         "flags": (flag, *short),
         "kind": kind,
@@ -289,7 +287,7 @@ def option(
 
 
 def options_of(config: type[Any]) -> dict[str, Option]:
-    """A dataclass's options by the names of their fields, in their order."""
+    """Return a dataclass's options by field name, in order."""
     found = {}
     for each in fields(config):
         about = dict(each.metadata[_OPTION])
@@ -300,7 +298,7 @@ def options_of(config: type[Any]) -> dict[str, Option]:
 
 
 def check_options(config: Any) -> None:
-    """Raises BadInput for a value of `config` that its option does not accept; None passes where it is the default."""
+    """Raise BadInput if an option does not accept its value in `config`. None is accepted if it is the default."""
     for name, each in options_of(type(config)).items():
         value = getattr(config, name)
         if not (value is None and each.default is None) and not each.kind.accepts(value):
@@ -308,7 +306,7 @@ def check_options(config: Any) -> None:
 
 
 def read_size(text: str) -> int:
-    """Return the bytes in `512MiB`, `1.5GB`, `4G` (binary) or a plain number. Raises ValueError."""
+    """Return the number of bytes of `512MiB`, `1.5GB`, `4G` (binary) or a plain number. Raises ValueError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", text.strip())
     unit = SIZE_UNITS.get(match[2].upper()) if match else None
     num_bytes = float(match[1]) * unit if match and unit else 0.0

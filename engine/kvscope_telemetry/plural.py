@@ -1,6 +1,6 @@
-"""Counts with their noun in messages that people read."""
+"""Formats counts with their noun, for texts that users read."""
 
 
 def counted(count: int, noun: str) -> str:
-    """Return `1 block`, `2 blocks`; `noun` is one that takes an s."""
+    """Return `1 block` or `2 blocks`. The plural of `noun` must be formed with "s"."""
     return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -1,6 +1,6 @@
 """All requests of a session as numpy columns: arrival, latencies, end, and the reason for each delay.
 
-Fed with telemetry in its order, live or from a recording; keeps requests that ended and those of earlier engine starts.
+Fed with telemetry in order, live or from a recording. Keeps finished requests and those of earlier engine starts.
 Latencies follow `latencies`, so they equal those of the exports. Thread-safe. Knows no Qt and no files.
 """
 
@@ -33,9 +33,9 @@ FloatArray = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
 IntArray = npt.NDArray[np.int64]
 MAX_REQUESTS: Final = 250_000
-"""Requests that are kept: of more, the oldest engine starts and then the oldest requests are dropped."""
+"""Maximum number of requests. Above it, the oldest engine starts and then the oldest requests are dropped."""
 _UNSEEN: Final = -2
-"""A moment that was before anything was received: what is seen later is not the first."""
+"""Marks a moment before telemetry was received, so that a later observation is not taken for the first."""
 _UNKNOWN: Final = -1
 _COLUMNS: Final = (
     *("number", "arrival_ns", "num_prompt_tokens", "max_tokens", "client"),
@@ -43,19 +43,19 @@ _COLUMNS: Final = (
     *("num_draft_tokens", "num_accepted_tokens", "waits_for"),
     *("started_ns", "first_token_ns", "last_token_ns", "ended_ns", "ending", "aside_ns", "aside_since_ns"),
 )
-"""Columns of an engine start; times are on its clock, and `_UNKNOWN` or `_UNSEEN` where they are not known."""
+"""Columns of an engine start. Times are on its clock; `_UNKNOWN` or `_UNSEEN` if not known."""
 _MOMENTS: Final = ("started_ns", "first_token_ns", "last_token_ns", "ended_ns", "aside_since_ns")
 _KEY_SHIFT: Final = 40
 _FRAMES_AT_ONCE: Final = 128
-"""More would keep the lock for longer than a display frame."""
+"""Frames per update of the log. More would hold the lock for longer than a display frame."""
 _Read = TypeVar("_Read")
 
 
 class Ending(IntEnum):
-    """How a request ended, as its last event says."""
+    """How a request ended, according to its last event."""
 
     UNKNOWN = 0
-    """It has not ended, or its end was not reported."""
+    """The request has not ended, or its end was not reported."""
     FINISHED = 1
     ABORTED = 2
     REFUSED = 3
@@ -66,21 +66,20 @@ ENDINGS: Final = {"finished": Ending.FINISHED, "aborted": Ending.ABORTED, "refus
 
 @dataclass(frozen=True, slots=True)
 class RequestColumns:
-    """Requests as columns, oldest first, each of shape (n,); a copy. Times of a request that goes on are as of now."""
+    """Copied columns of requests, oldest first, each of shape (n,). Durations of unfinished requests last until now."""
 
     request_ids: list[str]
     adapters: list[str]
-    """LoRA adapters by name; empty: none."""
     key: IntArray
-    """Identifies a request among all engine starts; ascending."""
+    """Identifier of a request among all engine starts; ascending."""
     epoch: IntArray
     number: IntArray
     client: IntArray
-    """Which client sent it; 0: unknown."""
+    """Number of the client that sent the request; 0: unknown."""
     arrival_ns: IntArray
-    """Wall clock of the timeline."""
+    """Arrival on the timeline's wall clock."""
     end_ns: IntArray
-    """Wall clock of the timeline; now for a request that goes on, the arrival where the end was not seen."""
+    """End on the timeline's wall clock; now for an unfinished request, the arrival if the end was not observed."""
     state: IntArray
     """A `RequestState`."""
     has_ended: npt.NDArray[np.bool_]
@@ -98,36 +97,35 @@ class RequestColumns:
     num_draft_tokens: IntArray
     num_accepted_tokens: IntArray
     tokens_per_s: FloatArray
-    """Output tokens per second after the first token; NaN before there are two, and where the first was not seen."""
+    """Output tokens per second after the first token; NaN with fewer than two tokens, or if the first was not
+    observed.
+    """
     ttft_s: FloatArray
     queue_s: FloatArray
-    """Time from the arrival to the start, or until now; NaN where the start was not seen."""
+    """Time from the arrival to the first run, or until now; NaN if the first run was not observed."""
     time_s: FloatArray
     """Time from the arrival to the end, or until now."""
     aside_s: FloatArray
-    """Time spent preempted."""
     cached_share: FloatArray
-    """Share of the prompt that came from the prefix cache, 0 to 1; NaN for a request that has not started."""
+    """Share of the prompt found in the prefix cache, 0 to 1; NaN for a request that has not started."""
 
     def __len__(self) -> int:
         return len(self.request_ids)
 
     @property
     def tpot_s(self) -> FloatArray:
-        """Mean time per output token after the first, as `tokens_per_s`."""
+        """Mean time per output token after the first; NaN like `tokens_per_s`."""
         known = self.tokens_per_s > 0
         return np.where(known, 1 / np.where(known, self.tokens_per_s, 1.0), np.nan)
 
     @property
     def delay_s(self) -> FloatArray:
-        """Time in which the request was not served: in the queue, and preempted."""
         return np.nan_to_num(self.queue_s) + np.nan_to_num(self.aside_s)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestWallTimes:
-    """When a request arrived, started, got its first token and ended, by the wall clock of the timeline; None: not
-    known."""
+    """Moments of a request on the timeline's wall clock; None if unknown."""
 
     arrival_ns: int
     started_ns: int | None
@@ -136,11 +134,9 @@ class RequestWallTimes:
 
 
 class RequestLog:
-    """Requests of a session, over all engine starts."""
-
     def __init__(self, max_requests: int = MAX_REQUESTS) -> None:
         self.version = 0
-        """Grows with each change."""
+        """Incremented by each change."""
         self._max_requests = max_requests
         self._starts: list[_EngineStart] = []
         self._num_starts = 0
@@ -157,8 +153,10 @@ class RequestLog:
             return self._starts[-1].epoch if self._starts else None
 
     def restate(self, snapshot: Snapshot, offset_ns: int) -> None:
-        """Add a snapshot: a new engine start, or the state after a gap. `offset_ns` turns its clock into the wall clock
-        of the timeline."""
+        """Add a snapshot: a new engine start, or the state after a gap.
+
+        `offset_ns` converts its clock to the timeline's wall clock.
+        """
         with self._lock:
             if not self._starts or self._starts[-1].epoch != snapshot.hello.epoch:
                 hello = snapshot.hello
@@ -179,7 +177,10 @@ class RequestLog:
         """Add what happened in the newest engine start until `time_ns` on its clock.
 
         Args:
+            infos: New requests.
             rows: Changes of requests, oldest first, with the engine's time of each row.
+            events: Events since the last call.
+            time_ns: Newest time.
             offset_ns: As in `restate`.
         """
         with self._lock:
@@ -195,24 +196,22 @@ class RequestLog:
             self._changed()
 
     def columns(self) -> RequestColumns:
-        """Return all requests, oldest first."""
         with self._lock:
             return _joined([start.columns() for start in self._starts])
 
     def columns_of(self, epoch: int, number: int) -> RequestColumns | None:
-        """Return one request; None for an unknown one."""
         key = self.key_of(epoch, number)
         return None if key is None else self._of(key, _EngineStart.row_columns, None)
 
     def key_of(self, epoch: int, number: int) -> int | None:
-        """Return the key of a request; None for an unknown one."""
+        """Return the key of a request; None if it is unknown."""
         with self._lock:
             start = next((each for each in reversed(self._starts) if each.epoch == epoch), None)
             is_known = start is not None and start.row_of(number) is not None
             return (start.place << _KEY_SHIFT) + number if start is not None and is_known else None
 
     def first_token_ns(self, epoch: int, number: int) -> int:
-        """Return when the first token of a request came, by its engine's clock; -1 where that is not known."""
+        """Return the time of a request's first token on its engine's clock; -1 if unknown."""
         with self._lock:
             start = next((each for each in reversed(self._starts) if each.epoch == epoch), None)
             row = None if start is None else start.row_of(number)
@@ -224,11 +223,11 @@ class RequestLog:
         return self._of(key, lambda start, row: start.chain(row), nothing)
 
     def reason(self, key: int) -> str:
-        """Return why a request took long, in one line (`Delays.reason`); empty where nothing delayed it."""
+        """Return why a request took long, in one line (`Delays.reason`); "" if nothing delayed it."""
         return self._of(key, lambda start, row: start.reason(row), "")
 
     def times(self, key: int) -> RequestWallTimes | None:
-        """Return the moments of a request; None for an unknown one."""
+        """Return the moments of a request; None if it is unknown."""
         nothing: RequestWallTimes | None = None
         return self._of(key, lambda start, row: start.times(row), nothing)
 
@@ -244,14 +243,14 @@ class RequestLog:
         self.version += 1
         surplus = sum(len(start) for start in self._starts) - self._max_requests
         if surplus > 0:
-            surplus += self._max_requests // 8  # so that this is done seldom
+            surplus += self._max_requests // 8  # drop more than needed, so that it happens rarely
             while len(self._starts) > 1 and surplus >= len(self._starts[0]):
                 surplus -= len(self._starts.pop(0))
             self._starts[0].drop_oldest(surplus)
 
 
 class _EngineStart:
-    """Requests of one engine start, a row each in the order of their numbers. Times are on the engine's clock."""
+    """Requests of one engine start, sorted by number. Times are on the engine's clock."""
 
     def __init__(self, epoch: int, place: int, batch_limit: int) -> None:
         self.epoch = epoch
@@ -269,12 +268,10 @@ class _EngineStart:
         return len(self.request_ids)
 
     def row_of(self, number: int) -> int | None:
-        """Return the row of a request."""
         row = int(np.searchsorted(self._column["number"], number))
         return row if row < len(self) and self._column["number"][row] == number else None
 
     def announce(self, infos: Iterable[RequestInfo]) -> None:
-        """Add those requests that are not known yet."""
         fresh = {info.number: info for info in infos}
         fresh = {number: info for number, info in fresh.items() if self.row_of(number) is None}
         if not fresh:
@@ -296,7 +293,7 @@ class _EngineStart:
             self._keep(np.argsort(self._column["number"], kind="stable"))
 
     def restate(self, snapshot: Snapshot) -> None:
-        """Take the state of a snapshot. Moments that passed before it, and were not seen, stay unknown."""
+        """Apply the state of a snapshot. Moments that passed unobserved before it stay unknown."""
         self.time_ns = max(self.time_ns, snapshot.time_ns)
         self.running.catch_up(snapshot.stops, snapshot.time_ns)
         there = [info.number for info in snapshot.requests_info]
@@ -317,7 +314,7 @@ class _EngineStart:
             column[name][unseen] = _UNSEEN
 
     def change(self, rows: RequestRows, times_ns: IntArray) -> None:
-        """Take changes of requests, oldest first, at `times_ns` each; a request may have several."""
+        """Apply changes of requests, oldest first, with the time of each. A request may have several."""
         column = self._column
         at, kept = self._rows_in(rows)
         if not at.size:
@@ -333,13 +330,14 @@ class _EngineStart:
             ("ended_ns", states == RequestState.FINISHED),
         ):
             first = happens & (column[name][at] == _UNKNOWN)
-            column[name][at[first][::-1]] = times[first][::-1]  # the first time of each request stays
+            # In reverse, so that the earliest time of each request is written last.
+            column[name][at[first][::-1]] = times[first][::-1]
         # A request's newest token came with the first row that has as many tokens as its last one.
         is_newest = (tokens == column["num_output_tokens"][at]) & (tokens > tokens_before)
         column["last_token_ns"][at[is_newest][::-1]] = times[is_newest][::-1]
 
     def add_events(self, events: Iterable[Event]) -> None:
-        """Take what events say of starts, preemptions, ends and stops of the engine."""
+        """Apply events: starts, preemptions and ends of requests, and stops of the engine."""
         column = self._column
         for event in events:
             self.running.note(event)
@@ -362,7 +360,7 @@ class _EngineStart:
                 column["ended_ns"][row], column["ending"][row] = event.time_ns, ENDINGS[event.kind]
 
     def columns(self, part: slice = slice(None)) -> RequestColumns:
-        """Return copies of some rows of the columns, and what follows from them."""
+        """Return copies of some rows of the columns, and the values derived from them."""
         column, running = {name: values[part] for name, values in self._column.items()}, self.running
         arrival, first, ended = column["arrival_ns"], column["first_token_ns"], column["ended_ns"]
         has_ended = column["state"] == RequestState.FINISHED
@@ -394,23 +392,19 @@ class _EngineStart:
         )
 
     def row_columns(self, row: int) -> RequestColumns | None:
-        """Return the columns of one row."""
         return self.columns(slice(row, row + 1))
 
     def chain(self, row: int) -> tuple[str, ...]:
-        """Return what delayed the request, oldest first."""
         column = self._column
         moments, output = self._moments(row), int(column["num_output_tokens"][row])
         return self.delays.chain(int(column["number"][row]), moments, output, int(column["waits_for"][row]))
 
     def reason(self, row: int) -> str:
-        """Return why the request took long, in one line."""
         column = self._column
         number, output, waits_for = (int(column[name][row]) for name in ("number", "num_output_tokens", "waits_for"))
         return self.delays.reason(number, self._moments(row), output, waits_for, self.time_ns)
 
     def times(self, row: int) -> RequestWallTimes:
-        """Return the moments of the request by the wall clock."""
         moments, offset_ns = self._moments(row), self.offset_ns
 
         def wall_ns(time_ns: int | None) -> int | None:
@@ -424,11 +418,9 @@ class _EngineStart:
         )
 
     def first_token_ns(self, row: int) -> int:
-        """Return when the first token came, -1 where that was not seen."""
         return max(int(self._column["first_token_ns"][row]), _UNKNOWN)
 
     def drop_oldest(self, count: int) -> None:
-        """Drop the `count` requests with the lowest numbers."""
         self._keep(np.arange(min(count, len(self)), len(self)))
 
     def _moments(self, row: int) -> Moments:
@@ -445,7 +437,9 @@ class _EngineStart:
         )
 
     def _rows_in(self, rows: RequestRows) -> tuple[Places, Places]:
-        """Return the rows here that `rows` change, and which of `rows` those are: of requests that are known."""
+        """Return the row indices that `rows` change, and the matching indices into `rows`. Unknown requests are left
+        out.
+        """
         numbers = np.frombuffer(rows.number, "<u4").astype(np.int64)
         if not len(self) or numbers.size != len(rows.state):
             return np.empty(0, np.intp), np.empty(0, np.intp)
@@ -454,7 +448,7 @@ class _EngineStart:
         return at[kept], kept
 
     def _write(self, rows: RequestRows, at: Places, kept: Places) -> None:
-        """Write the counts and states of the rows `kept` of `rows` into the rows `at`; the last of a request stays."""
+        """Write the counts and states of `rows[kept]` to the rows `at`. The last row of a request wins."""
         if not at.size:
             return
         states = np.frombuffer(rows.state, "u1")[kept]
@@ -468,7 +462,6 @@ class _EngineStart:
             self._column["waits_for"][at[waits]] = waits_for[waits]
 
     def _keep(self, order: Places) -> None:
-        """Keep the rows `order`, in that order."""
         self._data[:, : len(order)] = self._data[:, order]
         rows = order.tolist()
         self.request_ids = [self.request_ids[row] for row in rows]
@@ -480,7 +473,7 @@ class _EngineStart:
 
 
 class RequestLogReader:
-    """Fills a `RequestLog` with the messages of a recording, many frames at once."""
+    """Feeds a `RequestLog` with the messages of a recording, many frames at a time."""
 
     def __init__(self, log: RequestLog) -> None:
         self._log = log
@@ -488,9 +481,9 @@ class RequestLogReader:
         self._offset_ns = 0
 
     def add_message(self, message: TelemetryMessage, log_time_ns: int) -> bool:
-        """Add the next message, recorded at `log_time_ns`; whether frames were handed to the log."""
+        """Add the next message, recorded at `log_time_ns`. Returns whether the log was updated."""
         if isinstance(message, Frame):
-            if message.epoch != self._log.epoch:  # nothing is known of the state before it
+            if message.epoch != self._log.epoch:  # the state before it is unknown
                 return False
             self._frames.append(message)
             self._offset_ns = log_time_ns - message.time_ns
@@ -505,7 +498,7 @@ class RequestLogReader:
         return False
 
     def flush(self) -> None:
-        """Hand the collected frames to the log."""
+        """Add the collected frames to the log."""
         frames, self._frames = self._frames, []
         if not frames:
             return
@@ -524,7 +517,7 @@ SHARE_OF: Final = ("num_prompt_tokens", "num_cached_tokens", "num_computed_token
 
 
 def cached_share(prompt: IntArray, cached: IntArray, computed: IntArray, output: IntArray) -> FloatArray:
-    """Return the share of each prompt that came from the prefix cache; NaN for a request that has not started."""
+    """Return the share of each prompt found in the prefix cache; NaN for a request that has not started."""
     has_started = (cached > 0) | (computed > 0) | (output > 0)
     share: FloatArray = np.where(has_started, cached / np.maximum(prompt, 1), np.nan)
     return share
@@ -541,7 +534,6 @@ _COUNTS: Final = {
 
 
 def _joined(parts: Sequence[RequestColumns]) -> RequestColumns:
-    """One after another; none is empty columns."""
     if len(parts) == 1:
         return parts[0]
     if not parts:

@@ -1,6 +1,7 @@
-"""The phases of a request, and how they follow from its events and its state.
+"""Phases of a request, and how they follow from its events and its state.
 
-The timeline's lanes, the summaries of recordings and the exports use this definition. Knows no messages but events.
+The timeline's lanes, the summaries of recordings and the exports share this definition. Of the messages, it knows only
+events.
 """
 
 from __future__ import annotations
@@ -13,25 +14,25 @@ from kvscope_telemetry.messages.telemetry import Event
 
 
 class RequestPhase(IntEnum):
-    """Phase of a request, or how the request ended. Where several fall into one pixel, the greatest is drawn."""
+    """Phase of a request, or how it ended. If several fall on one pixel, the greatest value is drawn."""
 
     RUNNING = 0
-    """In a batch, where prefill and decode are not told apart."""
+    """In a batch, if prefill and decode are not distinguished."""
     DECODE = 1
     PREFILL = 2
-    """Its prompt, or KV that it lost, is computed."""
+    """The prompt, or KV lost by a preemption, is computed."""
     QUEUED = 3
     PREEMPTED = 4
-    """Preempted; its KV is computed again."""
+    """Preempted; the KV will be recomputed."""
     SWAPPED = 5
-    """Preempted, its blocks in a lower tier."""
+    """Preempted, with its blocks in a lower tier."""
     ABORTED = 6
-    """A moment, not a span; so is the next."""
+    """A moment, not a span, like `REFUSED`."""
     REFUSED = 7
 
     @property
     def label(self) -> str:
-        """`queued`, `prefill`, `decode` …, as exports name the phase."""
+        """Name of the phase in exports: `queued`, `prefill`, `decode`, ..."""
         return self.name.lower()
 
 
@@ -47,19 +48,19 @@ _WAITING_STATES: Final = {
 
 
 def phase_after(event: Event) -> RequestPhase | None:
-    """Return the phase that begins with an event of the request; None for an event that begins none."""
+    """Return the phase that starts with an event of the request, or None."""
     data = event.data
     if event.kind == "preempted":
         return RequestPhase.SWAPPED if data is not None and data.is_swapped else RequestPhase.PREEMPTED
     if event.kind not in ("admitted", "resumed"):
         return None
-    # A request that lacks the KV of one token at most decodes at once: a fork, or a prompt that was cached.
+    # A request with at most one uncomputed token decodes immediately: a fork, or a fully cached prompt.
     decodes = data is not None and (data.kind == "forked" or data.num_known_tokens - event.num_tokens <= 1)
     return RequestPhase.DECODE if decodes else RequestPhase.PREFILL
 
 
 def phase_of_state(state: int, num_output_tokens: int) -> RequestPhase | None:
-    """Return the phase of a request of which only the `RequestState` is known; None for one that ended."""
+    """Return the phase of a request of which only the `RequestState` is known; None if it has ended."""
     if state == RequestState.RUNNING:
         return RequestPhase.DECODE if num_output_tokens else RequestPhase.PREFILL
     return _WAITING_STATES.get(state)

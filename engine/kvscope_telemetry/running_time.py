@@ -1,7 +1,8 @@
-"""Running time: the time between two moments without what the engine stood still for, paused by a person or suspended.
+"""Running time: the time between two moments, excluding stops of the engine (paused by a user, or its process
+suspended).
 
-The one definition behind every latency: queue time, time to first token, time between tokens, time aside. Owns the
-stops of one clock (an engine's, or a recording's). Knows no events' words, no files and no views.
+All latencies are defined by it: queue time, time to first token, time between tokens, time preempted. Owns the stops on
+one clock (an engine's or a recording's). Knows no files, no views, and no texts of events.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from kvscope_telemetry.messages.telemetry import PAUSED, SUSPENDED, Event, Stop
 
 IntArray = npt.NDArray[np.int64]
 MAX_STOPS: Final = 4096
-"""The newest that are kept: a person who single-steps for an hour makes some hundreds."""
+"""Number of stops that are kept, the newest ones. An hour of single-stepping by a user makes some hundreds."""
 _OPEN_NS: Final = (1 << 63) - 1
 
 
 class RunningTime:
-    """Stops of one clock in the order of their ends. Not thread-safe."""
+    """Stops on one clock, sorted by their ends. Not thread-safe."""
 
     def __init__(self, stops: Iterable[Stop] = ()) -> None:
         self.version = 0
-        """Grows with each change."""
+        """Incremented by each change."""
         self._stops: list[Stop] = []
         self._begins = self._ends = self._before = np.empty(0, np.int64)
         self._last_ns = -_OPEN_NS
@@ -42,21 +43,21 @@ class RunningTime:
 
     @property
     def open(self) -> Stop | None:
-        """The stop that goes on."""
+        """The current stop, which has no end yet, or None."""
         return self._stops[-1] if self._stops and not self._stops[-1].end_ns else None
 
     @property
     def stretches(self) -> tuple[IntArray, IntArray]:
-        """Begin and end of each stretch of stopped time, ascending and apart, shape (n,) each."""
+        """Start and end of each disjoint interval of stopped time, ascending, shape (n,) each."""
         self._count()
         return self._begins, self._ends
 
     def since(self, time_ns: int) -> tuple[Stop, ...]:
-        """The stops that go on, or ended after `time_ns`."""
+        """Return the stops that have not ended, or ended after `time_ns`."""
         return tuple(stop for stop in self._stops if not stop.end_ns or stop.end_ns > time_ns)
 
     def within(self, first_ns: int, last_ns: int) -> list[Stop]:
-        """The stops of a range, cut off at both ends of it."""
+        """Return the stops in a range, clipped to it."""
         found = []
         for stop in self._stops:
             begin_ns, end_ns = max(stop.begin_ns, first_ns), min(stop.end_ns or _OPEN_NS, last_ns)
@@ -65,7 +66,7 @@ class RunningTime:
         return found
 
     def add(self, stop: Stop) -> None:
-        """Add a stop; one that overlaps another of its kind and holder becomes one with it."""
+        """Add a stop. It is merged with overlapping ones of the same kind and holder."""
         joined = [
             each
             for each in self._stops
@@ -84,12 +85,12 @@ class RunningTime:
         self._changed()
 
     def begin(self, time_ns: int, by: str) -> None:
-        """The engine is paused from now on, by `by`."""
+        """Start a pause by the user `by`."""
         self.end(time_ns)
         self.add(Stop(begin_ns=time_ns, by=by))
 
     def end(self, time_ns: int) -> None:
-        """The stop that goes on is over; does nothing where none does."""
+        """End the current stop, if there is one."""
         stop = self.open
         if stop is None:
             return
@@ -99,7 +100,7 @@ class RunningTime:
         self._changed()
 
     def note(self, event: Event) -> None:
-        """Take in what an event tells of stops; does nothing for all others."""
+        """Apply an event about stops. Other events are ignored."""
         data, time_ns = event.data, event.time_ns
         if event.kind == "engine_paused":
             self.begin(time_ns, data.by if data is not None else "")
@@ -112,43 +113,45 @@ class RunningTime:
             self.add(Stop(begin_ns=max(1, time_ns - data.lasted_ns + data.slept_ns), end_ns=time_ns, kind=SUSPENDED))
 
     def catch_up(self, stops: Sequence[Stop], time_ns: int) -> None:
-        """Take in what an engine told of stops at `time_ns`: what goes on is what it says, what was before stays."""
+        """Apply the stops that an engine reported at `time_ns`. They determine the current stop; earlier stops are
+        kept.
+        """
         if self.open is not None:
             self.end(stops[-1].begin_ns if stops else time_ns)
         for stop in stops:
             self.add(stop)
 
     def shifted(self, offset_ns: int) -> RunningTime:
-        """The same stops by a clock that is `offset_ns` ahead."""
+        """Return the same stops on a clock that is `offset_ns` ahead."""
         return RunningTime(
             replace(stop, begin_ns=stop.begin_ns + offset_ns, end_ns=stop.end_ns and stop.end_ns + offset_ns)
             for stop in self._stops
         )
 
     def forget_before(self, time_ns: int) -> None:
-        """Stops that ended by `time_ns` go."""
+        """Drop the stops that ended by `time_ns`."""
         kept = list(self.since(time_ns))
         if len(kept) < len(self._stops):
             self._stops = kept
             self._changed()
 
     def stopped_ns(self, from_ns: int, until_ns: int) -> int:
-        """How much of the time between two moments the engine stood still; stops that overlap count once."""
+        """Return the stopped time between two moments. Overlapping stops count once."""
         if from_ns >= until_ns or from_ns >= self._last_ns:
             return 0
         return int(self._stopped_until(np.array([until_ns]))[0] - self._stopped_until(np.array([from_ns]))[0])
 
     def stopped_text(self, *spans: tuple[int, int]) -> str:
-        """How the engine was stopped within `spans`: `paused`, `suspended`, `paused or suspended`, or empty."""
+        """Return how the engine was stopped within `spans`: `paused`, `suspended`, `paused or suspended`, or ""."""
         found = (stop for from_ns, until_ns in spans for stop in self.within(from_ns, until_ns))
         return " or ".join(sorted({PAUSED if stop.kind == PAUSED else SUSPENDED for stop in found}))
 
     def running_ns(self, from_ns: int, until_ns: int) -> int:
-        """The time from one moment to another without the stops in between; never negative."""
+        """Return the time between two moments without stops; never negative."""
         return max(0, until_ns - from_ns - self.stopped_ns(from_ns, until_ns))
 
     def running_between(self, from_ns: IntArray, until_ns: IntArray) -> IntArray:
-        """The same of many pairs, shape (n,)."""
+        """Return `running_ns` for arrays of moments, shape (n,)."""
         length: IntArray = np.maximum(until_ns - from_ns, 0)
         if not self._stops:
             return length
@@ -157,7 +160,7 @@ class RunningTime:
         return length.clip(0)
 
     def _stopped_until(self, times_ns: IntArray) -> IntArray:
-        """Stopped time from the beginning until each moment, shape (n,)."""
+        """Return the total stopped time before each moment, shape (n,)."""
         self._count()
         place = np.searchsorted(self._begins, times_ns, "right") - 1
         inside = np.minimum(times_ns, self._ends[place]) - self._begins[place]
@@ -165,7 +168,7 @@ class RunningTime:
         return stopped
 
     def _count(self) -> None:
-        """Make disjoint stretches of the stops, ascending, with what was stopped before each."""
+        """Compute disjoint, ascending intervals from the stops, with the total stopped time before each."""
         if self._is_counted:
             return
         stretches: list[list[int]] = []
@@ -187,7 +190,7 @@ class RunningTime:
 
 
 def stop_words(stop: Stop) -> str:
-    """What a band of stopped time is called: `paused by NAME`, or `process suspended`."""
+    """Return the label of a stop: `paused by NAME`, or `process suspended`."""
     if stop.kind == PAUSED:
         return f"paused by {stop.by}" if stop.by else "paused"
     return "process suspended"

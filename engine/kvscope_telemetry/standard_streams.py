@@ -1,4 +1,4 @@
-"""Standard streams of a command: closed ones, readers that go away, terminals that lack a character."""
+"""Handles standard streams of a command: closed streams, closed pipes, and terminals that cannot show a character."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from contextlib import contextmanager
 from typing import Final
 
 BROKEN_PIPE: Final = 1
-"""Exit code of a command whose output nobody reads any more (`kvscope info FILE | head -1`)."""
+"""Exit code of a command whose output pipe was closed by its reader (`kvscope info FILE | head -1`)."""
 
 
 @contextmanager
 def ready_streams() -> Iterator[None]:
-    """Make standard streams safe to print to, and end the process quietly when the reader of its output has gone.
+    """Make the standard streams safe to print to, and end the process quietly when the reader of its output is gone.
 
-    A stream that the caller closed (`>&-`) becomes /dev/null, and a character that the terminal cannot show is
-    printed as its code. Raises SystemExit for a broken pipe.
+    A stream that the caller closed (`>&-`) becomes /dev/null, and a character that the terminal cannot show is printed
+    as its code. Raises SystemExit for a broken pipe.
     """
     _open_closed()
     for stream in (sys.stdout, sys.stderr):
@@ -28,14 +28,14 @@ def ready_streams() -> Iterator[None]:
         try:
             yield
         finally:
-            sys.stdout.flush()  # else Python does it at exit, outside of this
+            sys.stdout.flush()  # otherwise Python flushes at exit, outside of this handler
     except BrokenPipeError:
         _discard_output()
         raise SystemExit(BROKEN_PIPE) from None
 
 
 def _open_closed() -> None:
-    """Without this the next file that is opened becomes the standard stream."""
+    """Open closed standard streams as /dev/null. Otherwise, the next opened file would become the standard stream."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
@@ -45,7 +45,7 @@ def _open_closed() -> None:
 
 
 def _discard_output() -> None:
-    """Python flushes both once more at exit, and would complain."""
+    """Redirect output to /dev/null, because Python flushes both streams again at exit and would report an error."""
     null = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
         os.dup2(null, descriptor)

@@ -1,7 +1,7 @@
-"""Signals that end a program in order: SIGINT (Ctrl-C), SIGTERM, and SIGHUP (its terminal was closed).
+"""Signals that end a program in an orderly way: SIGINT (Ctrl-C), SIGTERM, and SIGHUP (its terminal was closed).
 
 Every command handles them through this module, so that recordings are completed, sockets removed and layouts saved
-however the program is ended. Imports nothing of ours: it also covers the time while everything else is imported.
+however the program is ended. Imports no other kvscope module, because it also covers the time while they are imported.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import NoReturn
 
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 INTERRUPTED = 130
-"""Exit code after SIGINT. After another signal it is 128 plus its number, as in a shell."""
+"""Exit code after SIGINT. After another signal it is 128 plus the signal's number, as in a shell."""
 
 Handler = Callable[[int, FrameType | None], object]
 
 
 @contextmanager
 def handling_signals(handler: Handler, numbers: Iterable[signal.Signals] = END_SIGNALS) -> Iterator[None]:
-    """Call `handler` for each of `numbers` inside the context; afterwards the earlier handlers are back.
+    """Call `handler` for each of the signals `numbers` inside the context, and restore the earlier handlers afterwards.
 
-    Does nothing outside the main thread. An ignored SIGHUP stays ignored: `nohup` asks for that. A second SIGHUP is
-    ignored from the first on, because a closed terminal may send two: its own and its shell's.
+    Does nothing outside the main thread. An ignored SIGHUP stays ignored, as `nohup` requests. After the first SIGHUP,
+    further ones are ignored, because a closed terminal may cause two: its own and its shell's.
     """
     is_main = threading.current_thread() is threading.main_thread()
     before = {each: signal.signal(each, _Installed(handler)) for each in numbers if is_main and not _is_ignored(each)}
@@ -50,14 +50,14 @@ def exiting_on_signals() -> Iterator[None]:
 
 @contextmanager
 def leaving_while_importing(program: str, first: Callable[[], object] | None = None) -> Iterator[None]:
-    """End the process at a signal with one line, after a call of `first`; a second signal kills it at once.
+    """End the process at a signal with one line, after a call of `first`. A second signal kills it immediately.
 
-    Raises nothing: imports turn an exception of a signal handler into other errors, or lose it. Signals that something
-    else than this module or Python handles are left to it.
+    Raises nothing: imports turn an exception from a signal handler into other errors, or lose it. Signals with a
+    handler other than Python's or this module's are left alone.
     """
 
     def leave(number: int, frame: FrameType | None) -> None:
-        if number != signal.SIGHUP:  # of which a closed terminal may send two
+        if number != signal.SIGHUP:  # a closed terminal may cause two
             signal.signal(number, signal.SIG_DFL)
         with contextlib.suppress(OSError):
             sys.stderr.write(f"{program}: interrupted\n")
@@ -73,7 +73,7 @@ def leaving_while_importing(program: str, first: Callable[[], object] | None = N
 
 
 class _Installed:
-    """A signal handler of this module, which `leaving_while_importing` can recognise."""
+    """A signal handler of this module, recognizable by `leaving_while_importing`."""
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
@@ -100,7 +100,7 @@ def _is_default(number: signal.Signals) -> bool:
 
 
 def _replace_dead_terminal() -> None:
-    """Let output to a terminal that was closed go nowhere: each write to it would raise an OSError."""
+    """Redirect output to a closed terminal to /dev/null: each write to the terminal would raise OSError."""
     for descriptor in (1, 2):
         with contextlib.suppress(OSError):
             if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):

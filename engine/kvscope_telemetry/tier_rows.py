@@ -1,7 +1,7 @@
-"""Which rows of a ledger belong to which tier: the one definition of where the rows of the lower tiers lie.
+"""Maps rows of a ledger to tiers: the only definition of where the rows of each tier are.
 
-The block pool and the mirror lay out their ledgers by it, and views find by it what a row is. Knows neither what is in
-the rows nor what a tier is called.
+The block pool and the mirror lay out their ledgers by it, and views use it to identify rows. Knows neither the contents
+of the rows nor the names of the tiers.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from kvscope_telemetry.ledger import STATE_TIERS, Ledger, Tier
 TIER_ORDER: Final[tuple[Tier, ...]] = (Tier.HBM, Tier.HOST, Tier.DISK, Tier.UNKNOWN, Tier.STATES, Tier.HOST_STATES)
 """Order of the tiers in a ledger. `CacheInfo` counts rows of an unknown tier among those on disk, which they follow."""
 BLOCK_TIERS: Final[tuple[Tier, ...]] = tuple(tier for tier in TIER_ORDER if tier not in STATE_TIERS)
-"""Tiers whose rows are blocks of text, nearest first; unknown ones last."""
+"""Tiers whose rows are blocks of tokens, nearest first; unknown ones last."""
 
 
 class TierRows:
-    """Rows of each tier of a ledger. The rows of a tier lie together, in the order of `TIER_ORDER`.
+    """Ranges of rows of each tier of a ledger. The rows of a tier are contiguous, in the order of `TIER_ORDER`.
 
     Args:
-        sizes: Number of rows by tier; tiers that are left out have none.
+        sizes: Number of rows by tier; missing tiers have none.
     """
 
     __slots__ = ("_ranges", "num_rows", "present")
@@ -36,12 +36,11 @@ class TierRows:
             start, end = end, end + sizes.get(tier, 0)
             self._ranges[tier] = range(start, end)
         self.num_rows = end
-        """Rows of all tiers."""
         self.present = {tier: rows for tier, rows in self._ranges.items() if rows or tier is Tier.HBM}
         """The pool and each tier that has rows, in the order of the ledger."""
 
     def __getitem__(self, tier: Tier) -> range:
-        """The rows of `tier`; an empty range at the position where they would be, if there are none."""
+        """Return the rows of `tier`; if there are none, an empty range at the position where they would be."""
         return self._ranges[tier]
 
     @property
@@ -50,23 +49,21 @@ class TierRows:
         return self._ranges[Tier.STATES].start
 
     def tier_of(self, row: int) -> Tier:
-        """The tier of `row`, 0 <= row; `Tier.UNKNOWN` for rows past the last."""
+        """Return the tier of `row` (>= 0); `Tier.UNKNOWN` past the last row."""
         return next((tier for tier, rows in self.present.items() if row < rows.stop), Tier.UNKNOWN)
 
     def tiers_of(self, rows: npt.NDArray[np.integer]) -> npt.NDArray[np.uint8]:
-        """The tier of each of `rows`, shape (n,), as `tier_of`."""
+        """Return the tier of each of `rows`, shape (n,), as `tier_of`."""
         ends = [part.stop for part in self.present.values()]
         tiers: npt.NDArray[np.uint8] = np.array([*self.present, Tier.UNKNOWN], np.uint8)
         return tiers[np.searchsorted(ends, rows, "right")]
 
     def count(self, rows: npt.NDArray[np.integer]) -> dict[Tier, int]:
-        """How many of `rows`, shape (n,), are in each tier that is present."""
         return {
             tier: int(np.count_nonzero((rows >= part.start) & (rows < part.stop)))
             for tier, part in self.present.items()
         }
 
     def write_tiers(self, ledger: Ledger) -> None:
-        """Fill in the column `tier` of a ledger of `num_rows` rows."""
         for tier, rows in self.present.items():
             ledger.tier[rows.start : rows.stop] = tier

@@ -1,7 +1,7 @@
-"""Saves a file whole or not at all, in place of an earlier one, and never in place of what is no regular file.
+"""Saves a file completely or not at all, replacing an earlier one, but never anything that is not a regular file.
 
-As root, replacing `/dev/full` would take the device away from the whole machine. For files that must not replace
-anything see `exports.new_file`.
+As root, replacing `/dev/full` would remove the device for the whole machine. For files that must not replace anything,
+see `exports.new_file`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _KINDS: Final = (
 
 
 def kind_of(mode: int) -> str:
-    """Return what a file of this `st_mode` is: "a folder", "a device", …; only for what is no regular file."""
+    """Return a text for the file type in `mode` (`st_mode`): "a folder", "a device", ... Not for regular files."""
     return next((text for is_kind, text in _KINDS if is_kind(mode)), "no plain file")
 
 
 def require_regular(path: Path) -> None:
-    """Raise OSError, with a text for a person, if `path` exists and is no regular file."""
+    """Raise OSError, with a text for the user, if `path` exists and is not a regular file."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -45,10 +45,10 @@ def replace_file(part: Path, path: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes, *, private: bool = False, sync: bool = False) -> None:
-    """Write `data` to `path`: readers see the earlier file or this one, never a part.
+    """Write `data` to `path`. Readers see the earlier file or the new one, never a partial one.
 
-    Only this user may read a `private` file; with `sync` it is on the disk before it replaces another. Raises OSError;
-    then `path` is as it was.
+    Only the user may read a `private` file. With `sync`, the data is on disk before it replaces the earlier file. If it
+    raises OSError, `path` is unchanged.
     """
     require_regular(path)
     part = path.with_name(f".kvscope-{secrets.token_hex(8)}.part")

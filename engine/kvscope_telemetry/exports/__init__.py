@@ -1,1 +1,1 @@
-"""Exports: a recording, or a range of it, for other tools and other people. Knows recordings, no Qt."""
+"""Exports of a recording, or of a range of it, for other tools and other people. Uses recordings, not Qt."""

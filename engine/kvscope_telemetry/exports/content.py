@@ -1,4 +1,4 @@
-"""What an export is made of: a range of a recording, its requests and messages read when they are asked for."""
+"""Input of an export: a range of a recording, whose requests and messages are read on demand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The range `span` of a recording; `watch` follows the progress of reading it."""
+    """The range `span` of a recording. `watch` receives the progress of reading it."""
 
     recording: Recording
     overview: SessionOverview
@@ -25,9 +25,8 @@ class Content:
     watch: ProgressCallback | None = None
 
     def messages(self) -> Iterator[tuple[int, TelemetryMessage]]:
-        """The messages of the range, each with its time."""
         return iter(timed_messages(self.recording, self.span, self.watch))
 
     def histories(self) -> list[RequestHistory]:
-        """The requests of the range, completed by what earlier events say of them."""
+        """Return the requests of the range, completed by earlier events."""
         return read_request_histories(self.messages(), self.overview.events)

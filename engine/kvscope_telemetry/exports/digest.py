@@ -1,7 +1,7 @@
-"""What is in a recording, or a range of it, in a few figures: for a person at a glance, and for scripts.
+"""Summarizes a recording, or a range of it, in a few figures, for people and for scripts.
 
-Owns which facts stand beside the figures; what those are is `summaries.figures`'. Made of the overview alone:
-it costs no replaying.
+Owns the facts that accompany the figures; `summaries.figures` defines the figures. Computed from the overview alone,
+without replaying.
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 _BESIDE: Final = ("num_steps", "num_lost_frames")
 _TOTALS: Final = tuple(figure.column for figure in FIGURES if figure.column and figure.column not in _BESIDE)
-"""Those of which `totals` is."""
+"""Keys of `Digest.totals`."""
 
 
 class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The size and use of the block pool."""
-
     num_blocks: int
     block_size_tokens: int
     block_bytes: int
@@ -33,12 +31,12 @@ class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
     num_host_blocks: int
     num_disk_blocks: int
     num_states: int = 0
-    """Slots of recurrent states beside the pool."""
+    """Slots for recurrent states, outside the pool."""
     num_host_states: int = 0
 
 
 class Digest(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of a range; shares are 0 to 1, and None where unknown."""
+    """Figures of a range. Shares are 0 to 1; None if unknown."""
 
     model: str
     device: str
@@ -47,36 +45,36 @@ class Digest(msgspec.Struct, frozen=True, kw_only=True):
     epochs: tuple[int, ...]
     """Engine starts in the whole recording."""
     start_ns: int
-    """Of the range: nanoseconds since 1970."""
+    """Start of the range, in nanoseconds since 1970."""
     end_ns: int
     length_s: float
     num_steps: int | None
-    """None: the engine does not tell its steps."""
+    """Number of steps; None if the engine does not report steps."""
     peak_usage: float | None
     """Largest share of the pool that requests held at any time."""
     peak_usage_s: float | None
-    """Time at which that was first reached, in seconds of the recording."""
+    """Time at which `peak_usage` was first reached, in seconds of the recording."""
     mean_usage: float | None
     peak_waiting: int
     num_lost_frames: int
     num_silences: int
-    """Stretches of more than a second of which nothing was recorded."""
+    """Number of gaps of more than a second in which nothing was recorded."""
     silent_s: float
     totals: dict[str, int | None]
-    """None: the engine does not tell."""
+    """Sum of each counter; None if the engine does not report it."""
     first_token_p50_s: float | None
     first_token_p95_s: float | None
     inter_token_p50_s: float | None
     inter_token_p95_s: float | None
     queued_p95_s: float | None
     latencies_are_bounds: bool = False
-    """The engine tells histograms: a percentile is at most what stands here."""
+    """Whether the engine reports histograms, so that the percentiles are upper bounds."""
     figures: dict[str, float | None] = {}
-    """All that `summaries.figures` defines, by key; those above are among them."""
+    """All figures of `summaries.figures` by key, including those above."""
 
 
 def digest(recording: Recording, overview: SessionOverview, span: Span) -> Digest:
-    """The figures of `span`; `overview` is that of `recording`."""
+    """Return the figures of `span`. `overview` must be that of `recording`."""
     hello, rows = recording.info.hello, rows_in(overview, span)
     found = measured(overview, span)
     peak_ns = peak_usage_time_ns(overview, rows)

@@ -1,6 +1,6 @@
-"""Exports a range of a recording to a file, whose name says the format.
+"""Exports a range of a recording to a file in the format given by its name.
 
-Owns how the name of a file says what is wanted. Which formats and tables there are is in `kinds`.
+Owns the interpretation of file names. `kinds` defines the formats and tables.
 """
 
 from __future__ import annotations
@@ -34,21 +34,22 @@ REPORT_FORMATS: Final = _BY_NAME["html"].suffixes
 
 @dataclass(frozen=True, slots=True)
 class ExportTarget:
-    """What to write, and where. Raises BadInput for a name without a known format, or a kind that the format does not
-    have.
+    """Table or format to write, and its path.
+
+    Raises BadInput for a name without a known format, or a table kind that does not go with the format.
     """
 
     path: Path
     kind: str
-    """One of `KINDS` for a table; empty for what is no table."""
+    """One of `KINDS` for a table; "" for other formats."""
     suffix: str
     """One of `SUFFIXES`."""
 
     @classmethod
     def of(cls, path: Path, kind: str | None = None, form: str | None = None) -> ExportTarget:
-        """Read format and table from the name of the file: `requests.csv`, `last-events.parquet`.
+        """Determine format and table from the file name, such as `requests.csv` or `last-events.parquet`.
 
-        `form`, the name of a format, is for names with another extension. A table whose name names none is of metrics.
+        `form`, the name of a format, overrides the extension. The default table is metrics.
         """
         suffix = path.suffix.lower() if form is None else _BY_NAME[form].suffixes[0]
         if suffix not in SUFFIXES:
@@ -74,10 +75,10 @@ def export(
     bookmarks: Iterable[Bookmark] = (),
     goals: Goals | None = None,
 ) -> None:
-    """Write what is wanted of the range, with its bookmarks and `bookmarks` that are kept elsewhere; a report also
-    tells who missed `goals`.
+    """Write the export of a range, with the recording's bookmarks and additional `bookmarks`. A report also lists the
+    requests that missed `goals`.
 
-    Raises BadInput and KvscopeError in one line; then nothing is left of it.
+    Raises BadInput and KvscopeError with a one-line message; the file is removed then.
     """
     span = span_of(recording, from_s, until_s)
     marks = marks_in(recording, span, bookmarks)

@@ -17,39 +17,38 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 @dataclass(frozen=True, slots=True)
 class MissedRequest:
-    """A request that missed a goal."""
-
     history: RequestHistory
     took_s: dict[str, float]
     missed: tuple[str, ...]
-    """Each goal that it missed, in words."""
+    """Text about each missed goal."""
     chain: tuple[str, ...]
-    """What delayed it, oldest first (`delays`)."""
+    """Delays of the request, oldest first (`delays`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class GoalsKept:
-    """How the requests that finished in the range kept their goals."""
+    """How the requests that finished in the range met their goals."""
 
     goals: Goals
     judged: Judged
     num_finished: int
     missed: tuple[MissedRequest, ...]
-    """The worst first, by how many times the goal each took; no more than were asked for."""
+    """The worst requests first, by their largest ratio of latency to goal; limited to the requested count."""
 
     @property
     def num_missed(self) -> int:
-        """Number of requests that missed a goal."""
         return int(np.count_nonzero(self.judged.missed))
 
     @property
     def share_text(self) -> str:
-        """`95.0%`."""
+        """Goodput as text, such as `95.0%`."""
         return "unknown" if self.judged.goodput is None else f"{self.judged.goodput:.1%}"
 
     @property
     def of_text(self) -> str:
-        """`of 20 finished requests kept TTFT 200 ms and TPOT 50 ms`, and how many cannot be judged."""
+        """Text such as `of 20 finished requests kept TTFT 200 ms and TPOT 50 ms`, with the number of requests that
+        cannot be judged.
+        """
         goals = " and ".join(f"{name.upper()} {limit_ms:g} ms" for name, limit_ms in self.goals.items())
         num_unknown = self.num_finished - self.judged.num_judged
         unknown = f"; {num_unknown:,} more began or ended unseen" if num_unknown else ""
@@ -64,8 +63,9 @@ def goals_kept(
     goals: Goals,
     count: int,
 ) -> GoalsKept:
-    """Of those that finished from `span.from_ns` to `span.until_ns`; aborted and refused ones are not judged. What
-    delayed them is told of the worst `count`."""
+    """Judge the requests that finished within `span`, without aborted and refused ones. The delays of the worst
+    `count` are explained.
+    """
     finished = [
         history
         for history in histories

@@ -1,6 +1,6 @@
-"""What a recording can be exported as: an entry for each format and for each table. Command line and dialog follow.
+"""Formats and tables that a recording can be exported to. The command line and the dialog are derived from them.
 
-Imports nothing of what it names: the command line asks before anything is loaded.
+Does not import the modules that it names, because the command line needs the lists before anything is loaded.
 """
 
 from __future__ import annotations
@@ -17,45 +17,38 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One that is no picture."""
+    """An export format, other than an image."""
 
     name: str
-    """What a person calls it."""
     suffixes: tuple[str, ...]
-    """Of its files, the usual one first."""
+    """File extensions, the usual one first."""
     title: str
     about: str = ""
-    """In the dialog, of one that is no table."""
+    """Description in the dialog, for formats without tables."""
     module: str = ""
-    """Of one for tables, in `exports.tables`: what writes one."""
+    """For table formats, the module in `exports.tables` with the writer."""
     function: str = ""
     needs_pyarrow: bool = False
 
     @property
     def is_of_tables(self) -> bool:
-        """Whether it is for tables."""
         return bool(self.module)
 
     def writer(self) -> Callable[[Table, BinaryIO], None]:
-        """What writes a table, imported now."""
+        """Import and return the function that writes a table."""
         found: Callable[[Table, BinaryIO], None] = _imported(self.module, self.function)
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class TableKind:
-    """One table."""
-
     name: str
     row: str
-    """What it has a row of: per second, per request, …"""
+    """Subject of each row: second, request, ..."""
     module: str
-    """In `exports.tables`."""
     function: str
-    """Makes it."""
 
     def table(self, content: Content) -> Table:
-        """Of this range."""
         made: Table = _imported(self.module, self.function)(content)
         return made
 
@@ -82,7 +75,6 @@ TABLES: Final = (
     TableKind("devices", "device and sample", "devices_table", "devices_table"),
 )
 KINDS: Final = tuple(kind.name for kind in TABLES)
-"""What there is a table of."""
 
 
 def _imported(module: str, name: str) -> Any:

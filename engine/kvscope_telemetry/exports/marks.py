@@ -1,6 +1,6 @@
-"""The bookmarks and alarms of an exported range: the newest revision of each, ordered by time.
+"""Bookmarks and alarms of an exported range: the newest revision of each, sorted by time.
 
-Owns which belong to a range: those that overlap it.
+Owns the rule which ones belong to a range: those that overlap it.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ from kvscope_telemetry.summaries.bookmark import Bookmark, in_order, settled
 
 
 def marks_in(recording: Recording, span: Span, more: Iterable[Bookmark] = ()) -> list[Bookmark]:
-    """Return the recording's bookmarks and `more`, which are kept elsewhere: those of a finished file are beside it."""
+    """Return the bookmarks of the range, from the recording and from `more` (those of a complete file are stored next
+    to it).
+    """
     standing = in_order(settled([*recording.bookmarks(), *more]).values())
     return [mark for mark in standing if mark.time_ns <= span.until_ns and end_of(mark) >= span.from_ns]
 
 
 def end_of(mark: Bookmark) -> int:
-    """When it ended; the end of a moment is the moment itself."""
+    """Return the end time; for a moment, the moment itself."""
     return max(mark.until_ns, mark.time_ns)
 
 
 def name_of(mark: Bookmark) -> str:
-    """Return what the mark is about: a person's words, or an alarm's name and worst value."""
+    """Return the title of the mark: a user's text, or an alarm's name and worst value."""
     name = "" if mark.is_note else mark.kind
     return ": ".join(part for part in (name, mark.text) if part) or "Bookmark"

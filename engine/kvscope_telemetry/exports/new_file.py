@@ -1,5 +1,6 @@
-"""Writes an export. A file appears only when it is complete: it is written as `name.part`, and nothing is overwritten.
-Standard output and named pipes are written directly.
+"""Writes an export file, which appears only when it is complete.
+
+The file is written as `name.part`, and nothing is overwritten. Standard output and named pipes are written directly.
 """
 
 from __future__ import annotations
@@ -32,14 +33,16 @@ def is_stream(path: Path) -> bool:
 def new_file(path: Path) -> Iterator[BinaryIO]:
     """Open `path` for writing: a new file, which is removed if the caller fails, or a stream (`is_stream`).
 
-    Raises BadInput for a path that cannot be written or exists, KvscopeError for a disk that is full, and
-    BrokenPipeError where the reader of a stream is gone.
+    Raises:
+        BadInput: The path cannot be written or exists.
+        KvscopeError: The disk is full.
+        BrokenPipeError: The reader of a stream is gone.
     """
     if is_stream(path):
         yield from _stream(path)
         return
     part = path.with_name(path.name + PART_SUFFIX)
-    if os.path.lexists(path):  # a name that is too long is not there, and cannot be opened
+    if os.path.lexists(path):  # too long a name does not exist here, and fails when it is opened
         raise BadInput(f"{str(path)!r} already exists: choose another name, or move it")
     try:
         file = part.open("xb")
@@ -60,7 +63,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 def _stream(path: Path) -> Iterator[BinaryIO]:
     try:
-        is_stdout = str(path) in _STDOUT  # by its number: sys.stdout is None where the shell closed it
+        is_stdout = str(path) in _STDOUT  # by its number: sys.stdout is None if the shell closed it
         descriptor = os.dup(1) if is_stdout else os.open(path, os.O_WRONLY)
     except OSError as error:
         raise BadInput(f"{str(path)!r} cannot be written: {error.strerror}") from None

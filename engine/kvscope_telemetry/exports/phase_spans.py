@@ -1,7 +1,7 @@
-"""Reads the phases of requests from telemetry: when each waited, computed its prompt, decoded, or stood aside and for
-which request.
+"""Extracts the phases of requests from telemetry: waiting, prefill, decode, and preempted, with the request that
+caused it.
 
-Owns how phases follow from events and, where an engine tells few, from the states in frames. Knows no files.
+Owns how phases follow from events and, for engines that report few events, from the states in frames. Knows no files.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ class PhaseSpan:
     start_ns: int
     end_ns: int | None = None
     cause: str = ""
-    """Why it began, in words."""
+    """Why the phase started, as text."""
     other: int = 0
-    """The request for whom, 0 for none."""
+    """Number of the request that caused a preemption, or 0."""
 
 
 @dataclass(slots=True)
 class RequestHistory:
-    """The phases and end of a request. Times are on the recording's clock; None means not seen."""
+    """Phases and end of a request. Times are on the recording's clock; None means not observed."""
 
     epoch: int
     info: RequestInfo
     arrival_ns: int
     moments: Moments
-    """By its engine's clock: what latencies are made of."""
+    """Moments on the engine's clock, from which latencies are computed."""
     state: int = RequestState.WAITING
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
@@ -60,47 +60,45 @@ class RequestHistory:
     first_token_ns: int | None = None
     end_ns: int | None = None
     end: str = ""
-    """ "finished", "aborted" or "refused"; "ended" where only that is known; empty while it goes on."""
+    """"finished", "aborted" or "refused"; "ended" if the kind is unknown; "" for an unfinished request."""
     end_reason: str = ""
     phases: list[PhaseSpan] = field(default_factory=list)
 
     @property
     def queue_ns(self) -> int | None:
-        """From its arrival until it first ran; None where that was not seen."""
+        """Running time from the arrival to the first run; None if that was not observed."""
         return self.moments.queue_ns
 
     @property
     def is_ended(self) -> bool:
-        """Whether its end was seen."""
         return bool(self.end)
 
     def aside_ns(self, until_ns: int) -> int:
-        """How long it stood aside in all, as of `until_ns`."""
+        """Return the total time spent preempted, as of `until_ns`."""
         return sum(self.length_ns(phase, until_ns) for phase in self.phases if phase.kind in PREEMPTED_PHASES)
 
     def length_ns(self, phase: PhaseSpan, until_ns: int) -> int:
-        """Running time of one of its phases, as of `until_ns` when that goes on."""
+        """Return the running time of a phase, as of `until_ns` if it has not ended."""
         return self.moments.running.running_ns(*self._on_engine(phase, until_ns))
 
     def stopped_ns(self, phase: PhaseSpan, until_ns: int) -> int:
-        """How long the engine stood still in it."""
+        """Return how long the engine was stopped during a phase."""
         return self.moments.running.stopped_ns(*self._on_engine(phase, until_ns))
 
     def stopped_text(self, phases: Iterable[PhaseSpan], until_ns: int) -> str:
-        """How the engine was stopped in these phases: `paused`, `suspended`, `paused or suspended`, or empty."""
+        """Return how the engine was stopped in these phases: `paused`, `suspended`, `paused or suspended`, or ""."""
         return self.moments.running.stopped_text(*(self._on_engine(phase, until_ns) for phase in phases))
 
     def stopped_in_all_ns(self, until_ns: int) -> int:
-        """How long the engine stood still while this request was there."""
+        """Return how long the engine was stopped between the request's arrival and its end."""
         return self.stopped_ns(PhaseSpan(RequestPhase.QUEUED, self.arrival_ns, self.end_ns), until_ns)
 
     def _on_engine(self, phase: PhaseSpan, until_ns: int) -> tuple[int, int]:
-        """Begin and end of a phase by the engine's clock."""
+        """Return start and end of a phase on the engine's clock."""
         offset_ns = self.arrival_ns - self.moments.arrival_ns
         return phase.start_ns - offset_ns, (until_ns if phase.end_ns is None else phase.end_ns) - offset_ns
 
     def begin(self, kind: RequestPhase, time_ns: int, cause: str = "", other: int = 0) -> None:
-        """Begin a phase, and end the one before."""
         if self.phases:
             last = self.phases[-1]
             time_ns = max(time_ns, last.start_ns)
@@ -108,7 +106,6 @@ class RequestHistory:
         self.phases.append(PhaseSpan(kind, time_ns, None, cause, other))
 
     def finish(self, how: str, time_ns: int, reason: str = "") -> None:
-        """End the request."""
         self.end, self.end_reason = how, reason
         self.end_ns = max(time_ns, self.phases[-1].start_ns) if self.phases else time_ns
         if self.phases:
@@ -116,14 +113,14 @@ class RequestHistory:
 
     @property
     def phase(self) -> RequestPhase | None:
-        """The phase in progress."""
         return self.phases[-1].kind if self.phases and not self.is_ended else None
 
 
 class RequestHistoryReader:
-    """Call `add_message` with every message in order; `histories` are all requests, in the order they were announced.
+    """Collects request histories. Call `add_message` with every message in order; `histories` has all requests in the
+    order they were announced.
 
-    `before` are events from before the first message: what they tell of the requests that are there is used.
+    `before` has events from before the first message, which complete the histories of requests that already exist.
     """
 
     def __init__(self, before: EventIndex | None = None) -> None:
@@ -133,10 +130,10 @@ class RequestHistoryReader:
         self._offset_ns = 0
         self._open: dict[int, RequestHistory] = {}
         self._running = RunningTime()
-        """Of the engine start that is read."""
+        """Stops of the current engine start."""
 
     def add_message(self, message: TelemetryMessage, log_time_ns: int) -> None:
-        """The next message, recorded at `log_time_ns`."""
+        """Process the next message, recorded at `log_time_ns`."""
         if isinstance(message, Snapshot):
             self._restate(message, log_time_ns)
         elif isinstance(message, Frame) and message.epoch == self._epoch:
@@ -165,7 +162,7 @@ class RequestHistoryReader:
             self._note_rows(snapshot.requests, log_time_ns, is_snapshot=True)
 
     def _begin_in_the_midst(self, info: RequestInfo, log_time_ns: int) -> None:
-        """It came before anything was read: only events tell what it did until now."""
+        """Add a request that arrived before the first message. Its earlier phases are only known from events."""
         history = self._announce(info)
         if self._before is None:
             return
@@ -204,7 +201,7 @@ class RequestHistoryReader:
         preemptions = _column(rows.num_preemptions, "<u2")
         if not len(numbers) == len(outputs) == len(states) == len(cached) == len(preemptions):
             return
-        zeros = [0] * len(numbers)  # a column in which all are 0 is left out
+        zeros = [0] * len(numbers)  # a column of zeros is left out
         drafts = _column(rows.num_draft_tokens, "<u4") or zeros
         accepted = _column(rows.num_accepted_tokens, "<u4") or zeros
         waits_for = _column(rows.waits_for, "<u4") or zeros
@@ -232,7 +229,7 @@ class RequestHistoryReader:
                 del self._open[number]
 
     def _follow(self, history: RequestHistory, time_ns: int, has_token: bool) -> None:
-        """The state is the truth where no event told of it."""
+        """Derive the phase from the request's state if no event reported it."""
         phase, state = history.phase, history.state
         if history.is_ended:
             return
@@ -254,7 +251,7 @@ class RequestHistoryReader:
 def read_request_histories(
     messages: Iterable[tuple[int, TelemetryMessage]], before: EventIndex | None = None
 ) -> list[RequestHistory]:
-    """The requests in `messages` (log time, message), in the order they were announced."""
+    """Return the requests in `messages` (log time, message), in the order they were announced."""
     reader = RequestHistoryReader(before)
     for time_ns, message in messages:
         reader.add_message(message, time_ns)
@@ -262,7 +259,7 @@ def read_request_histories(
 
 
 def within(histories: Iterable[RequestHistory], from_ns: int, until_ns: int) -> list[RequestHistory]:
-    """Those that were there at some time of the range."""
+    """Return the requests that existed at some time of the range."""
     return [
         history
         for history in histories

@@ -1,6 +1,7 @@
-"""What is exported: a recording, and the range of it that is asked for.
+"""Time range of a recording that is exported.
 
-Owns the two clocks: a range is in seconds of the recording, what is exported in nanoseconds since 1970.
+Owns the conversion between the two clocks: ranges are given in seconds of the recording, exports use nanoseconds since
+1970.
 """
 
 from __future__ import annotations
@@ -18,36 +19,33 @@ _LOOK_EVERY = 256
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """From when to when, both included, by the recording's clock."""
+    """A time range on the recording's clock, both ends inclusive."""
 
     start_ns: int
-    """Where seconds count from."""
+    """Time of second 0 of the recording."""
     from_ns: int
     until_ns: int
 
     @property
     def length_s(self) -> float:
-        """How long it is."""
         return (self.until_ns - self.from_ns) / 1e9
 
     @property
     def from_s(self) -> float:
-        """Seconds of the recording."""
         return self.seconds(self.from_ns)
 
     @property
     def until_s(self) -> float:
-        """Seconds of the recording."""
         return self.seconds(self.until_ns)
 
     def seconds(self, time_ns: int) -> float:
-        """`time_ns` in seconds of the recording."""
         return (time_ns - self.start_ns) / 1e9
 
 
 def span_of(recording: Recording, from_s: float | None = None, until_s: float | None = None) -> Span:
-    """The range from `from_s` until `until_s`; None is from the start and to the end. Raises BadInput where the
-    recording has nothing there."""
+    """Return the range from `from_s` to `until_s`; None means the start or the end. Raises BadInput if the recording
+    has nothing there.
+    """
     length_s = (recording.end_ns - recording.start_ns) / 1e9
     begin = recording.first_s if from_s is None else max(from_s, recording.first_s)
     end = length_s if until_s is None else min(until_s, length_s)
@@ -61,9 +59,9 @@ def span_of(recording: Recording, from_s: float | None = None, until_s: float | 
 def timed_messages(
     recording: Recording, span: Span, watch: ProgressCallback | None = None
 ) -> Iterable[tuple[int, TelemetryMessage]]:
-    """What was recorded from the newest snapshot before the range on, until its end, by the recording's clock.
+    """Yield the messages from the newest snapshot before the range to its end, with times on the recording's clock.
 
-    `watch` is told the share that is done; raises OpeningCancelled when it says so.
+    `watch` is called with the share done. Raises OpeningCancelled when it returns False.
     """
     begin_s = recording.snapshot_before(span.from_s) or 0.0
     length_s = max(span.until_s - begin_s, 1e-9)

@@ -1,1 +1,1 @@
-"""A recording, or a ring, played as a source: its clock, its thread, and what becomes of each message."""
+"""Plays a recording or a ring as a source: playback clock, thread, and conversion of messages to updates."""

@@ -1,8 +1,8 @@
-"""Reads a recording forward from any time of it, as updates with the recorded times that they reach.
+"""Reads a recording forward from any time, as updates with the recorded times at which they end.
 
-`PlaybackReader` owns the position in the file. `UpdateBuilder` turns messages into updates: frames and snapshots that
-continue the current state, and the samples and memory of that engine; it drops messages that only a live client
-needed. Used by one thread; knows neither clock nor speed.
+`PlaybackReader` owns the position in the file. `UpdateBuilder` converts messages to updates: frames and snapshots that
+continue the current state, and the samples and memory of that engine. It drops messages that only a live client needs.
+Used by one thread; knows neither clock nor speed.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ from kvscope_telemetry.state.coalesce import coalesce
 from kvscope_telemetry.state.continuity import Continuity
 
 PAST_NS: Final = 60_000_000_000
-"""How much of what was before a jump is read along, so that curves have a past."""
+"""Length of the past that a seek can deliver for charts."""
 _LOOK_EVERY: Final = 64
 _LOOK_BACK_NS: Final = 250_000_000
-"""How far back a frame is looked for first."""
+"""Initial distance of the backward search for a frame."""
 _TOLD_WITHIN_NS: Final = 10_000_000_000
-"""An event is told with the frame of its step, at the step's end: so long after it at most that frame is looked for."""
+"""How long after an event the frame that reports it is searched for. An event is reported at the end of its step."""
 SPAN_NS: Final = 1_000_000_000
-"""An update ends with the first frame that is so much later than the one before it: curves have no coarser steps."""
+"""Length of an update, which limits the resolution of charts: an update ends with the first frame at least this long
+after the end of the previous update.
+"""
 BEAT_NS: Final = 500_000_000
-"""Where nothing happens for this long, a heartbeat says so."""
+"""Interval of the heartbeats that are generated while nothing is recorded."""
 
 
 class PlaybackReader:
-    """At no time of the recording before the first `jump`."""
+    """Reads a recording as timed updates. Has no position before the first `jump`."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
@@ -49,19 +51,20 @@ class PlaybackReader:
         self._messages: Iterator[tuple[float, TelemetryMessage]] = iter(())
         self._ahead: tuple[int, TelemetryMessage] | None = None
         self._has_unread = False
-        """More was written than `_messages` led to."""
-        self._is_behind = False  # what comes next was not looked at: who only jumps has no need of it
-        self._place = (0, 0)  # when what was read last was, and how much was read of that time
+        """Whether the file has grown since `_messages` was created."""
+        self._is_behind = False  # `_ahead` is not up to date; read lazily, as a seek does not need it
+        self._place = (0, 0)  # time of the last message read, and the number of messages read with it
         self._memories: dict[int, MemoryBreakdown] = {}
-        self._silent_ns: dict[int, int] = {}  # epoch -> up to when the file is known to say nothing of memory
+        self._silent_ns: dict[int, int] = {}  # epoch -> time before which the file has no memory breakdown
 
     def jump(
         self, to_ns: int, *, past_ns: int = 0, is_wanted: Callable[[], bool] = lambda: True
     ) -> list[TimedUpdate] | None:
-        """Return the state at `to_ns` since the start, beginning with a snapshot; `past_ns` before it in short spans.
+        """Return the state at `to_ns` since the start: a snapshot, then the updates of the `past_ns` before it in
+        short spans.
 
-        Before the first snapshot it is the state there, later than asked. None as soon as it is no longer wanted; empty
-        when there is no state at all.
+        Before the first snapshot in the recording, the state at that snapshot is returned, which is later than
+        requested. Returns None as soon as `is_wanted()` is False, and an empty list if the recording has no state.
         """
         base_ns = max(0, to_ns - past_ns)
         self._spans = UpdateBuilder(self._memory_before)
@@ -69,7 +72,7 @@ class PlaybackReader:
         self._place, self._is_behind = (0, 0), True
         if not self._read(base_ns, is_wanted):
             return None
-        # What is after the state there; and all, where there is none.
+        # Messages after that state; all messages if there is none.
         has_state = self._spans.continuity.epoch is not None
         self._tell_devices(base_ns)
         self._messages = self._recording.messages(base_ns / 1e9 if has_state else 0.0, keyframes=True)
@@ -86,14 +89,14 @@ class PlaybackReader:
         return [replace(spans[0], jumped=True), *spans[1:]] if spans else []
 
     def read_until(self, until_ns: int) -> list[TimedUpdate]:
-        """Return the updates up to and including `until_ns`."""
         self._read(until_ns, lambda: True)
         self._spans.pass_time(until_ns)
         return self._spans.take_spans()
 
     def frame_near(self, at_ns: int, num_frames: int) -> int:
-        """When the frame was that comes `num_frames` after what is shown at `at_ns`, or before it with a negative
-        number; the last, or the first, where there are not as many."""
+        """Return the time of the frame `num_frames` after the one shown at `at_ns` (before it if negative), limited to
+        the first and last frame.
+        """
         if num_frames >= 0:
             found = at_ns
             for when_ns in self._frame_times(at_ns, None):
@@ -112,8 +115,9 @@ class PlaybackReader:
             back_ns *= 4
 
     def frame_with(self, event: Event, at_ns: int) -> int:
-        """When the frame was that tells `event`, which was at about `at_ns`: with it applied, the state is the one
-        after the event. Of the first frame from then on where none does."""
+        """Return the time of the frame that reports `event`, which occurred at about `at_ns`; the state there is the
+        one after the event. If no frame reports it, return the time of the first frame at or after `at_ns`.
+        """
         after_ns = None
         from_s, until_s = max(0, at_ns - _LOOK_BACK_NS) / 1e9, (at_ns + _TOLD_WITHIN_NS) / 1e9
         for at_s, message in self._recording.messages(from_s, until_s):
@@ -133,22 +137,23 @@ class PlaybackReader:
                 yield round(at_s * 1e9)
 
     def grow(self) -> bool:
-        """Look for what was written since; returns whether there is more, or less. Raises BadInput where it cannot be
-        read now."""
+        """Read what was written since the last call. Returns whether the recording changed. Raises BadInput if it
+        cannot be read at present.
+        """
         has_changed = self._recording.grow()
         is_at_end = self._ahead is None and not self._is_behind
         if is_at_end and (has_changed or self._has_unread):
-            self._has_unread = True  # and is tried again where it raises
+            self._has_unread = True  # retried by the next call if reading raises
             self._read_on()
             self._has_unread = False
         return has_changed
 
     def lose(self) -> None:
-        """Note that an update did not fit the taker's state: wait for the next snapshot."""
+        """Report that the consumer could not apply an update: skip until the next snapshot."""
         self._spans.continuity.lose()
 
     def _read(self, until_ns: int, is_wanted: Callable[[], bool]) -> bool:
-        """False when it was given up."""
+        """Process messages up to `until_ns`. Returns False if the read was cancelled."""
         num_read = 0
         while (ahead := self._next()) is not None and ahead[0] <= until_ns:
             self._take(ahead)
@@ -158,7 +163,7 @@ class PlaybackReader:
         return True
 
     def _next(self) -> tuple[int, TelemetryMessage] | None:
-        """What was not taken yet; None: so far there is nothing."""
+        """Return the next message without consuming it, or None if there is none yet."""
         if self._is_behind:
             self._advance()
         return self._ahead
@@ -181,48 +186,50 @@ class PlaybackReader:
         self._place = (at_ns, self._place[1] + 1 if at_ns == self._place[0] else 1)
 
     def _read_on(self) -> None:
-        """After what was read last."""
+        """Continue after the last message read."""
         at_ns, count = self._place
         self._messages = self._recording.messages(at_ns / 1e9, keyframes=True)
         for _ in range(count):
             following = next(self._messages, None)
-            if following is None or round(following[0] * 1e9) > at_ns:  # what was read went meanwhile
+            # The messages read before may have been deleted from the ring.
+            if following is None or round(following[0] * 1e9) > at_ns:
                 self._messages = self._recording.messages(at_ns / 1e9, keyframes=True)
                 break
         self._advance()
 
     def _tell_devices(self, time_ns: int) -> None:
-        """As they were: what a state follows from does not tell of them."""
+        """Add the device readings of that time: the messages that restore a state do not include them."""
         epoch = self._spans.continuity.epoch
         devices = None if epoch is None else self._recording.devices_before(time_ns / 1e9, epoch)
         if devices is not None:
             self._spans.add_message(time_ns, devices)
 
     def _memory_before(self, time_ns: int, epoch: int) -> MemoryBreakdown | None:
-        """Of the epoch, what was met last; before any was, what the file says."""
+        """Return the epoch's memory breakdown read last, or search the file backwards if none was read."""
         if epoch not in self._memories and time_ns > self._silent_ns.get(epoch, -1):
             found = self._recording.memory_before(time_ns / 1e9, epoch)
             if found is not None:
                 self._memories[epoch] = found
-            else:  # all of the file up to there was gone through for it
+            else:  # the file was searched up to there
                 self._silent_ns[epoch] = time_ns
         return self._memories.get(epoch)
 
 
 @dataclass(frozen=True, slots=True)
 class TimedUpdate:
-    """An update, and the recorded time since the start up to which it goes."""
+    """An update, and the recorded time since the start at which it ends."""
 
     update: Update
     until_ns: int
     jumped: bool = False
-    """It begins after a seek: what was before it is not its past."""
+    """Whether the update is the first after a seek, and does not continue the previous one."""
 
 
 class UpdateBuilder:
-    """Turns messages, added in order, into timed updates.
+    """Converts messages, added in order, to timed updates.
 
-    `memory_before(time_ns, epoch)` finds where the memory of an engine went that was followed from its middle.
+    `memory_before(time_ns, epoch)` returns the memory breakdown of an engine that is followed from the middle of its
+    run.
     """
 
     def __init__(self, memory_before: Callable[[int, int], MemoryBreakdown | None]) -> None:
@@ -236,21 +243,21 @@ class UpdateBuilder:
         self._devices: list[Devices] = []
         self._memory: MemoryBreakdown | None = None
         self._until_ns = 0
-        """Of the newest message that was taken."""
+        """Time of the newest message added."""
         self._handed_out_ns = 0
-        """Up to where the updates go so far."""
+        """End time of the updates built so far."""
         self._offset_ns = 0
-        """From the engine's clock to recorded time."""
+        """Recorded time minus the engine's clock."""
         self._is_short = False
         self._has_heartbeats = False
 
     def begin_short(self, at_ns: int) -> None:
-        """From `at_ns` on spans are short. What was added before is one, only a snapshot ends it."""
+        """Split updates into short spans from `at_ns` on. Everything before is one span, split only at snapshots."""
         self.close()
         self._is_short, self._handed_out_ns = True, at_ns
 
     def add_message(self, at_ns: int, message: TelemetryMessage) -> None:
-        """The next message, recorded at `at_ns` since the start."""
+        """Add the next message, recorded at `at_ns` since the start."""
         if isinstance(message, Frame):
             self._add_frame(at_ns, message)
         elif isinstance(message, Snapshot):
@@ -269,7 +276,6 @@ class UpdateBuilder:
             self._memory = message
 
     def close(self) -> None:
-        """End the span in progress."""
         if self._snapshot is None and not (
             self._frames or self._samples or self._devices or self._memory or self._readings
         ):
@@ -288,7 +294,7 @@ class UpdateBuilder:
         self._snapshot = self._memory = None
 
     def pass_time(self, until_ns: int) -> None:
-        """Nothing more until `until_ns`: where the recording has no heartbeats this says that all stayed as it was."""
+        """Report that no message was recorded until `until_ns`. Generates heartbeats if the recording has none."""
         if not self._is_short or until_ns - max(self._until_ns, self._handed_out_ns) < BEAT_NS:
             return
         self.close()
@@ -296,7 +302,7 @@ class UpdateBuilder:
             self._beat(self._handed_out_ns + BEAT_NS)
 
     def take_spans(self) -> list[TimedUpdate]:
-        """Return the spans made from the messages since the last call."""
+        """Return and clear the spans built since the last call."""
         self.close()
         done, self._done = self._done, []
         return done

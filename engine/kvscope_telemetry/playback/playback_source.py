@@ -1,7 +1,7 @@
-"""A recording as a `Source`: played at the pace it was recorded in, times a speed; stopped, and moved in.
+"""Plays a recording as a `Source`: at the recorded pace times a speed factor, with pause, seek and single steps.
 
-Owns the thread and what it handed out. The thread reads and coalesces; whoever takes has only to apply. It never
-skips: where the taker stays away, or the machine cannot keep up, it plays slower.
+Owns the thread and the updates that it has queued. The thread reads and coalesces, so that the consumer only applies
+updates. Playback never skips: if the consumer is absent or the machine is too slow, it plays more slowly.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.source import SourceState, SourceStatus, Update
 
 MAX_TICK_NS: Final = 100_000_000
-"""Who was away for longer than this, or cannot keep up, plays slower instead of skipping."""
+"""Maximum time that one clock tick advances. After a longer delay, playback slows down instead of skipping."""
 MIN_SPEED, MAX_SPEED = 0.01, 1000.0
 TICK_S: Final = 0.008
 GROW_S: Final = 0.25
-"""How often it is looked whether there is more, where somebody may be writing."""
+"""Interval at which a recording that may still be written is checked for new messages."""
 MAX_WAITING: Final = 400
-"""Updates that wait to be taken; with as many it stands still. A jump brings its past besides."""
+"""Number of queued updates at which playback waits for the consumer. The past that a seek delivers may exceed it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Seek:
-    """A place to go to: a time, or the frame that tells an event, or the one before that."""
+    """A seek target: a time, the frame that reports an event, or the frame before that one."""
 
     to_ns: int
     with_past: bool
@@ -43,7 +43,8 @@ class _Seek:
 
 
 class PlaybackSource:
-    """Plays `recording` from its start; a context manager that closes at the end. What is still written is followed.
+    """Plays `recording` from its start. A context manager that closes at the end. A recording that is still being
+    written is followed.
 
     Positions are seconds since the start. `clock` is monotonic, in ns.
     """
@@ -53,7 +54,7 @@ class PlaybackSource:
     ) -> None:
         self.recording = recording
         self.has_jumped = False
-        """Whether the update taken last is the first after a seek: what was before is not its past."""
+        """Whether the update taken last is the first after a seek, and does not continue the previous one."""
         self._duration_ns = round(recording.info.duration_s * 1e9)
         self._start_ns = recording.start_ns - (time.time_ns() - time.monotonic_ns())
         self._reader = PlaybackReader(recording)
@@ -61,31 +62,30 @@ class PlaybackSource:
         self._clock.is_playing, self._clock.waits_at_end = is_playing, recording.may_grow
         self._grown_s = time.monotonic()
         self._spans: deque[TimedUpdate] = deque()
-        self._position_ns = 0  # up to where everything is in `_spans`, or was taken
+        self._position_ns = 0  # updates up to this position are in `_spans`, or were taken
         self._taken_ns = 0
-        self._wanted: _Seek | None = _Seek(0, with_past=True)  # a seek that was not done
-        self._num_steps = 0  # frames to go on, or back
+        self._wanted: _Seek | None = _Seek(0, with_past=True)  # pending seek
+        self._num_steps = 0  # pending steps in frames; negative: backwards
         self._is_refused = False
         self._is_closing = False
         self._failure = ""
         self._changed = threading.Condition()
-        """Guards all of the above but the reader, which is the thread's."""
+        """Guards all attributes above except the reader, which only the thread uses."""
         self._thread = threading.Thread(target=self._run, name="kvscope-playback", daemon=True)
         self._thread.start()
 
     @classmethod
     def open(cls, path: Path | str) -> PlaybackSource:
-        """Raises BadInput, in one line, for what is no recording."""
+        """Open and play the recording at `path`. Raises BadInput, with a one-line message, if it is no recording."""
         return cls(Recording.open(path))
 
     @property
     def name(self) -> str:
-        """The file's name."""
         return self.recording.path.name
 
     @property
     def status(self) -> SourceStatus:
-        """Always PLAYBACK; the reason says when and why it stands still."""
+        """Status of the source. The state is always PLAYBACK; the reason says why playback is not advancing."""
         recording = self.recording
         return SourceStatus(
             SourceState.PLAYBACK,
@@ -97,65 +97,66 @@ class PlaybackSource:
 
     @property
     def failure(self) -> str:
-        """Why nothing is read any more: it stands where it is and goes nowhere. Empty while all is well."""
+        """Why the recording cannot be read any more; "" while it can. After a failure, playback cannot continue or
+        seek.
+        """
         with self._changed:
             return self._failure
 
     @property
     def note(self) -> str:
-        """What is wrong with the file, in words; empty when nothing was found so far."""
+        """Text about damage in the file; "" if none has been found so far."""
         return self.recording.note
 
     @property
     def note_detail(self) -> str:
-        """What was left out and why, a line each."""
+        """Text on what was skipped and why, one line per finding."""
         return self.recording.detail
 
     @property
     def duration(self) -> float:
-        """Seconds of the whole recording, as far as it was written."""
+        """Length of the recording in seconds, as far as it was written."""
         return self._duration_ns / 1e9
 
     @property
     def position(self) -> float:
-        """Seconds since the start up to which everything was handed out, or where it was told to go."""
+        """Position in seconds up to which updates were queued, or the target of a pending seek."""
         with self._changed:
             return (self._position_ns if self._wanted is None else self._wanted.to_ns) / 1e9
 
     @property
     def now_ns(self) -> int:
-        """`position` on this machine's monotonic clock: when it was, by the wall clock. Negative before the boot."""
+        """Recorded wall-clock time of `position`, converted to this machine's monotonic clock. Negative if it was
+        before the boot.
+        """
         return self._start_ns + round(self.position * 1e9)
 
     @property
     def taken_ns(self) -> int:
-        """The same of the update taken last."""
+        """Recorded wall-clock time of the update taken last, converted to this machine's monotonic clock."""
         return self._start_ns + self._taken_ns
 
     @property
     def is_playing(self) -> bool:
-        """Whether it goes on by itself."""
         with self._changed:
             return self._clock.is_playing
 
     @property
     def is_seeking(self) -> bool:
-        """Whether a seek is not done yet: what there is to take is not yet of the position."""
+        """Whether a seek or step is pending. Queued updates do not yet belong to `position` then."""
         with self._changed:
             return self._wanted is not None or self._num_steps != 0
 
     @property
     def is_at_end(self) -> bool:
-        """Whether nothing comes after the position."""
         return self.position >= self.duration
 
     @property
     def speed(self) -> float:
-        """Recorded seconds a second."""
         return self._clock.speed
 
     def play(self) -> None:
-        """Play on; from the end, begin again."""
+        """Start playing; at the end, restart from the beginning."""
         if self.is_at_end:
             self.seek(0.0)
         with self._changed:
@@ -164,27 +165,27 @@ class PlaybackSource:
             self._changed.notify_all()
 
     def pause(self) -> None:
-        """Stand still."""
         with self._changed:
             self._clock.pause()
 
     def set_speed(self, factor: float) -> None:
-        """Play `factor` times as fast as it was. Raises BadInput for one that is not accepted."""
+        """Set the speed factor. Raises BadInput outside `MIN_SPEED` to `MAX_SPEED`."""
         if not MIN_SPEED <= factor <= MAX_SPEED:
             raise BadInput(f"speed {factor!r} is not accepted: a number from {MIN_SPEED} to {MAX_SPEED:.0f}")
         with self._changed:
             self._clock.speed = factor
 
     def seek(self, seconds: float, *, with_past: bool = True) -> None:
-        """Go to `seconds`, or as near as there is; what is taken next begins with a snapshot of the state there.
+        """Go to `seconds`, or the nearest recorded time. The next update starts with a snapshot of the state there.
 
-        `with_past`: the minute before it comes along, in short updates, for curves. Without, it is quicker.
+        `with_past` also delivers the minute before, in short updates, for charts. A seek without it is faster.
         """
         self._want(seconds, with_past=with_past)
 
     def seek_event(self, seconds: float, event: Event, *, before: bool = False) -> None:
-        """Go to the frame that tells `event`, which was at `seconds`: the state is the one after it. `before`: to the
-        frame before that one."""
+        """Go to the frame that reports `event`, which occurred at `seconds`; the state is the one after the event.
+        With `before`, go to the preceding frame.
+        """
         self._want(seconds, event=event, before=before)
 
     def _want(
@@ -200,7 +201,7 @@ class PlaybackSource:
             self._changed.notify_all()
 
     def step(self, num_frames: int) -> None:
-        """Stand still `num_frames` further than now, or back with a negative number; steps that wait add up."""
+        """Pause and move `num_frames` forwards, or backwards if negative. Pending steps add up."""
         with self._changed:
             self._clock.pause()
             if self._failure:
@@ -209,12 +210,14 @@ class PlaybackSource:
             self._changed.notify_all()
 
     def resync(self) -> None:
-        """What was taken could not be applied: nothing more until a snapshot."""
+        """Report that an update could not be applied: no more updates follow until a snapshot."""
         with self._changed:
             self._is_refused = True
 
     def take_update(self) -> Update | None:
-        """The next update, None when there is none yet. Take until then: each covers a short span of time."""
+        """Return the next update, or None if there is none yet. Each covers a short time span, so call
+        it until None.
+        """
         with self._changed:
             if not self._spans:
                 return None
@@ -223,12 +226,12 @@ class PlaybackSource:
             return span.update
 
     def wait(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until `predicate()` holds, looking again whenever the thread did something; whether it did in time."""
+        """Wait until `predicate()` holds, checking it after each change. Returns False on timeout."""
         with self._changed:
             return self._changed.wait_for(predicate, timeout_s)
 
     def close(self) -> None:
-        """End the thread. Idempotent."""
+        """Stop the thread. Idempotent."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -250,7 +253,7 @@ class PlaybackSource:
                 return ""
             return "at the end" if self._clock.is_at_end else "paused"
 
-    # The thread.
+    # private: runs in the thread
 
     def _run(self) -> None:
         try:
@@ -263,7 +266,7 @@ class PlaybackSource:
                     self._step()
                 else:
                     self._go_on()
-        except Exception as error:  # told in the status: a source that died silently looks like a quiet one
+        except Exception as error:  # shown in the status: a source that failed silently would look idle
             words = str(error) if isinstance(error, BadInput) else f"the file cannot be read: {_why(error)}"
             with self._changed:
                 self._failure = words[:300]
@@ -272,7 +275,7 @@ class PlaybackSource:
                 self._changed.notify_all()
 
     def _wait_for_work(self) -> bool:
-        """Until there is something to do; False when it is over."""
+        """Wait until the thread has work. Returns False when the source is closing."""
         with self._changed:
             if self._wanted is None and not self._num_steps and not self._is_closing:
                 pause_s = GROW_S if self._clock.waits_at_end else None
@@ -282,7 +285,7 @@ class PlaybackSource:
     def _grow_when_due(self) -> None:
         if not self._clock.waits_at_end or time.monotonic() - self._grown_s < GROW_S:
             return
-        with contextlib.suppress(BadInput):  # what was read of it goes on being played
+        with contextlib.suppress(BadInput):  # what was read before is still played
             self._reader.grow()
         self._grown_s = time.monotonic()
         duration_ns, may_grow = round(self.recording.info.duration_s * 1e9), self.recording.may_grow
@@ -311,7 +314,7 @@ class PlaybackSource:
         if wanted.event is not None:
             to_ns = self._reader.frame_with(wanted.event, to_ns)
             to_ns = self._reader.frame_near(to_ns, -1) if wanted.before else to_ns
-        # Without the 1 ns a keyframe of the same moment would take the place of the frame that reports the event.
+        # Without the 1 ns, a keyframe with the same time would replace the frame that reports the event.
         past_ns = PAST_NS if wanted.with_past else int(wanted.event is not None)
         spans = self._reader.jump(to_ns, past_ns=past_ns, is_wanted=is_wanted)
         with self._changed:
@@ -347,9 +350,9 @@ def _why(error: Exception) -> str:
 
 
 class PlaybackClock:
-    """Where in a recording one is: goes on with a clock, times a speed, until the end.
+    """Position in a recording, which advances with a clock times a speed factor, up to the end.
 
-    At the start and standing still, at first. `clock` is monotonic, in ns.
+    Starts paused at position 0. `clock` is monotonic, in ns.
     """
 
     def __init__(self, duration_ns: int, clock: Callable[[], int]) -> None:
@@ -358,32 +361,29 @@ class PlaybackClock:
         self.duration_ns = duration_ns
         self.is_playing = False
         self.waits_at_end = False
-        """Whether the end is not the end: more may come, and then it goes on."""
+        """Whether the clock keeps playing at the end, because the recording may grow."""
         self.speed = 1.0
         self._clock = clock
         self._last_ns = clock()
 
     @property
     def is_at_end(self) -> bool:
-        """Whether there is nothing after this."""
         return self.position_ns >= self.duration_ns
 
     def play(self) -> None:
-        """Go on from here."""
         self._last_ns = self._clock()
         self.is_playing = True
 
     def pause(self) -> None:
-        """Stand still."""
         self.is_playing = False
 
     def jump(self, position_ns: int) -> None:
-        """Be at `position_ns`, and go on from there if it plays."""
+        """Set the position. The clock continues from there if it is playing."""
         self.position_ns = max(0, min(position_ns, self.duration_ns))
         self._last_ns = self._clock()
 
     def tick(self) -> int:
-        """The position now. At the end it stands still."""
+        """Advance and return the position. The clock pauses at the end, unless `waits_at_end`."""
         now_ns = self._clock()
         passed_ns, self._last_ns = min(now_ns - self._last_ns, MAX_TICK_NS), now_ns
         if self.is_playing:

@@ -1,1 +1,1 @@
-"""Recordings: an engine's telemetry in an MCAP file, written while it comes and read at any time of it."""
+"""Recordings: telemetry of an engine in an MCAP file, written as it arrives and readable from any time."""

@@ -1,6 +1,6 @@
-"""The history of a block, read from a range of a recording, and joined from several ranges.
+"""Reads the history of one block from a time range of a recording, and concatenates histories of several ranges.
 
-Frames that do not name the block are not unpacked, so that minutes of a quick engine are gone through in less than a
+Frames that do not contain the block are not unpacked, so that minutes of a fast engine are scanned in less than a
 second. Holds no file open.
 """
 
@@ -21,23 +21,24 @@ from kvscope_telemetry.summaries.block_moments import BlockMoment, BlockMoments,
 
 _LOOK_EVERY: Final = 64
 _LATE_NS: Final = 1_000_000_000
-"""How much later than a frame was its time in the file may be."""
+"""Maximum delay of a frame's time in the file relative to its actual time."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockHistoryPart:
-    """What is known of a block from `begin_ns` to `end_ns`, by the wall clock."""
+    """History of a block from `begin_ns` to `end_ns` (wall clock)."""
 
     begin_ns: int
     end_ns: int
     rows: Rows = field(default_factory=lambda: np.zeros(0, LIFE))
     block_moments: BlockMoments = field(default_factory=BlockMoments)
     num_forgotten: int = 0
-    """Rows that were more than are kept: what is known begins later."""
+    """Number of rows dropped because the history exceeded its limit. If not 0, `begin_ns` is the time of the oldest
+    retained row.
+    """
 
     @property
     def moments(self) -> tuple[BlockMoment, ...]:
-        """What happened, oldest first."""
         return self.block_moments.moments
 
 
@@ -51,11 +52,16 @@ def read_part(
     *,
     last: tuple[int, int] | None = None,
 ) -> BlockHistoryPart:
-    """Return the history of `block` in this range of time, both ends included. Raises OpeningCancelled when `watch`,
-    which is given the share that is done, returns False.
+    """Return the history of `block` from `from_ns` to `until_ns`, both inclusive.
 
-    `last`: epoch and number of the frame that was at `until_ns`. It is read even where the file has a later time for
-    it: times there never go back, and a heartbeat that overtook it bears a later one.
+    Args:
+        block_size: Tokens per block.
+        watch: Called with the share done, from 0 to 1; returns False to cancel.
+        last: Epoch and sequence number of the frame that was current at `until_ns`. It is included even if its log time
+            is later: log times never decrease, so a heartbeat that was recorded before it can delay its log time.
+
+    Raises:
+        OpeningCancelled: `watch` returned False.
     """
     block_history = BlockChanges(block)
     for _, message in recorded.run_up((from_ns - recorded.start_ns) / 1e9):
@@ -73,7 +79,6 @@ def read_part(
 
 
 def part_of(block_history: BlockChanges, begin_ns: int, end_ns: int, block_size: int) -> BlockHistoryPart:
-    """Return what `block_history` knows so far."""
     rows = block_history.rows.copy()
     if block_history.num_forgotten and rows.size:
         begin_ns = int(rows["time_ns"][0])
@@ -83,24 +88,23 @@ def part_of(block_history: BlockChanges, begin_ns: int, end_ns: int, block_size:
 
 
 class GrowingBlockHistory:
-    """The history of a block in a live session. Rows are added as they come, whatever went before."""
+    """History of a block in a live session, extended incrementally."""
 
     def __init__(self, block: int, block_size: int) -> None:
         self.block_history = BlockChanges(block)
         self._block_size = block_size
         self._block_moments = BlockMoments()
         self._num_rows = 0
-        """Rows that are told, those forgotten since as well."""
+        """Number of rows already converted to moments, including rows forgotten since."""
 
     @property
     def has_news(self) -> bool:
-        """Whether there is more than the last `part` had."""
+        """Whether there are rows that the last `part` did not include."""
         return self._num_rows < self.block_history.num_forgotten + self.block_history.rows.size
 
     def part(self, begin_ns: int, end_ns: int) -> BlockHistoryPart:
-        """All that is known so far."""
         rows, forgotten = self.block_history.rows, self.block_history.num_forgotten
-        first = self._num_rows - forgotten  # the first row that is not told
+        first = self._num_rows - forgotten  # the first row not converted yet
         if first < rows.size:
             fresh = block_moments_of(moments_of(rows[max(first - 1, 0) :], self._block_size))
             self._block_moments = self._block_moments.followed_by(fresh.after(1) if first > 0 else fresh)
@@ -114,7 +118,7 @@ class GrowingBlockHistory:
 
 
 def joined(older: BlockHistoryPart, newer: BlockHistoryPart) -> BlockHistoryPart:
-    """Join two parts. What lies between them is not known."""
+    """Concatenate two parts. The gap between them, if any, is marked as unknown."""
     if not older.rows.size or not newer.rows.size:
         rows = older.rows if older.rows.size else newer.rows
         moments = older.block_moments if older.moments else newer.block_moments
@@ -132,20 +136,22 @@ def joined(older: BlockHistoryPart, newer: BlockHistoryPart) -> BlockHistoryPart
 
 
 def _goes_on(last: np.void, first: np.void) -> bool:
-    """Whether `first` says nothing but how it was left."""
+    """Whether `first` only repeats the state of `last`."""
     is_known = first["how"] == ChangeKind.KNOWN and last["how"] != ChangeKind.LOST and first["epoch"] == last["epoch"]
     return bool(is_known and all(first[name] == last[name] for name in LASTING))
 
 
 def _gone_on_from(seq: int, message: TelemetryMessage) -> TelemetryMessage:
-    """`message`; of whose first frames the life may know already: by a snapshot among them, or what was before."""
+    """Return `message`, shortened if it is a delta checkpoint whose first frames the history already covers up to
+    `seq`.
+    """
     if isinstance(message, DeltaCheckpoint) and message.since_seq < seq < message.seq:
         return replace(message, since_seq=seq)
     return message
 
 
 def _is_until(message: TelemetryMessage, last: tuple[int, int] | None) -> bool:
-    """Whether it is frame `last`, or one before it."""
+    """Whether `message` is frame `last` or an earlier frame of its epoch."""
     return isinstance(message, Frame) and last is not None and message.epoch == last[0] and message.seq <= last[1]
 
 

@@ -1,8 +1,8 @@
-"""Decodes the chunks of a recording's file into messages.
+"""Decodes the chunks of a recording file into messages.
 
-Owns what is remembered between two readings: the chunk decoded last, keyframes and delta checkpoints for seeking, and
-what was found damaged, each of which is left out and counted once. Knows no lists of chunks, no seconds and no file:
-the caller has it open.
+Owns the caches between reads (the chunk decoded last; keyframes and delta checkpoints for seeking) and the record of
+damaged messages, each of which is skipped and counted once. Does not know the list of chunks, nor seconds; the caller
+passes in the open file.
 """
 
 from __future__ import annotations
@@ -27,52 +27,52 @@ from kvscope_telemetry.recordings.survey import Survey
 from kvscope_telemetry.state.continuity import StatePlace
 
 MAX_KEPT_BYTES: Final = 128 << 20
-"""Bound of the keyframes and delta checkpoints kept in memory: seeks near one another read the same ones."""
+"""Memory limit of the cached keyframes and delta checkpoints. Seeks to nearby times read the same ones."""
 ROW_BYTES: Final = 36
 INFO_BYTES: Final = 250
-"""Of a block and of a request in memory, about."""
+"""Approximate bytes in memory per request. `ROW_BYTES` is the same per row of a block or request."""
 JOINED_CHECKPOINTS: Final = 16
-"""Delta checkpoints that are read and joined together."""
+"""Number of delta checkpoints that are read and merged together."""
 MAX_BAD_MESSAGES: Final = 100_000
-"""Unreadable messages that are remembered and counted, at most."""
+"""Maximum number of unreadable messages that are remembered and counted."""
 CAME: Final = (FRAMES, HELLOS, SNAPSHOTS, MESSAGES)
-"""Kinds of messages that were published; the writer made the others of them."""
+"""Kinds of messages that the engine published. The writer derives the other kinds from them."""
 
 TimedMessage = tuple[int, TelemetryMessage]
-"""Log time in ns, and a message."""
+"""Log time in ns, and the message."""
 _Item = TypeVar("_Item")
 
 
 class ChunkDecoder:
-    """Decoder of the chunks of one file, in which `found` was found."""
+    """Decodes the chunks of one file, whose survey is `found`."""
 
     def __init__(self, found: Survey) -> None:
         self.unknowns = Unknowns()
-        """What a later version recorded that has no name here, each time it was met."""
+        """Counts values from a later protocol version that this version cannot name."""
         self._found = found
         self._unzip = zstandard.ZstdDecompressor()
         self._last_read: tuple[int, list[tuple[int, TimedMessage]]] = (0, [])
-        """Offset and messages of the chunk decoded last, kept because the next read is often in the same chunk."""
+        """Offset and messages of the chunk decoded last, cached because the next read is often in the same chunk."""
         self._kept: OrderedDict[int, TimedMessage] = OrderedDict()
-        """Offset of the chunk -> its keyframe or delta checkpoint; the least recently used first."""
+        """Chunk offset -> its keyframe or delta checkpoint, least recently used first."""
         self._num_kept_bytes = 0
-        self._bad_messages: set[tuple[int, int]] = set()  # (offset of the chunk, place in it)
-        self._claimed: dict[tuple[int, int], int] = {}  # the same -> what its columns take
+        self._bad_messages: set[tuple[int, int]] = set()  # (offset of the chunk, index in it)
+        self._claimed: dict[tuple[int, int], int] = {}  # the same -> claimed size of its columns
         self._num_claimed = 0
 
     @property
     def num_bad_messages(self) -> int:
-        """Messages left out so far because they cannot be read."""
         return len(self._bad_messages)
 
     def channels(self, kinds: Iterable[int]) -> set[int]:
-        """Channel ids of these kinds in this file."""
         return {self._found.channels[kind] for kind in kinds}
 
     def messages(
         self, file: BinaryIO, chunk: Chunk, kinds: Collection[int], about: int | None = None
     ) -> list[TimedMessage]:
-        """The messages of these kinds as they came; of frames, where a block is given, those that name it."""
+        """Return the messages of `kinds` in recorded order. If `about` (a block) is given, only frames that contain it
+        are decoded; the others are replaced by empty delta checkpoints.
+        """
         if FRAMES not in kinds or self._found.channels[FRAMES] not in chunk.counts:
             return self._messages_of_small_chunk(file, chunk, kinds)
         if about is not None:
@@ -85,7 +85,7 @@ class ChunkDecoder:
         return [timed for kind, timed in messages if kind in kinds]
 
     def _messages_of_small_chunk(self, file: BinaryIO, chunk: Chunk, kinds: Collection[int]) -> list[TimedMessage]:
-        """Of a chunk without frames."""
+        """Return the messages of a chunk without frames."""
         if chunk.damage or not chunk.counts.keys() & self.channels(kinds):
             return []
         is_state = chunk.counts in ({self._found.channels[SNAPSHOTS]: 1}, {self._found.channels[KEYFRAMES]: 1})
@@ -104,7 +104,7 @@ class ChunkDecoder:
         return kept
 
     def _keep_state(self, chunk: Chunk, log_time_ns: int, state: TelemetryMessage) -> None:
-        """In the place of those that were not wanted for longest."""
+        """Cache a state, and evict the least recently used ones above the memory limit."""
         before = self._kept.pop(chunk.offset, None)
         self._num_kept_bytes += _kept_bytes(state) - (0 if before is None else _kept_bytes(before[1]))
         self._kept[chunk.offset] = log_time_ns, state
@@ -114,7 +114,7 @@ class ChunkDecoder:
     def _read(
         self, file: BinaryIO, chunk: Chunk, kinds: Collection[int], about: int | None = None
     ) -> list[tuple[int, TimedMessage]]:
-        """The same with the kind of each."""
+        """Decode a chunk's messages of `kinds`, each with its kind."""
         kind_of = {self._found.channels[kind]: kind for kind in kinds}
         read = [(place, raw, kind_of[raw.channel]) for place, raw in self._raw(file, chunk, kind_of)]
         others = [each for each in read if each[2] != FRAMES]
@@ -127,14 +127,14 @@ class ChunkDecoder:
                     at = max(at, before)
                     messages.append((FRAMES, timed))
         messages += self._others(chunk, others[at:])
-        if len(read) - len(others) > 1:  # another tool put the batches of several chunks into one
+        if len(read) - len(others) > 1:  # another tool merged the batches of several chunks
             messages.sort(key=lambda each: each[1][0])
         return messages
 
     def _frames(
         self, chunk: Chunk, place: int, raw: RawMessage, about: int | None
     ) -> Iterator[tuple[int, TimedMessage]]:
-        """The frames of a batch, with how many of the other messages come before each."""
+        """Yield the frames of a batch, each with the number of other messages that precede it."""
         try:
             batch = FrameBatch(self._columns_data(chunk, place, raw))
             befores = batch.messages_before
@@ -167,7 +167,9 @@ class ChunkDecoder:
     def _accepted(
         self, chunk: Chunk, place: int, log_time_ns: int, message: TelemetryMessage
     ) -> TelemetryMessage | None:
-        """Return the message with unknown values replaced, or None and count it as bad where a check fails."""
+        """Return the message with unknown values replaced, or None if a check fails; the message is then counted as
+        bad.
+        """
         try:
             self._check_time(chunk, log_time_ns)
             return accepted(message, self.unknowns)
@@ -178,7 +180,7 @@ class ChunkDecoder:
     def items(
         self, file: BinaryIO, chunk: Chunk, decoders: Mapping[int, Callable[[bytes], Iterable[_Item]]]
     ) -> list[_Item]:
-        """What `decoders` (kind -> function) make of the messages of their kinds."""
+        """Return the items that `decoders` (kind -> function) produce from the messages of their kinds."""
         by_channel = {self._found.channels[kind]: decode for kind, decode in decoders.items()}
         items: list[_Item] = []
         for place, raw in self._raw(file, chunk, by_channel):
@@ -189,8 +191,10 @@ class ChunkDecoder:
         return items
 
     def joined_frames(self, file: BinaryIO, chunk: Chunk, until_ns: int | None) -> list[TimedFrame] | None:
-        """As `FrameBatch.joined`; None as well where a chunk has other frames than those of one batch, or they are at
-        hand as they came."""
+        """Return the chunk's frames merged, as `FrameBatch.joined` does.
+
+        Returns None if the chunk has frames outside a single batch, or if its decoded messages are cached.
+        """
         if self._last_read[0] == chunk.offset:
             return None
         raws = list(self._raw(file, chunk, self.channels((FRAMES,))))
@@ -207,14 +211,16 @@ class ChunkDecoder:
                 assert isinstance(known, Frame), "a frame stays one"
                 joined[at] = log_time_ns, known
             return joined
-        except ProtocolError:  # noted where its frames are read
+        except ProtocolError:  # counted when its frames are read one by one
             return None
 
     def checkpoints(
         self, file: BinaryIO, chunks: Sequence[Chunk], place: StatePlace
     ) -> Iterator[tuple[Chunk, int, DeltaCheckpoint | None]]:
-        """Of each chunk the delta checkpoint, and when it ends; None where it cannot be read. Those that lead on from
-        `place` and one another are joined, many at once."""
+        """Yield for each chunk its end time and its delta checkpoint, or None if that is unreadable.
+
+        Up to `JOINED_CHECKPOINTS` checkpoints that continue from `place` and from one another are merged into one.
+        """
         for begin in range(0, len(chunks), JOINED_CHECKPOINTS):
             some = chunks[begin : begin + JOINED_CHECKPOINTS]
             is_full = len(some) == JOINED_CHECKPOINTS
@@ -251,7 +257,9 @@ class ChunkDecoder:
         return checkpoint
 
     def _columns_data(self, chunk: Chunk, place: int, raw: RawMessage) -> bytes:
-        """Of a message of columns. Raises ProtocolError once all of them together claim too much."""
+        """Return the data of a message of columns. Raises ProtocolError once the file's columns claim too much in
+        total.
+        """
         key = chunk.offset, place
         if key not in self._claimed:
             claimed = claimed_bytes(raw.data)
@@ -262,7 +270,7 @@ class ChunkDecoder:
         return raw.data
 
     def _raw(self, file: BinaryIO, chunk: Chunk, channels: Collection[int]) -> Iterator[tuple[int, RawMessage]]:
-        """Messages of these channels, with their places in the chunk."""
+        """Yield the messages of these channels with their index in the chunk."""
         if chunk.damage or not chunk.counts.keys() & channels:
             return
         try:
@@ -285,7 +293,9 @@ class ChunkDecoder:
 
 
 def _joined_on(place: StatePlace, parts: Sequence[Columns]) -> DeltaCheckpoint | None:
-    """Delta checkpoints as one; None where they do not lead on from `place` and one another, or cannot be joined."""
+    """Merge delta checkpoints into one. Returns None if they do not continue from `place` and from one another, or
+    cannot be merged.
+    """
     seq, leading = place.seq, list[Columns]()
     try:
         for part in parts:
@@ -293,7 +303,7 @@ def _joined_on(place: StatePlace, parts: Sequence[Columns]) -> DeltaCheckpoint |
                 return None
             since_seq, next_seq, epoch = (part.number(name) for name in ("since_seq", "seq", "epoch"))
             if not leading and epoch == place.epoch and next_seq <= seq:
-                continue  # it leads to the keyframe
+                continue  # already contained in the keyframe
             if since_seq != seq or epoch != place.epoch:
                 return None
             leading.append(part)
@@ -308,10 +318,10 @@ def _joined_on(place: StatePlace, parts: Sequence[Columns]) -> DeltaCheckpoint |
 
 
 def _kept_bytes(state: TelemetryMessage) -> int:
-    """What a keyframe or a delta checkpoint takes in memory, about."""
+    """Approximate size of a keyframe or delta checkpoint in memory."""
     assert isinstance(state, Snapshot | DeltaCheckpoint), "others are not kept"
     infos = state.requests_info if isinstance(state, Snapshot) else state.new_requests
-    num_bytes = ROW_BYTES * len(state.blocks.state) + len(state.blocks.parent)  # a state is a byte
+    num_bytes = ROW_BYTES * len(state.blocks.state) + len(state.blocks.parent)  # one byte per row
     return (
         num_bytes + ROW_BYTES * len(state.requests.state) + len(state.requests.table_blocks) + INFO_BYTES * len(infos)
     )

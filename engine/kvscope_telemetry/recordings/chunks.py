@@ -1,14 +1,14 @@
-"""The chunks of a recording's file, and the messages in each. All that a file claims is checked before it is believed.
+"""Finds the chunks of a recording file and reads the raw messages in each. Checks every size that a file claims.
 
-Chunks are found by walking over the records: the file's own index at its end is not used, so a file that was cut off is
-read like a whole one, and an index that lies is of no consequence. Where a record makes no sense, the walk goes on at
-the next chunk that does, so that one wrong length costs one chunk. A chunk that cannot be read is inflated once: why it
-cannot is remembered with it. Knows bytes, records and channels, no messages. Format: mcap.dev/spec.
+Chunks are found by walking over the records. The index at the end of the file is not used, so a truncated file is read
+like a complete one, and a wrong index has no effect. After an invalid record the walk continues at the next valid
+chunk, so that one wrong length costs one chunk. An unreadable chunk is decompressed only once: the reason is stored
+with it. This module knows bytes, records and channels, but no message types. Format: mcap.dev/spec.
 
-The reader of the `mcap` package is not used, even for sound files, because nobody knows before reading which files are
-sound. It cannot do this: read a file without its end, go on behind a damaged record, name and count what is left out,
-refuse a size before decompressing, and stop at a number of records in a chunk. Its walk takes twice as long as ours.
-See docs/internals/decisions/0007-recordings-have-their-own-reader.md.
+The reader of the `mcap` package is not used, even for undamaged files, because damage is only known after reading. That
+reader cannot read a file without its end, continue after a damaged record, name and count what was skipped, refuse a
+size before decompression, or stop at a number of records in a chunk. Its walk takes twice as long as this one. See
+docs/internals/decisions/0007-recordings-have-their-own-reader.md.
 """
 
 from __future__ import annotations
@@ -38,23 +38,25 @@ MAGIC: Final = b"\x89MCAP0\r\n"
 HEADER, FOOTER, CHANNEL, MESSAGE, CHUNK, MESSAGE_INDEX, METADATA = 1, 2, 4, 5, 6, 7, 12
 RECORD: Final = struct.Struct("<BQ")  # opcode, length
 _MESSAGE: Final = struct.Struct("<HIQQ")  # channel, sequence, log time, publish time
-_WHOLE: Final = struct.Struct("<BQHIQQ")  # both
+_WHOLE: Final = struct.Struct("<BQHIQQ")  # record and message header together
 MAX_CHUNK_MESSAGES: Final = 1 << 17
-"""A chunk of ours holds some hundreds; one of 4 MiB, as other tools write them, some tens of thousands."""
+"""Maximum number of records in a chunk. Chunks of this writer hold some hundreds; 4 MiB chunks written by other tools
+hold some tens of thousands.
+"""
 MAX_LOG_TIME_NS: Final = 1 << 62
-"""The year 2116: later times are damage, and would not fit where they are added up."""
+"""First log time that is treated as damage (year 2116). Larger values could overflow when they are summed."""
 
 
 class DamagedChunk(Exception):
-    """A chunk that cannot be read; says why."""
+    """Raised for a chunk that cannot be read. The message gives the reason."""
 
 
 @dataclass(slots=True)
 class Chunk:
-    """Where a chunk is, and what is said of it."""
+    """Location of a chunk in the file, and the metadata known about it."""
 
     offset: int
-    """Of its data in the file."""
+    """Byte offset of the chunk's data in the file."""
     stored_bytes: int
     inflated_bytes: int
     crc: int
@@ -62,42 +64,46 @@ class Chunk:
     start_ns: int
     end_ns: int
     counts: dict[int, int] = field(default_factory=dict)
-    """Channel -> messages, by the indexes that follow the chunk until it was read, then as it is."""
+    """Channel -> number of messages: from the index records after the chunk until it has been read, then the actual
+    numbers.
+    """
     indexed_ns: tuple[int, int] | None = None
-    """First and last log time by those indexes."""
+    """First and last log time according to the index records."""
     num_frames: int | None = None
-    """Frames in it, once that is known."""
+    """Number of frames, or None while unknown."""
     frames_ns: tuple[int, int] | None = None
-    """When the first and the last of them were."""
+    """Log times of the first and last frame, or None while unknown."""
     damage: str = ""
-    """Why it cannot be read, once that is known."""
+    """Why the chunk cannot be read; "" if no damage is known."""
     is_read: bool = False
-    """Whether counts and times are those of the messages in it."""
+    """Whether `counts` holds the actual numbers of messages."""
 
     def note_indexed(self, first_ns: int, last_ns: int) -> None:
-        """One more index says when its messages were."""
+        """Extend `indexed_ns` by the times of one more index record."""
         before = self.indexed_ns or (first_ns, last_ns)
         self.indexed_ns = min(before[0], first_ns), max(before[1], last_ns)
 
     @property
     def where(self) -> str:
-        """Its place and its damage, for a person."""
+        """The chunk's offset and damage, as text."""
         return f"in its chunk at byte {self.offset}, {self.damage}"
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether counts or times, which no checksum covers, contradict each other."""
+        """Whether the times of the chunk and of its indexes, which no checksum covers, contradict each other."""
         latest_ns = max(self.end_ns, *(self.frames_ns or (0, 0)))
         return self.indexed_ns != (self.start_ns, self.end_ns) or not 0 <= latest_ns < MAX_LOG_TIME_NS
 
     def reach_over_frames(self) -> None:
-        """A batch of frames lies in it at the time of its first: the chunk is until the last."""
+        """Extend the chunk's time range to its last frame: the batch message only has the log time of
+        its first frame.
+        """
         if self.frames_ns is not None:
             self.start_ns, self.end_ns = min(self.start_ns, self.frames_ns[0]), max(self.end_ns, self.frames_ns[1])
 
 
 class RawMessage(msgspec.Struct, frozen=True, gc=False):
-    """A message as it lies in a chunk."""
+    """A message of a chunk, not decoded."""
 
     channel: int
     log_time_ns: int
@@ -105,8 +111,14 @@ class RawMessage(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_chunk(file: BinaryIO, chunk: Chunk, unzip: zstandard.ZstdDecompressor | None = None) -> list[RawMessage]:
-    """The messages of a chunk. Raises DamagedChunk; the second time without looking. `unzip`: of who reads many small
-    ones, for which to make one takes longer than they do."""
+    """Return the messages of a chunk.
+
+    Args:
+        unzip: Decompressor to reuse. Creating one takes longer than decompressing a small chunk.
+
+    Raises:
+        DamagedChunk: The chunk is unreadable. Later calls raise it again without reading.
+    """
     if chunk.damage:
         raise DamagedChunk(chunk.damage)
     try:
@@ -128,7 +140,9 @@ def _read(file: BinaryIO, chunk: Chunk, unzip: zstandard.ZstdDecompressor) -> li
 
 
 def inflated(stored: bytes, chunk: Chunk, unzip: zstandard.ZstdDecompressor) -> bytes:
-    """The chunk's data, never more of it than it claims."""
+    """Return the uncompressed data of `chunk`, or raise DamagedChunk. Never decompresses more than
+    `chunk.inflated_bytes`.
+    """
     if len(stored) != chunk.stored_bytes:
         raise DamagedChunk("the file ends inside it")
     data = stored
@@ -143,7 +157,7 @@ def inflated(stored: bytes, chunk: Chunk, unzip: zstandard.ZstdDecompressor) -> 
 
 def _unzipped(stored: bytes, claimed: int, unzip: zstandard.ZstdDecompressor) -> bytes:
     try:
-        holds = zstandard.frame_content_size(stored)  # what the decompressor would set memory aside for
+        holds = zstandard.frame_content_size(stored)  # the size that the decompressor would allocate
         if holds != claimed:
             raise DamagedChunk(f"it holds {holds} bytes and claims {claimed}")
         return unzip.decompress(stored, max_output_size=claimed)
@@ -152,7 +166,9 @@ def _unzipped(stored: bytes, claimed: int, unzip: zstandard.ZstdDecompressor) ->
 
 
 def _messages(data: bytes) -> list[RawMessage]:
-    """One loop without calls: an overview of hours is hundreds of thousands of small messages."""
+    """Split the data of a chunk into its messages. A single loop without calls, because an overview of hours consists
+    of hundreds of thousands of small messages.
+    """
     messages: list[RawMessage] = []
     at, count, num_bytes = 0, 0, len(data)
     whole, whole_bytes, head_bytes = _WHOLE.unpack_from, _WHOLE.size, RECORD.size
@@ -180,7 +196,7 @@ def _messages(data: bytes) -> list[RawMessage]:
 
 
 _CHUNK_HEAD: Final = struct.Struct("<QQQII")
-"""First and last log time, inflated size, CRC, length of the compression's name."""
+"""First and last log time, uncompressed size, CRC, and length of the compression's name."""
 _SIZE: Final = struct.Struct("<Q")
 _INDEX: Final = struct.Struct("<HI")  # channel, bytes of entries
 _INDEX_ENTRY: Final = struct.Struct("<QQ")  # log time, offset in the chunk
@@ -189,34 +205,37 @@ _MAX_METADATA_BYTES: Final = 256
 _FOOTER_BYTES: Final = 20
 _LAST_OPCODE, _FIRST_PRIVATE_OPCODE = 15, 128
 _CHUNK_BEGINS: Final = re.compile(rb"\x06.{36}\x04\0\0\0zstd.{8}\x28\xb5\x2f\xfd", re.DOTALL)
-"""How a compressed chunk begins, up to the magic number of zstd: found by it where the records before make no sense."""
+"""Pattern of the beginning of a compressed chunk, up to zstd's magic number. Used to find the next chunk after invalid
+records.
+"""
 _CHUNK_BEGIN_BYTES: Final = 57
 _SEARCH_BYTES: Final = 1 << 20
 _MAX_SEARCH_BYTES: Final = MAX_CHUNK_BYTES
-"""What one damaged chunk may take: a hole is not searched for what comes after it."""
+"""Maximum distance searched for the next chunk after a damaged one. Chunks after a larger hole are not found."""
 _TEXT_BYTES: Final = struct.Struct("<I")
 
 
 @dataclass(slots=True)
 class ChunkList:
-    """The whole chunks of a file."""
+    """The chunks found in a file, and the channels and damage found on the way."""
 
     chunks: list[Chunk] = field(default_factory=list)
     declared_topics: dict[str, int] = field(default_factory=dict)
-    """Topic -> channel, as the file says."""
+    """Topic -> channel, from the file's channel records."""
     used: set[int] = field(default_factory=set)
-    """Channels of which there are messages."""
     is_complete: bool = False
-    """Whether the file ends as it should."""
     limit: str = ""
-    """Why not all of it was looked at; empty when it was."""
+    """Why only a part of the file was scanned; "" if all of it was."""
     damages: list[str] = field(default_factory=list)
-    """Of each place that was passed over because it makes no sense, where it is."""
+    """One text for each byte range that was skipped as invalid, with its position."""
 
     @property
     def topics(self) -> dict[str, int]:
-        """Topic -> channel: what the file says, where that has messages and no other topic claims it, else what this
-        version writes. A topic that is not in the file has a channel that is not either."""
+        """Topic -> channel.
+
+        The declared channel is used if it has messages and no other topic declares it, otherwise this version's usual
+        id. A topic that is not in the file maps to a channel that does not occur in it.
+        """
         claims = list(self.declared_topics.values())
         clear = {channel for channel in claims if channel in self.used and claims.count(channel) == 1}
         found = {}
@@ -227,33 +246,34 @@ class ChunkList:
 
 
 class OtherFormat(Exception):
-    """A recording of another version of the format; says which."""
+    """Raised for a recording with another format version. The message is that version."""
 
 
-class _Nonsense(Exception):
-    """A record that cannot be one."""
+class _Nonsense(Exception): ...
 
 
 class ChunkWalk:
-    """Goes over the records of a file from `at` on, and on from where it stopped once the file is longer."""
+    """Walks over the records of a file from offset `at`. A later `run` continues where it stopped when the file has
+    grown.
+    """
 
     def __init__(self, at: int) -> None:
         self.found = ChunkList()
         self._at = at  # where the next record begins
-        self._sound_at = at  # behind the last chunk that makes sense
-        self._chunk: Chunk | None = None  # whose index comes
+        self._sound_at = at  # end of the last valid chunk
+        self._chunk: Chunk | None = None  # the chunk that the next index records belong to
         self._num_inflated = 0
         self._file: BinaryIO
         self._budget: ReadBudget
 
     def run(self, file: BinaryIO, budget: ReadBudget) -> None:
-        """Up to where `file` is cut off, or too much."""
+        """Walk to the end of `file`, to where it is truncated, or until `budget` is spent."""
         self._file, self._budget = file, budget
         end = os.fstat(file.fileno()).st_size
         try:
             while not self._walk(end):
                 found = self._next_chunk()
-                if found is None:  # it is cut off, or more is to come
+                if found is None:  # truncated, or still being written
                     return
                 self._note_damage(f"{found - self._sound_at} bytes that make no sense")
                 self._at = self._sound_at = found
@@ -261,7 +281,7 @@ class ChunkWalk:
             self.found.limit = str(spent)
 
     def _walk(self, end: int) -> bool:
-        """From record to record; whether it went well up to the end."""
+        """Walk from record to record. Returns whether all records up to the end were valid."""
         self._file.seek(self._at)
         while len(head := self._file.read(RECORD.size)) == RECORD.size:
             opcode, length = RECORD.unpack(head)
@@ -275,7 +295,7 @@ class ChunkWalk:
             except _Nonsense:
                 return False
             self._file.seek(body + length)
-            if opcode == FOOTER:  # stay at it: a writer may not have written the magic bytes behind it yet
+            if opcode == FOOTER:  # do not advance: the writer may not have written the magic bytes after it yet
                 end_bytes = self._file.read(len(MAGIC))
                 self.found.is_complete = end_bytes == MAGIC
                 return MAGIC.startswith(end_bytes)
@@ -283,7 +303,7 @@ class ChunkWalk:
         return True
 
     def _note(self, opcode: int, body: int, length: int) -> None:
-        if not 0 < opcode <= _LAST_OPCODE and opcode < _FIRST_PRIVATE_OPCODE:  # 0: a file's hole reads as zeros
+        if not 0 < opcode <= _LAST_OPCODE and opcode < _FIRST_PRIVATE_OPCODE:  # a hole in the file reads as zeros
             raise _Nonsense
         if opcode == CHUNK:
             self._chunk = self._chunk_at(body, length)
@@ -304,7 +324,7 @@ class ChunkWalk:
             self._chunk = None
 
     def _next_chunk(self) -> int | None:
-        """Where the next one begins behind the last that makes sense; None: there is none, so far."""
+        """Return the offset of the next chunk after the last valid one, or None if there is none yet."""
         at, data = self._sound_at, b""
         while at - self._sound_at < _MAX_SEARCH_BYTES:
             self._file.seek(at + len(data))
@@ -321,7 +341,7 @@ class ChunkWalk:
         return None
 
     def _note_damage(self, what: str) -> None:
-        """Of what lies behind the last chunk that makes sense; once."""
+        """Record damage after the last valid chunk, at most once per position."""
         where = f"behind byte {self._sound_at}, "
         if not (self.found.damages and self.found.damages[-1].startswith(where)):
             self.found.damages.append(where + what)
@@ -349,7 +369,7 @@ class ChunkWalk:
         self.found.chunks.append(chunk)
 
     def _chunk_at(self, body: int, length: int) -> Chunk:
-        """By the head of a chunk record. Raises _Nonsense for one that contradicts itself."""
+        """Parse the header of a chunk record. Raises _Nonsense if its lengths contradict each other."""
         if length < _CHUNK_HEAD.size + 8:
             raise _Nonsense
         start_ns, end_ns, inflated, crc, name_bytes = self._unpack(_CHUNK_HEAD)
@@ -363,7 +383,9 @@ class ChunkWalk:
         return Chunk(offset, stored, inflated, crc, name, start_ns, end_ns)
 
     def _note_index(self, length: int) -> None:
-        """How many messages of a channel, and from when to when: the entries come in the order of time."""
+        """Store the number of messages and the first and last log time of one channel. Index entries are sorted by
+        time.
+        """
         if length < _INDEX.size:
             raise _Nonsense
         channel, num_bytes = self._unpack(_INDEX)
@@ -389,13 +411,15 @@ class ChunkWalk:
 
 
 def _note_metadata(data: bytes, chunk: Chunk | None) -> None:
-    """How many frames the chunk before has, and from when to when; only where it goes with its checksum."""
+    """Store the number and times of the frames in the preceding chunk. Ignored if the record's checksum does not
+    match.
+    """
     texts: list[bytes] = []
     at = 0
     while at + _TEXT_BYTES.size <= len(data):
         (size,) = _TEXT_BYTES.unpack_from(data, at)
         at += _TEXT_BYTES.size
-        if len(texts) != 1:  # after the name comes how long the map is, in bytes
+        if len(texts) != 1:  # the map's length in bytes follows the name
             texts.append(data[at : at + size])
             at += size
         else:
@@ -409,7 +433,7 @@ def _note_metadata(data: bytes, chunk: Chunk | None) -> None:
 
 
 def _check_profile(data: bytes) -> None:
-    """Raise OtherFormat for a recording of another version; what is no profile of ours says nothing."""
+    """Raise OtherFormat for a kvscope recording of another version. Other profiles are accepted."""
     (size,) = _TEXT_BYTES.unpack_from(data.ljust(_TEXT_BYTES.size, b"\0"))
     profile = data[_TEXT_BYTES.size :][:size].decode("utf-8", "replace")
     name, _, version = profile.partition("/")
@@ -418,7 +442,7 @@ def _check_profile(data: bytes) -> None:
 
 
 def _note_channel(data: bytes, declared_topics: dict[str, int]) -> None:
-    """A channel record: id, schema, topic, and more that is of no interest here."""
+    """Store the channel of a known topic from a channel record (id, schema, topic; the rest is ignored)."""
     if len(data) >= 8:
         channel, _, size = struct.unpack_from("<HHI", data)
         topic = data[8 : 8 + size].decode("utf-8", "replace")

@@ -1,9 +1,9 @@
-"""Messages of one kind as columns, and back. What the columns are follows from the definitions of the structs.
+"""Columnar encoding of messages of one type. The columns follow from the struct definitions.
 
-Each number of the structs is a column: of all messages, as differences from the one before, the bytes of all numbers in
-the order of their significance; and all columns together are one zstd frame. docs/recording-format.md tells the same to
-readers in other languages. At 200 steps a second with 32 requests frames take 1.9 MB a minute, in msgpack and zstd they
-take 3.9. Knows no files, and of messages only that they are structs.
+Each number of the structs is a column over all messages, delta-encoded, with the bytes of all its numbers grouped by
+significance (byte shuffle). All columns together are one zstd frame. docs/recording-format.md specifies the encoding
+for other languages. At 200 steps/s with 32 requests, frames take 1.9 MB per minute, compared with 3.9 MB in msgpack and
+zstd. This module knows no files, and only assumes that messages are structs.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.ledger import U4, U8, Packing, packing_of
 
 LEVEL: Final = 15
-"""Of zstd: a fifth less than the usual 3, for 6 ms a second of recording at 200 steps a second. At 11 frames would take
-half the time, and 3 % more."""
+"""zstd level. Output is a fifth smaller than at the default of 3, for 6 ms per second of recording at 200 steps/s.
+Level 11 would take half the time and produce 3 % more bytes.
+"""
 LARGE_LEVEL: Final = 3
 LARGE_BYTES: Final = 4 << 20
-"""Of more, which are keyframes of very many blocks, where most bytes are random."""
+"""Size above which `LARGE_LEVEL` is used: keyframes of very many blocks, where most bytes are random hashes."""
 MAX_RECORDS: Final = 1 << 16
 MAX_PACKED_BYTES: Final = 256 << 20
-"""Of the columns in one message: more is refused before any of it is inflated, and before columns of zeros that only
-claim to be long are made."""
+"""Maximum size of the columns of one message. Larger messages are refused before decompression, and before absent
+columns of zeros are allocated.
+"""
 _I8: Final = np.dtype("<i8")
 _BYTE: Final = np.dtype("u1")
 _HASHES: Final = "hashes"
@@ -48,15 +50,16 @@ class _Stored(msgspec.Struct, frozen=True):
     kind: str
     num_records: int
     columns: dict[str, tuple[str, bytes]]
-    """Name -> type and data. The type is "msgpack", or numpy's name of it, with "=" before it where the numbers are not
-    differences."""
+    """Name -> type and data. The type is "msgpack" or numpy's dtype string, with the prefix "=" if the numbers are not
+    delta-encoded.
+    """
 
 
 class _Field(NamedTuple):
     name: str
     packing: Packing | None
     table: type[msgspec.Struct] | None
-    """A struct of numbers alone: its fields are columns too."""
+    """Struct type whose fields are all numeric: its fields are columns too."""
     is_number: bool
     info: structs.FieldInfo
 
@@ -67,7 +70,7 @@ _DECODER: Final = msgspec.msgpack.Decoder(_Stored)
 
 @contextmanager
 def readable(what: str) -> Iterator[None]:
-    """Whatever is wrong with `what` while it is read is a ProtocolError."""
+    """Convert errors raised while decoding `what` to ProtocolError."""
     try:
         yield
     except (msgspec.DecodeError, ValueError, OverflowError, IndexError, RecursionError, TypeError) as error:
@@ -76,8 +79,16 @@ def readable(what: str) -> Iterator[None]:
 
 
 def pack(records: Sequence[msgspec.Struct], beside: Mapping[str, Sequence[int]] | None = None) -> bytes:
-    """`records`, all of one kind, and a number for each by some other names. Raises ValueError or OverflowError for
-    records that contradict themselves, or whose numbers do not fit into 64 bits."""
+    """Encode `records`, all of one type, as columns.
+
+    Args:
+        records: At least one message; all have the same struct type.
+        beside: Additional columns: name -> one number per record.
+
+    Raises:
+        ValueError: Columns of one record have inconsistent lengths.
+        OverflowError: A number does not fit into 64 bits.
+    """
     packer = _Packer()
     packer.add(type(records[0]), records, "")
     for name, numbers in (beside or {}).items():
@@ -155,8 +166,11 @@ class _Packer:
             self.columns[name] = (as_they_are * _AS_THEY_ARE + numbers.dtype.str, shuffled.tobytes())
 
     def put_hashes(self) -> None:
-        """Each once, in the order in which they occur. In the columns 0 is no hash, 1 the first that did not occur, 2
-        the newest that did, 3 the one before."""
+        """Store each distinct hash once, in order of first occurrence, and references to them in the columns.
+
+        A reference is 0 for no hash, 1 for a hash that occurs for the first time, 2 for the most recently introduced
+        hash, 3 for the one introduced before that, and so on.
+        """
         if not self._hashed:
             return
         all_hashes = np.concatenate([np.zeros(1, U8), *(hashes for _, hashes in self._hashed)])
@@ -180,8 +194,11 @@ class _Packer:
 
 
 class Columns:
-    """What `pack` made. Columns are unpacked as they are asked for. Raises ProtocolError here and in each method for
-    what contradicts itself, or claims to be larger than is accepted."""
+    """Decoder of `pack`'s output. Columns are unpacked on demand.
+
+    The constructor and every method raise ProtocolError for inconsistent data and for data that claims to exceed the
+    size limits.
+    """
 
     def __init__(self, data: bytes) -> None:
         with readable("a message of columns"):
@@ -193,17 +210,17 @@ class Columns:
         self._columns = stored.columns
         self._tables: set[str] | None = None
         self._hashes: Numbers | None = None
-        self._hash_counts = np.array([_num_hashes(stored.columns)])  # of each of those that were packed
-        self._hashes_seen = np.zeros(1, np.int64)  # of them, that the columns so far refer to
+        self._hash_counts = np.array([_num_hashes(stored.columns)])  # per packed message
+        self._hashes_seen = np.zeros(1, np.int64)  # per packed message: hashes referred to by the columns so far
         self._rows_at: dict[str, tuple[dict[str, Numbers], Ints]] = {}
         self._left_bytes = MAX_PACKED_BYTES
 
     def numbers(self, name: str) -> Ints:
-        """A number for each message, shape (num_records,)."""
+        """Return one number per message, shape (num_records,)."""
         return self._column(name, _I8, np.ones(self.num_records, np.int64))
 
     def number(self, name: str) -> int:
-        """Of the only message: without the long way."""
+        """Return the number of the only message. Fast path for `num_records == 1`."""
         said, data = self._columns.get(name, _ZERO)
         if said != _I8.str or len(data) != _I8.itemsize:
             raise ProtocolError(f"column {name:.40} is no number")
@@ -213,32 +230,36 @@ class Columns:
         return [self.number(name)] if self.num_records == 1 else self.numbers(name).tolist()
 
     def packed(self, name: str, dtype: np.dtype[Any]) -> tuple[Numbers, Ints]:
-        """Of a field that is no row: the numbers of all messages, and how many are of each."""
+        """Return the numbers of a packed field that has no row structure, concatenated over all messages, and the
+        count per message.
+        """
         counts = self.counts(name)
         return self._column(name, dtype, counts), counts
 
     def counts(self, name: str) -> Ints:
-        """How many rows of a struct, or numbers of a field that is no row, each message has."""
+        """Return for each message the number of rows of a struct of rows, or of numbers of a packed field."""
         return self._column(name + "#", U4, np.ones(self.num_records, np.int64)).astype(np.int64)
 
     def keys(self, path: str, key: str) -> tuple[Numbers, Ints]:
-        """The ids or numbers of the rows of a struct of rows, and how many are of each message."""
+        """Return the keys (ids or numbers) of the rows of a struct of rows, and the number of rows per message."""
         counts, name = self.counts(path), f"{path}.{key}"
         return self._column(name, U4, counts if name in self._columns else np.zeros_like(counts)), counts
 
     def objects(self, kind: type[msgspec.Struct], name: str) -> Sequence[Any]:
-        """Of a field that is no number, the value of each message."""
+        """Return the value of a non-numeric field for each message."""
         return self._objects(name, next(field for field in _fields(kind) if field.name == name))
 
     def records(self, kind: type[_Record], picks: Sequence[int] | None = None) -> list[_Record]:
-        """The messages as they were packed, or those at some places."""
+        """Return the messages as they were packed, or those at the indices `picks`."""
         parts = self._struct(kind, "", picks)
         names = list(parts)
         with readable("a message of columns"):
             return [kind(**dict(zip(names, values, strict=True))) for values in zip(*parts.values(), strict=True)]
 
     def table(self, kind: type[_Record], path: str, num_records: int | None = None) -> _Record:
-        """The rows of all messages, or of the first so many, as those of one; of other numbers the last."""
+        """Return one struct with the rows of all messages, or of the first `num_records`; other fields have the last
+        message's value.
+        """
         picks = None if num_records is None else range(num_records)
         return kind(
             **{name: values[-1] for name, values in self._struct(kind, path + ".", picks, together=True).items()}
@@ -247,7 +268,6 @@ class Columns:
     def _struct(
         self, kind: type[msgspec.Struct], path: str, picks: Sequence[int] | None, *, together: bool = False
     ) -> dict[str, Sequence[Any]]:
-        """Of each field the value of each message."""
         fields = _fields(kind)
         found: dict[str, Sequence[Any]] = {}
         rows = _rows_of(kind)
@@ -263,7 +283,7 @@ class Columns:
             elif field.packing is None:
                 found[field.name] = _picked(self._objects(name, field), picks)
             elif field.name in rows:
-                found[field.name] = ()  # below; the order of fields stays
+                found[field.name] = ()  # set below; keeps the order of the fields
             else:
                 found[field.name] = _split(*self.packed(name, field.packing.dtype), picks, together=together)
         if rows:
@@ -289,7 +309,7 @@ class Columns:
         return found
 
     def _unpacked_rows(self, path: str, rows: Mapping[str, Packing], key: str) -> tuple[dict[str, Numbers], Ints]:
-        """The columns of a struct of rows in the order of the messages, and how many rows are of each; once."""
+        """Return the columns of a struct of rows in message order, and the number of rows per message. Cached."""
         if path in self._rows_at:
             return self._rows_at[path]
         ids, counts = self.keys(path.rstrip("."), key)
@@ -300,12 +320,12 @@ class Columns:
                 unpacked[name] = np.zeros(0, packing.dtype)
             elif not packing.is_key:
                 unpacked[name] = self._row_numbers(path + name, packing, counts, order)
-        if self.num_records > 1:  # of a single message nobody asks twice
+        if self.num_records > 1:  # a single message is only unpacked once
             self._rows_at[path] = unpacked, counts
         return unpacked, counts
 
     def _row_numbers(self, name: str, packing: Packing, counts: Ints, order: Numbers | None) -> Numbers:
-        """In the order of the messages."""
+        """Return a column of a struct of rows in message order."""
         numbers = self._hash_numbers(name, counts) if packing.is_hash else self._column(name, packing.dtype, counts)
         if order is not None:
             in_order = np.empty_like(numbers)
@@ -316,7 +336,7 @@ class Columns:
         return numbers
 
     def _keys_in_messages_order(self, keys: Numbers, counts: Ints) -> Numbers | None:
-        """Where the rows in the order of their keys belong; None where they lie in the order of the messages."""
+        """Return the message-order index of each row in key order; None if both orders are the same."""
         return _order(keys)
 
     def _is_absent(self, field: _Field) -> bool:
@@ -325,7 +345,9 @@ class Columns:
         return field.name not in self._tables and field.info.default is not msgspec.NODEFAULT
 
     def _hash_numbers(self, name: str, counts: Ints) -> Numbers:
-        """Columns of hashes are asked for in the order of the struct: each goes on from the one before."""
+        """Resolve a column of hash references. Columns must be requested in the order of the struct: each continues
+        the numbering of the previous one.
+        """
         back = self._column(name, U4, counts)
         if self._hashes is None:
             self._hashes = np.concatenate([np.zeros(1, U8), self._column(_HASHES, U8, self._hash_counts)])
@@ -342,7 +364,7 @@ class Columns:
         return found
 
     def _rows_packed_together(self, counts: Ints) -> Ints:
-        """How many of the rows, of which each message has so many, are in each of those that were packed."""
+        """Return the number of rows per packed message. `counts` has the number of rows per record."""
         return np.array([counts.sum()])
 
     def _objects(self, name: str, field: _Field) -> Sequence[Any]:
@@ -357,7 +379,7 @@ class Columns:
         return values
 
     def _column(self, name: str, dtype: np.dtype[Any], counts: Ints) -> Numbers:
-        """Of all messages, so many numbers of each."""
+        """Return a column concatenated over all messages, with `counts` numbers for each."""
         count = self._claim(counts, dtype)
         if name not in self._columns:
             return np.zeros(count, dtype)
@@ -366,7 +388,7 @@ class Columns:
         return numbers.cumsum(dtype=dtype, out=numbers) if is_difference else numbers
 
     def _claim(self, counts: Ints, dtype: np.dtype[Any]) -> int:
-        """So many numbers are unpacked; how many it is together."""
+        """Return the total of `counts`, and charge its bytes to the size limit."""
         count = int(counts.sum())
         self._left_bytes -= count * dtype.itemsize
         if self._left_bytes < 0:
@@ -375,15 +397,17 @@ class Columns:
 
 
 def _checked(name: str, said: str, data: bytes, dtype: np.dtype[Any], count: int) -> bytes:
-    """The data of a column that holds so many numbers."""
+    """Return `data` if it has the type and length of `count` numbers, otherwise raise ProtocolError."""
     if said not in (dtype.str, _AS_THEY_ARE + dtype.str) or len(data) != count * dtype.itemsize:
         raise ProtocolError(f"column {name:.40} has {len(data)} bytes of {said:.10}, not {count} of {dtype.str}")
     return data
 
 
 def _unshuffled(data: bytes, dtype: np.dtype[Any]) -> Numbers:
-    """Numbers of their bytes by significance. One significance after another: to transpose all takes numpy three times
-    as long."""
+    """Undo the byte shuffle.
+
+    Copies one byte plane after another: numpy takes three times as long to transpose the whole array.
+    """
     planes = np.frombuffer(data, _BYTE).reshape(dtype.itemsize, -1)
     numbers = np.empty(planes.shape[1], dtype)
     for place, plane in zip(numbers.view(_BYTE).reshape(-1, dtype.itemsize).T, planes, strict=True):
@@ -392,8 +416,10 @@ def _unshuffled(data: bytes, dtype: np.dtype[Any]) -> Numbers:
 
 
 class ColumnsInRow(Columns):
-    """Several messages of columns, with one record each whose rows ascend by their keys, as one message of as many
-    records: many small ones are unpacked at once."""
+    """Several single-record messages of columns, presented as one with that many records.
+
+    Unpacking many small messages together is faster. The rows of each message must be sorted by key.
+    """
 
     def __init__(self, parts: Sequence[Columns]) -> None:
         assert parts, "there are some"
@@ -437,7 +463,8 @@ class ColumnsInRow(Columns):
         numbers = _unshuffled(b"".join(planes), dtype)
         if self._columns[name][0][0] != _AS_THEY_ARE and total:
             starts = (np.cumsum(counts) - counts)[counts > 0]
-            numbers[starts[1:]] -= np.add.reduceat(numbers, starts, dtype=dtype)[:-1]  # each begins from 0
+            # The differences of each message start from 0.
+            numbers[starts[1:]] -= np.add.reduceat(numbers, starts, dtype=dtype)[:-1]
             numbers.cumsum(dtype=dtype, out=numbers)
         return numbers
 
@@ -449,7 +476,7 @@ def _fields(kind: type[msgspec.Struct]) -> tuple[_Field, ...]:
 
 @cache
 def _rows_of(kind: type[msgspec.Struct]) -> Mapping[str, Packing]:
-    """Fields that have a number for each row."""
+    """Return the fields that have one number per row."""
     return {f.name: f.packing for f in _fields(kind) if f.packing is not None and f.packing.is_row}
 
 
@@ -470,7 +497,7 @@ def _num_hashes(columns: Mapping[str, tuple[str, bytes]]) -> int:
 
 
 def claimed_bytes(data: bytes) -> int:
-    """What a message of columns says that it takes once it is inflated. Raises ProtocolError for too much."""
+    """Return the uncompressed size that a message of columns claims. Raises ProtocolError if it exceeds the limit."""
     try:
         claimed = zstandard.frame_content_size(data)
     except zstandard.ZstdError as error:
@@ -481,7 +508,7 @@ def claimed_bytes(data: bytes) -> int:
 
 
 def _inflated(data: bytes) -> bytes:
-    """Never more than it claims."""
+    """Decompress a message of columns, never to more than it claims."""
     claimed = claimed_bytes(data)
     try:
         return zstandard.ZstdDecompressor().decompress(data, max_output_size=claimed)
@@ -490,12 +517,12 @@ def _inflated(data: bytes) -> bytes:
 
 
 def _order(keys: Numbers) -> Numbers | None:
-    """Places of the rows in the order of their keys; None where they lie so."""
+    """Return the indices that sort the rows by key; None if they are sorted."""
     return None if (keys[1:] >= keys[:-1]).all() else np.argsort(keys, kind="stable")
 
 
 def _joined(parts: Sequence[bytes], dtype: np.dtype[Any]) -> tuple[Numbers, Ints]:
-    """Numbers of all, and how many are of each."""
+    """Return the numbers of all `parts` concatenated, and the count per part."""
     lengths = np.fromiter(map(len, parts), np.int64, len(parts))
     if (lengths % dtype.itemsize).any():
         raise ValueError(f"bytes that are no whole numbers of {dtype.itemsize}")
@@ -508,12 +535,14 @@ def _check_counts(own: Ints, counts: Ints) -> None:
 
 
 def _repeated(numbers: Sequence[int] | Ints, counts: Ints, dtype: np.dtype[Any]) -> Numbers:
-    """One for each row of its message."""
+    """Repeat each message's number for each of its rows."""
     return np.repeat(np.array(numbers, _I8), counts).astype(dtype)
 
 
 def _without_zeros(numbers: Numbers, needed: Numbers | None, counts: Ints, *, together: bool) -> tuple[Numbers, Ints]:
-    """Numbers of rows that have some, and how many of each message; none of a message whose numbers are all 0."""
+    """Drop the numbers of rows that have none, and return the rest with the count per message. A message whose numbers
+    are all 0 has none.
+    """
     has_number = np.ones(len(numbers), np.bool_) if needed is None else needed != 0
     if together or len(counts) == 1:
         numbers = numbers[has_number] if numbers.any() else numbers[:0]

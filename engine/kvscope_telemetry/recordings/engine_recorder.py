@@ -1,7 +1,7 @@
-"""What the engine publishes, into a file as well: a whole recording, whatever the publisher had to throw away.
+"""Records what the engine publishes to a file: completely, even where the publisher dropped messages.
 
-Owns the writer, and whether the file has a state that frames can follow: after a hole the engine's thread is asked for
-one. Whoever publishes never waits for it. Knows neither sockets nor steps.
+Owns the writer, and whether the file contains a state that frames can continue from; after a gap it requests a snapshot
+from the engine's thread. The publishing thread never waits for it. Knows neither sockets nor steps.
 """
 
 from __future__ import annotations
@@ -24,14 +24,18 @@ from kvscope_telemetry.texts.published_texts import PublishedTexts
 
 MIN_PAUSE_S: Final = 1.0
 MAX_PAUSE_S: Final = 30.0
-"""How long after a hole the engine is asked for its state: packing it for a disk that is too slow costs little."""
+"""Maximum delay between a gap and the next request for a snapshot. The delay doubles from `MIN_PAUSE_S`, which limits
+the cost of snapshots when the disk is too slow.
+"""
 
 
 class EngineRecorder:
-    """Records to `path`; `tell` is given a line when that ends before its time. Raises BadInput for a path that will
-    not do. With `texts` it holds what blocks hold, too: prompts and answers.
+    """Records published messages to `path`. Raises BadInput if the path is not usable.
 
-    `record` belongs to the thread that publishes, `wants_snapshot` and `give` to the engine's.
+    `tell` receives a text if recording stops early. With `texts`, block contents (prompts and answers) are recorded
+    too.
+
+    Threads: `record` belongs to the publishing thread, `wants_snapshot` and `give` to the engine's thread.
     """
 
     def __init__(self, path: Path, tell: Callable[[str], None] = lambda line: None, *, texts: bool = False) -> None:
@@ -46,43 +50,42 @@ class EngineRecorder:
         self._begun_s = 0.0
 
     def record(self, message: TelemetryMessage, data: bytes) -> None:
-        """`message` is published, as `data`."""
+        """Record a published `message`, encoded as `data`."""
         if self._has_told:
             return
-        while self._given:  # it was given before any frame that follows it was published
+        while self._given:  # the snapshot precedes every frame published after it
             self._begin(self._given.popleft())
         if isinstance(message, Frame):
             self._frame(message, data)
-        elif self._has_begun and not isinstance(message, Hello):  # the state has it
+        elif self._has_begun and not isinstance(message, Hello):  # the snapshot contains the hello
             self.writer.write(message, data)
         self._look()
 
     @property
     def wants_texts(self) -> tuple[int, ...]:
-        """Blocks whose contents `give_texts` should be given, once no step runs; empty while none are due."""
+        """Blocks whose contents should be passed to `give_texts` when no step runs; empty if none are due."""
         return () if self.texts is None or self._has_told else self.texts.due()
 
     def give_texts(self, contents: Iterable[BlockContent]) -> None:
-        """What these blocks hold now."""
+        """Add the current contents of blocks."""
         if self.texts is not None:
             self.texts.add_contents(contents)
 
     def give_requests(self, requests: Iterable[RecordedText]) -> None:
-        """Requests that ended, whole."""
         if self.texts is not None and not self._has_told:
             self.writer.write_texts(requests)
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether `give` should be called, once no step runs."""
+        """Whether `give` should be called when no step runs."""
         return self._sequence.is_lost and not self._given and not self._has_told and time.monotonic() >= self._ask_s
 
     def give(self, snapshot: Snapshot) -> None:
-        """The whole state after the newest frame."""
+        """Pass in the complete state after the newest frame."""
         self._given.append(snapshot)
 
     def close(self) -> None:
-        """Make the file whole; one without any state goes. Idempotent."""
+        """Complete the file, or delete it if it contains no state. Idempotent."""
         if self.texts is not None:
             self.texts.write()
         with contextlib.suppress(KvscopeError):

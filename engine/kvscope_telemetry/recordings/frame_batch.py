@@ -1,6 +1,7 @@
-"""The frames of about a second as one message of columns: all of them, those about a block, or joined into one.
+"""Stores the frames of about one second as one message of columns, and reads them: all, those about one block, or
+merged.
 
-Owns what lies beside their columns: when each was by the wall clock, and its place among the other messages.
+Owns the two extra columns: each frame's log time, and its position among the chunk's other messages.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from kvscope_telemetry.messages.telemetry import Counters, DeltaCheckpoint, Fram
 from kvscope_telemetry.recordings.columns import Columns, Ints, Numbers, pack
 
 TimedFrame = tuple[int, Frame]
-"""Log time in ns, and a frame or the delta checkpoint in the place of some."""
+"""Log time in ns, and a frame or a delta checkpoint that replaces several frames."""
 _OFFSET: Final = "log_time_offset_ns"
-"""Log time less `time_ns`."""
+"""Column of log time minus `time_ns`."""
 _BEFORE: Final = "messages_before"
-"""Messages of the same chunk, frames apart, that came before the frame."""
+"""Column of the number of messages of the same chunk, not counting frames, that precede the frame."""
 
 
 def pack_frames(timed: Sequence[TimedFrame], messages_before: Sequence[int]) -> bytes:
-    """Raises ValueError or OverflowError for frames that contradict themselves."""
+    """Encode frames as columns. Raises ValueError or OverflowError for inconsistent frames."""
     offsets = [log_time_ns - frame.time_ns for log_time_ns, frame in timed]
     return pack([frame for _, frame in timed], {_OFFSET: offsets, _BEFORE: messages_before})
 
 
 class FrameBatch:
-    """What `pack_frames` made. Raises ProtocolError, here and later, for what is none."""
+    """Decoder of `pack_frames`' output. The constructor and all methods raise ProtocolError for invalid data."""
 
     def __init__(self, data: bytes) -> None:
         self._columns = Columns(data)
@@ -41,19 +42,22 @@ class FrameBatch:
         self.log_times: Ints = self._columns.numbers("time_ns") + self._columns.numbers(_OFFSET)
 
     def frames(self, picks: Sequence[int] | None = None) -> list[TimedFrame]:
-        """All, or those at some places."""
+        """Return all frames, or those at the indices `picks`."""
         times = self.log_times if picks is None else self.log_times[picks]
         return list(zip(times.tolist(), self._columns.records(Frame, picks), strict=True))
 
     @property
     def messages_before(self) -> list[int]:
-        """How many of the other messages in the chunk came before each frame."""
+        """For each frame, the number of the chunk's other messages that precede it."""
         before: list[int] = self._columns.numbers(_BEFORE).tolist()
         return before
 
     def joined(self, until_ns: int | None) -> list[TimedFrame] | None:
-        """All as a delta checkpoint; or those until then, by the wall clock, the last as it came. None where they do
-        not follow one another."""
+        """Return all frames merged into one delta checkpoint.
+
+        With `until_ns` (log time), only frames up to then are returned, and the last of them is not merged. Returns
+        None if the frames are not consecutive.
+        """
         if not self._follow_one_another():
             return None
         if until_ns is None:
@@ -74,7 +78,9 @@ class FrameBatch:
         )
 
     def about(self, block: int) -> Iterator[tuple[int, TimedFrame]]:
-        """The frames that name a block, each with its place, and empty delta checkpoints in the place of the others."""
+        """Yield the frames that contain `block`, each with its index, and empty delta checkpoints that replace the
+        others.
+        """
         if not self._follow_one_another():
             yield from enumerate(self.frames())
             return
@@ -102,7 +108,7 @@ class FrameBatch:
         return bool(in_order and (epochs == epochs[0]).all())
 
     def _between(self, begin: int, end: int, **parts: Any) -> DeltaCheckpoint:
-        """From before frame `begin` to after the one before `end`."""
+        """Return a delta checkpoint that covers the frames from index `begin` up to, not including, `end`."""
         epoch, seq, step, time_ns = (
             int(self._columns.numbers(name)[end - 1]) for name in ("epoch", "seq", "step", "time_ns")
         )

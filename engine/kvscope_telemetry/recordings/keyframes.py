@@ -1,8 +1,10 @@
-"""Where seeking begins: keyframes, the whole state, and delta checkpoints, what changed since the last of either.
+"""Creates the seek points of a recording: keyframes (complete states) and delta checkpoints (changes since the
+previous seek point).
 
-Owns when one is due. Both are made from the messages that are recorded, so that recording asks nothing of the engine.
-A state is a keyframe, the delta checkpoints after it and at most two seconds of frames. Delta checkpoints go on past
-keyframes: each change is told twice, by its frame and by one of them, and a damaged second costs no more than itself.
+Owns the decision when one is due. Both are derived from the recorded messages, so recording costs the engine nothing. A
+state is restored from a keyframe, the delta checkpoints after it, and at most two seconds of frames. Delta checkpoints
+also cover the time across keyframes: each change is stored twice, in its frame and in a checkpoint, so a damaged second
+affects only itself.
 """
 
 from __future__ import annotations
@@ -32,18 +34,25 @@ from kvscope_telemetry.state.request_mirror import RequestMirror
 
 INTERVAL_NS: Final = 10_000_000_000
 KEYFRAME_SHARE: Final = 1.6
-"""A keyframe is due when the delta checkpoints since the last have so many rows for each of the state. With a larger
-share files would be smaller, and a seek would read more delta checkpoints."""
+"""A keyframe is due when the delta checkpoints since the last one have this many rows per row of the state. A larger
+share makes files smaller, but a seek reads more delta checkpoints.
+"""
 SMALL_ROWS: Final = 2000
-"""A keyframe of no more is written whenever it is time."""
+"""Subtracted from the rows that `KEYFRAME_SHARE` requires, so that a state of up to `SMALL_ROWS / KEYFRAME_SHARE` rows
+gets a keyframe whenever the interval has passed.
+"""
 CHECKPOINT_NS: Final = 1_800_000_000
 CHECKPOINT_FRAMES: Final = 400
-"""A delta checkpoint is due after so much time (two batches of frames), or so many frames. With longer ones a
-seek would be quicker, and a damaged second cost more of those around it."""
+"""A delta checkpoint is due after this many frames or after `CHECKPOINT_NS` (two batches of frames). Longer ones make
+seeks faster, but a damaged second then affects more of the seconds around it.
+"""
 
 
 class Keyframes:
-    """Call `after` with every message, once `follower` was fed with it."""
+    """Decides when keyframes and delta checkpoints are due, and creates them.
+
+    Call `after` with every message, once `follower` has processed it.
+    """
 
     def __init__(self, follower: Follower, interval_ns: int = INTERVAL_NS) -> None:
         self._interval_ns = interval_ns
@@ -54,7 +63,7 @@ class Keyframes:
         self._begin_checkpoint(0, 0)
 
     def after(self, message: TelemetryMessage, log_time_ns: int) -> list[Snapshot | DeltaCheckpoint]:
-        """The delta checkpoint that belongs after `message`, and the keyframe; mostly neither is due."""
+        """Return the delta checkpoint and the keyframe that are due after `message`; usually empty."""
         if isinstance(message, Snapshot):
             self._is_lost = False
             self._restart(message.seq, log_time_ns)
@@ -70,7 +79,7 @@ class Keyframes:
         return []
 
     def keyframe(self, log_time_ns: int) -> Snapshot | None:
-        """A keyframe, due or not; None where the state is not known."""
+        """Return a keyframe, due or not; None if the state is unknown."""
         self._follower.settle()
         if self._follower.is_lost:
             return None
@@ -80,7 +89,7 @@ class Keyframes:
         return state
 
     def checkpoint(self) -> DeltaCheckpoint | None:
-        """What changed since the last, due or not; None where nothing did, or the state is not known."""
+        """Return the changes since the last checkpoint, due or not; None if there are none or the state is unknown."""
         if not self._frames or self._is_lost:
             return None
         self._follower.settle()
@@ -88,7 +97,7 @@ class Keyframes:
         if self._is_lost:
             return None
         checkpoint = _joined(self._frames, self._since_seq, self._follower.mirror)
-        self._num_rows += len(checkpoint.blocks.state)  # a state is a byte
+        self._num_rows += len(checkpoint.blocks.state)  # one byte per row
         self._begin_checkpoint(checkpoint.seq, self._newest_ns)
         return checkpoint
 
@@ -97,7 +106,7 @@ class Keyframes:
         return is_time and self._num_rows >= KEYFRAME_SHARE * self._follower.mirror.num_rows - SMALL_ROWS
 
     def _restart(self, seq: int, log_time_ns: int) -> None:
-        """The state after frame `seq` is in the recording."""
+        """Restart intervals: the recording contains the state after frame `seq`."""
         self._keyframe_ns, self._num_rows = log_time_ns, 0
         self._begin_checkpoint(seq, log_time_ns)
 
@@ -107,7 +116,7 @@ class Keyframes:
 
 
 def joined_checkpoints(parts: Sequence[Columns]) -> DeltaCheckpoint:
-    """Delta checkpoints that follow one another, as one. Raises ProtocolError."""
+    """Merge consecutive delta checkpoints into one. Raises ProtocolError."""
     columns, first, last = ColumnsInRow(parts), parts[0], parts[-1]
     epoch, seq, step, time_ns = (last.number(name) for name in ("epoch", "seq", "step", "time_ns"))
     return DeltaCheckpoint(
@@ -124,12 +133,14 @@ def joined_checkpoints(parts: Sequence[Columns]) -> DeltaCheckpoint:
 
 
 def snapshot_of(mirror: Mirror) -> Snapshot:
-    """The state of `mirror`, which has one, as an engine would tell it: requests that ended are not in it."""
+    """Return the state of `mirror` as an engine would publish it, without finished requests. The mirror must have a
+    state.
+    """
     return msgspec.structs.replace(bare_snapshot_of(mirror), blocks=mirror.ledger.pack_all())
 
 
 def bare_snapshot_of(mirror: Mirror) -> Snapshot:
-    """The same without its blocks."""
+    """Return `snapshot_of(mirror)` without its blocks."""
     assert mirror.hello is not None, "a mirror without a hello has no state"
     requests = mirror.requests
     rows = np.flatnonzero(requests.state != RequestState.FINISHED)
@@ -161,7 +172,7 @@ def _info(requests: RequestMirror, row: int) -> RequestInfo:
 
 
 def _joined(frames: list[Frame], since_seq: int, mirror: Mirror) -> DeltaCheckpoint:
-    """`frames`, after which the state is that of `mirror`."""
+    """Merge `frames` into a delta checkpoint. `mirror` holds the state after the last of them."""
     last = frames[-1]
     ids = np.unique(np.frombuffer(b"".join([frame.blocks.ids for frame in frames]), "<u4"))
     return DeltaCheckpoint(
@@ -178,14 +189,16 @@ def _joined(frames: list[Frame], since_seq: int, mirror: Mirror) -> DeltaCheckpo
 
 
 def _rows_of(requests: RequestMirror, changes: list[RequestRows]) -> RequestRows:
-    """How the requests of `changes` stand: of their block tables what may have changed, each once."""
+    """Return the current rows of the requests in `changes`, each once, with the part of its block table that may have
+    changed.
+    """
     numbers = np.frombuffer(b"".join([rows.number for rows in changes]), "<u4").astype(np.int64)
     starts = np.frombuffer(b"".join([rows.table_start for rows in changes]), "<u4").astype(np.int64)
     touched, inverse = np.unique(numbers, return_inverse=True)
     first = np.full(touched.size, np.iinfo(np.int64).max)
     np.minimum.at(first, inverse, starts)
     found = [(requests.row_of(number), start) for number, start in zip(touched.tolist(), first.tolist(), strict=True)]
-    known = [(row, start) for row, start in found if row is not None]  # others ended and are forgotten
+    known = [(row, start) for row, start in found if row is not None]  # the others have finished and been removed
     rows = np.array([row for row, _ in known], np.intp)
     kept = np.array([start for _, start in known], np.int64)
     return requests.pack(rows, np.minimum(kept, requests.num_blocks[rows]))

@@ -1,7 +1,7 @@
-"""Rings that crashed sessions left behind: what each contains, until somebody keeps or discards it, or they take too
-much space.
+"""Manages ring recordings left behind by crashed sessions, until the user keeps or discards them or they exceed a
+limit.
 
-Owns how much is kept of them together, and for how long. Knows neither who wrote them nor who asks.
+Owns the limits on their total size and age. Knows neither the writers nor the callers.
 """
 
 from __future__ import annotations
@@ -18,32 +18,31 @@ from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.ring_folder import delete_ring, hold, segments_in
 
 EMPTY_BYTES: Final = 512
-"""Less than a file with a single hello."""
+"""Size below which a ring is empty: less than a file with a single hello."""
 MAX_LEFT_BYTES: Final = 2 << 30
-"""Of all of them together; the newest is kept even if it alone is larger."""
+"""Limit on the total size of all left rings. The newest is kept even if it alone is larger."""
 MAX_LEFT_S: Final = 7 * 24 * 3600.0
-"""A ring is kept this long after its end, and the newest one longer (`tidy_left_rings`)."""
+"""Age limit after a ring's end. The newest ring may be older (`tidy_left_rings`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftRing:
-    """A ring that nobody writes any more."""
+    """A ring recording without a writer."""
 
     folder: Path
     model: str
     start_ns: int
-    """When what is left of it begins, by the wall clock: nanoseconds since 1970."""
+    """Wall-clock time of the oldest retained message, in nanoseconds since 1970."""
     seconds: float
     num_bytes: int
     is_readable: bool = True
 
     @property
     def end_ns(self) -> int:
-        """When it ends."""
         return self.start_ns + round(self.seconds * 1e9)
 
     def discard(self) -> None:
-        """Delete it. Raises BadInput when somebody holds it now."""
+        """Delete the ring. Raises BadInput if another process holds it."""
         lock = hold(self.folder, make=True)
         try:
             delete_ring(self.folder)
@@ -53,20 +52,20 @@ class LeftRing:
 
 @dataclass(frozen=True, slots=True)
 class TidiedRings:
-    """What is left, and what went for it."""
+    """Result of `tidy_left_rings`: retained and discarded rings."""
 
     kept: list[LeftRing]
-    """Those that can be read, the newest first."""
+    """Retained rings that are readable, newest first."""
     discarded: list[LeftRing]
 
 
 def tidy_left_rings(
     parent: Path | str, *, max_bytes: int = MAX_LEFT_BYTES, max_seconds: float = MAX_LEFT_S
 ) -> TidiedRings:
-    """Discard what is older than `max_seconds`, and the oldest of those that are more than `max_bytes` together.
+    """Discard rings older than `max_seconds`, then the oldest ones until the rest fits into `max_bytes`.
 
-    Age counts up to now or up to the end of the newest ring, whichever is earlier: where the clock is years ahead,
-    every ring would seem too old. So the newest ring is never discarded for its age.
+    Age is measured from now or from the end of the newest ring, whichever is earlier: with a clock that is years ahead,
+    every ring would seem too old. Therefore the newest ring is never discarded for its age.
     """
     kept: list[LeftRing] = []
     discarded: list[LeftRing] = []
@@ -80,16 +79,16 @@ def tidy_left_rings(
             continue
         try:
             ring.discard()
-        except BadInput:  # somebody opened it
+        except BadInput:  # opened by another process
             continue
         discarded.append(ring)
     return TidiedRings([ring for ring in kept if ring.is_readable], discarded)
 
 
 def left_rings(parent: Path | str) -> list[LeftRing]:
-    """Those in the folders of `parent` whose owner is dead, the newest first, with those that cannot be read.
+    """Return the rings in `parent` whose owner is dead, newest first, including unreadable ones.
 
-    Where nothing had been recorded yet the folder is taken away.
+    Deletes folders in which nothing was recorded.
     """
     try:
         folders = [Path(entry.path) for entry in os.scandir(parent) if entry.is_dir(follow_symlinks=False)]
@@ -101,7 +100,7 @@ def left_rings(parent: Path | str) -> list[LeftRing]:
 
 def _left_ring(folder: Path) -> LeftRing | None:
     segments = segments_in(folder)
-    if not segments:  # perhaps one that begins just now
+    if not segments:  # may be starting just now
         return None
     try:
         lock = hold(folder)
@@ -126,7 +125,7 @@ def _left_ring(folder: Path) -> LeftRing | None:
 
 
 def _readable(paths: Iterable[Path]) -> Recording:
-    """The first that can be read. Raises BadInput when none can."""
+    """Open the first readable recording. Raises BadInput if there is none."""
     for path in paths:
         try:
             return Recording.open(path)

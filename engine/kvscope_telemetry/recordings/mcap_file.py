@@ -1,6 +1,7 @@
-"""The file under a recording: MCAP through the `mcap` package, under another name until it is whole.
+"""Writes the MCAP file of a recording with the `mcap` package, under a temporary name until it is complete.
 
-Owns the file, its name, its channels and what goes into a chunk; used by one thread. Knows neither queue nor mirror.
+Owns the file, its name, its channels and the contents of its chunks. Used by one thread. Knows neither queue nor
+mirror.
 """
 
 from __future__ import annotations
@@ -46,9 +47,11 @@ from kvscope_telemetry.summaries.summary import schema_of
 
 LIBRARY: Final = "kvscope"
 Entry = tuple[int, int, bytes]
-"""Channel, log time in ns, data."""
+"""Channel, log time in ns, and data."""
 _PLACES: Final = 8
-"""Of ends of chunks that are remembered: where the last leaves no room for the end of the file, one before does."""
+"""Number of chunk ends that are remembered: if the disk has no space for the file's end after the last chunk, the file
+is cut at an earlier one.
+"""
 _DATA_END: Final = 15
 _NO_CRC: Final = struct.pack("<I", 0)
 _NO_SUMMARY: Final = struct.pack("<QQ", 0, 0)
@@ -60,60 +63,64 @@ EARLY_END: Final = (
     + _NO_CRC
     + MAGIC
 )
-"""The end of an MCAP file that has no room for its index: behind the last chunk it makes a whole file, which readers go
-through from its beginning. Format: mcap.dev/spec, "Data End" and "Footer" with no summary section."""
+"""End of an MCAP file without an index, for a full disk. After any chunk it completes the file; readers then scan it
+from the beginning. Format: mcap.dev/spec, "Data End" and "Footer" with no summary section.
+"""
 
 
 class RecordingFile(Protocol):
-    """Where a recording's messages go: one file, or one after another."""
+    """Destination of a recording's messages: one file, or a sequence of files."""
 
     @property
     def path(self) -> Path:
-        """What it is called once it is whole."""
+        """Path of the complete file."""
 
     @property
     def part(self) -> Path:
-        """What it is called until then."""
+        """Path while the file is incomplete."""
 
     def wants_state(self, log_time_ns: int) -> bool:
-        """Whether a new file should begin before a message of `log_time_ns`: `begin_anew` it with the whole state."""
+        """Whether a new file should start before a message of `log_time_ns`. If so, call `begin_anew` and add the
+        complete state.
+        """
 
     def begin_anew(self) -> None:
-        """End this file; what is added from now on goes into the next."""
+        """Complete the current file and start the next."""
 
     @property
     def holds_back(self) -> bool:
-        """Whether something was added that is not handed to the system."""
+        """Whether added messages have not been written to the operating system yet."""
 
     def add_message(
         self, message: TelemetryMessage, log_time_ns: int, num_bytes: int, data: bytes | None = None
     ) -> None:
-        """Append a message of about so many bytes; `data` where it came as those."""
+        """Append a message of about `num_bytes`. `data` is its original encoding, if available."""
 
     def add_state(self, log_time_ns: int, state: Snapshot | DeltaCheckpoint) -> None:
         """Append a keyframe or a delta checkpoint."""
 
     def add_together(self, entries: Sequence[Entry]) -> None:
-        """Append messages as a chunk, or chunks, of their own."""
+        """Append messages in separate chunks."""
 
     def flush(self) -> None:
-        """Hand all to the system."""
+        """Write all messages to the operating system."""
 
-    def finish(self) -> None:
-        """Make it whole."""
+    def finish(self) -> None: ...
 
     def end_early(self) -> bool:
-        """Nothing more can be written: make it whole as far as it goes, and whether that could be done. Where nothing
-        was written nothing is left; else what is there keeps its other name."""
+        """Complete the file after a write error, as far as it was written. Returns whether that succeeded.
+
+        An empty file is deleted. If completing fails, the data stays under the temporary name.
+        """
 
 
 class McapFile:
-    """`path` (ending in `.mcap`) once it is whole; `path` with `.part` until then.
+    """Writes one MCAP file: `path` (ending in `.mcap`) once it is complete, `path` + `.part` until then.
 
-    Raises BadInput for a path that cannot be written, or where something is already: nothing is overwritten.
+    Raises BadInput if the path cannot be written or already exists; nothing is overwritten.
 
-    What much else follows from is there twice, in chunks of their own, so that one damaged chunk costs no more than its
-    own second: the first state, and each snapshot that came.
+    The first state and each received snapshot are stored twice, in separate chunks, because later states depend on
+    them: a damaged chunk then affects only its own second.
     """
 
     def __init__(self, path: Path) -> None:
@@ -127,39 +134,38 @@ class McapFile:
         except OSError as error:
             raise BadInput(f"recording {str(path)!r} cannot be written: {error.strerror}") from None
         hold_for_writing(self._stream)
-        # Any: most of its methods bear no types. A chunk ends where `flush` says so.
+        # Any: most of its methods are untyped. Only `flush` ends a chunk.
         self._writer: Any = Writer(self._stream, chunk_size=MAX_CHUNK_BYTES, compression=CompressionType.ZSTD)
-        self._frames: list[TimedFrame] = []  # for the chunk in progress
-        self._messages_before: list[int] = []  # each of them
-        self._frame_times: list[int] = []  # of those, and of frames that lie as they came
-        self._messages: list[Entry] = []  # beside them
+        self._frames: list[TimedFrame] = []  # of the chunk in progress
+        self._messages_before: list[int] = []  # one per frame
+        self._frame_times: list[int] = []  # of `_frames`, and of frames stored unchanged in `_messages`
+        self._messages: list[Entry] = []  # all other messages of the chunk
         self._begin_ns = self._gathered_bytes = 0
         self._has_state = False
         self._writer.start(PROFILE, LIBRARY)
         self.num_bytes = 0
-        """Of the file so far, but for the chunk in progress."""
+        """Current file size, without the chunk in progress."""
         self._head_bytes = self._stream.tell()  # before the first chunk
-        self._whole_bytes: deque[int] = deque(maxlen=_PLACES)  # so much was handed over whole, the newest last
+        self._whole_bytes: deque[int] = deque(maxlen=_PLACES)  # file sizes after recent chunks, newest last
         self._register_channels()
 
     def wants_state(self, log_time_ns: int) -> bool:
-        """It goes on in this one file."""
         return False
 
     @property
     def holds_back(self) -> bool:
-        """Whether there is a chunk in progress."""
         return bool(self._frames or self._messages)
 
     def begin_anew(self) -> None:
-        """It never asks for that."""
         raise AssertionError("one file is one file")
 
     def add_message(
         self, message: TelemetryMessage, log_time_ns: int, num_bytes: int, data: bytes | None = None
     ) -> None:
-        """Append a message of about so many bytes. A snapshot has chunks of its own. What a later version said, and
-        columns would lose, stays as it came."""
+        """Append a message of about `num_bytes`. A snapshot gets chunks of its own.
+
+        `data` is stored unchanged if it has fields of a later protocol version, which columns would lose.
+        """
         if data is not None and isinstance(message, Frame | Snapshot) and data == encode(message):
             data = None
         if isinstance(message, Snapshot):
@@ -181,7 +187,7 @@ class McapFile:
             self.flush()
 
     def add_state(self, log_time_ns: int, state: Snapshot | DeltaCheckpoint) -> None:
-        """Append a keyframe or a delta checkpoint, as a chunk of its own; the first keyframe twice."""
+        """Append a keyframe or a delta checkpoint as a separate chunk. The first keyframe is stored twice."""
         self.flush()
         data = pack([state])
         is_first = isinstance(state, Snapshot) and not self._has_state
@@ -190,13 +196,12 @@ class McapFile:
         self._has_state = self._has_state or isinstance(state, Snapshot)
 
     def add_together(self, entries: Sequence[Entry]) -> None:
-        """Append messages as a chunk, or chunks, of their own."""
         if entries:
             self.flush()
             self._write(entries)
 
     def flush(self) -> None:
-        """End the chunk in progress and hand all to the system."""
+        """End the chunk in progress and write everything to the operating system."""
         frames, before, messages, times = self._frames, self._messages_before, self._messages, self._frame_times
         self._frames, self._messages_before, self._messages, self._frame_times = [], [], [], []
         self._gathered_bytes = 0
@@ -204,7 +209,7 @@ class McapFile:
         if frames:
             try:
                 entries = [(FRAMES, frames[0][0], pack_frames(frames, before)), *messages]
-            except (ValueError, OverflowError):  # columns cannot hold them
+            except (ValueError, OverflowError):  # cannot be stored as columns
                 entries = _in_order(frames, before, messages)
         self._write(entries, times)
 
@@ -212,7 +217,7 @@ class McapFile:
         self.flush()
         try:
             packed = pack([snapshot])
-        except (ValueError, OverflowError):  # columns cannot hold it
+        except (ValueError, OverflowError):  # cannot be stored as columns
             self._write([(HELLOS, log_time_ns, encode(snapshot) if data is None else data)])
             return
         self._write([(SNAPSHOTS, log_time_ns, packed) if data is None else (HELLOS, log_time_ns, data)])
@@ -220,7 +225,7 @@ class McapFile:
         self._has_state = True
 
     def _write(self, entries: Sequence[Entry], frame_times: Sequence[int] = ()) -> None:
-        """A chunk, and what is said of the frames in it."""
+        """Write a chunk and, if it has frames, the metadata record about them."""
         for channel, log_time_ns, data in entries:
             self._writer.add_message(channel, log_time=log_time_ns, publish_time=log_time_ns, data=data)
         self._writer.flush()
@@ -235,7 +240,7 @@ class McapFile:
             self._whole_bytes.append(self.num_bytes)
 
     def finish(self) -> None:
-        """Write what belongs at the end; the file gets its name."""
+        """Write the end of the file and rename it to `path`."""
         self.flush()
         self._writer.finish()
         self.num_bytes = self._stream.tell()
@@ -243,13 +248,16 @@ class McapFile:
         self.part.rename(self.path)
 
     def end_early(self) -> bool:
-        """The disk is full or gone: end the file behind the last chunk that is there whole. The few bytes of that end
-        have the room of what is cut off; the index, which nobody needs who reads a file from its beginning, has not."""
+        """Complete the file after the last fully written chunk, when the disk is full or gone.
+
+        The space for the end comes from the truncated data. It does not suffice for the index, which readers do not
+        need.
+        """
         if self._stream.closed:
             return False
         try:
             with open(os.dup(self._stream.fileno()), "wb", buffering=0) as raw:
-                with contextlib.suppress(OSError):  # what it still held has no room
+                with contextlib.suppress(OSError):  # the buffered rest does not fit on the disk
                     self._stream.close()
                 return self._cut(raw)
         except OSError:
@@ -280,15 +288,15 @@ class McapFile:
 
 
 def check_path(path: Path) -> None:
-    """Raise BadInput unless a recording may be called so."""
+    """Raise BadInput if `path` has the wrong suffix or already exists."""
     if path.suffix != SUFFIX:
         raise BadInput(f"recording {str(path)!r} is not accepted: its name ends in {SUFFIX}")
-    if os.path.lexists(path):  # a name that is too long is not there, and cannot be opened
+    if os.path.lexists(path):  # too long a name does not exist here, and fails when it is opened
         raise BadInput(f"recording {str(path)!r} already exists: choose another name, or move it")
 
 
 def _in_order(frames: Sequence[TimedFrame], before: Sequence[int], messages: Sequence[Entry]) -> list[Entry]:
-    """All as they came, one a message."""
+    """Return frames and messages as separate entries in their original order."""
     entries = list(messages)
     for (log_time_ns, frame), place in zip(reversed(frames), reversed(before), strict=True):
         entries.insert(place, (MESSAGES, log_time_ns, encode(frame)))

@@ -1,6 +1,7 @@
-"""The overview of a whole recording: read from its summaries, and computed where the file has none.
+"""Builds the overview of a whole recording: reads the stored summaries, and computes those that the file lacks.
 
-Owns which seconds are missing. What is computed is computed by the code that computes it live. Holds no file open.
+Owns the decision which seconds are missing. Missing summaries are computed by the same code as in a live session. Holds
+no file open.
 """
 
 from __future__ import annotations
@@ -19,22 +20,25 @@ from kvscope_telemetry.summaries.summary import SECOND_NS, Summary, TimedEvent
 
 _LOOK_EVERY: Final = 256
 _RUN_IN_NS: Final = 2 * SECOND_NS
-"""What is missing is computed from so much before it on: whose prompt was computed, and whether an engine stands."""
+"""Missing summaries are computed from this long before the first missing second, so that ongoing prefills and a
+stalled engine are known.
+"""
 _MOST_SUMMARIES: Final = 1_000
 _MOST_EVENTS: Final = 20_000
-"""Of a part: hours are read part by part, and who takes them keeps less of them than they tell."""
+"""Maximum number of events per part (`_MOST_SUMMARIES`: of summaries). Hours are read in parts because the caller
+keeps the overview in a more compact form.
+"""
 
 
 @dataclass(slots=True)
 class OverviewPart:
-    """Some summaries and the events beside them."""
+    """Consecutive summaries and the events of the same time."""
 
     summaries: list[Summary] = field(default_factory=list)
     events: list[TimedEvent] = field(default_factory=list)
 
     @classmethod
     def joined(cls, parts: Iterable[OverviewPart]) -> OverviewPart:
-        """Join all parts into one."""
         whole = cls()
         for part in parts:
             whole.summaries += part.summaries
@@ -43,21 +47,19 @@ class OverviewPart:
 
     @property
     def is_full(self) -> bool:
-        """Whether the next part should begin."""
         return len(self.summaries) >= _MOST_SUMMARIES or len(self.events) >= _MOST_EVENTS
 
     @property
     def newest_ns(self) -> int | None:
-        """When the last second began that it has."""
+        """Start time of the last second, or None if there are no summaries."""
         return self.summaries[-1].time_ns if self.summaries else None
 
     def into(self, overview: SessionOverview) -> None:
-        """Add them."""
         overview.extend(self.summaries, self.events)
 
 
 def written_parts(recording: Recording) -> Iterator[OverviewPart]:
-    """What the file has of it; quick."""
+    """Yield the summaries and events stored in the file. Fast."""
     part = OverviewPart()
     for item in recording.overview_items():
         if isinstance(item, Summary):
@@ -72,10 +74,13 @@ def written_parts(recording: Recording) -> Iterator[OverviewPart]:
 
 
 def missing_from(recording: Recording, newest_ns: int | None) -> int | None:
-    """From when on it has to be computed; None where nothing is missing. `newest_ns`: of what the file has.
+    """Return the time from which the overview has to be computed, or None if the file has all of it.
 
-    Summaries are written in their order, some seconds after: what is missing is the end of a file that was cut short,
-    or all of one that has none.
+    Summaries are written in order, some seconds late. Therefore only the end of a truncated file can be missing, or
+    everything in a file without summaries.
+
+    Args:
+        newest_ns: Start time of the last stored second; None if the file has no summaries.
     """
     if newest_ns is None:
         return recording.start_ns
@@ -86,16 +91,15 @@ def missing_from(recording: Recording, newest_ns: int | None) -> int | None:
 def computed_part(
     recording: Recording, from_ns: int, watch: ProgressCallback | None = None, *, until_ns: int | None = None
 ) -> OverviewPart:
-    """What `computed_parts` gives, as one."""
     return OverviewPart.joined(computed_parts(recording, from_ns, watch, until_ns=until_ns))
 
 
 def computed_parts(
     recording: Recording, from_ns: int, watch: ProgressCallback | None = None, *, until_ns: int | None = None
 ) -> Iterator[OverviewPart]:
-    """The overview from the second at `from_ns` until `until_ns`, or the end, by going through what was recorded then.
+    """Yield the overview from the second at `from_ns` to `until_ns` (or the end), computed from the recorded messages.
 
-    Raises OpeningCancelled when `watch`, which is told the share that is done, says so.
+    Raises OpeningCancelled when `watch`, which is called with the share done, returns False.
     """
     from_ns -= from_ns % SECOND_NS
     part, follower = OverviewPart(), Follower()
@@ -118,7 +122,9 @@ def computed_parts(
 
 
 def _go_on_from(recording: Recording, at_ns: int, follower: Follower, summarizer: Summarizer) -> float:
-    """Bring both to the state before `at_ns`, where there is one; from when on what was recorded is told to them."""
+    """Restore both to the state before `at_ns`, if known. Returns the time in seconds from which messages must be fed
+    to them.
+    """
     newest_s = None
     if at_ns > recording.start_ns:
         for told_s, message in recording.run_up((at_ns - 1 - recording.start_ns) / 1e9):
@@ -132,7 +138,7 @@ def _go_on_from(recording: Recording, at_ns: int, follower: Follower, summarizer
 
 
 def read_overview(recording: Recording, watch: ProgressCallback | None = None) -> SessionOverview:
-    """The whole of it, computed where the file does not have it."""
+    """Return the complete overview, computed where the file lacks it."""
     overview = SessionOverview()
     for part in written_parts(recording):
         part.into(overview)

@@ -1,6 +1,6 @@
-"""Bounds the work of opening a recording: bytes and seconds, whatever the file claims.
+"""Limits the bytes and the time spent on opening a recording, independently of the sizes that the file claims.
 
-Owns what is left of both, and tells whoever waits how far it is. Knows no format.
+Owns the remaining budget, and reports progress. Knows no file format.
 """
 
 from __future__ import annotations
@@ -11,30 +11,33 @@ from typing import Final
 
 MAX_STEP_BYTES: Final = 512 << 20
 STEP_BYTES_A_STORED_BYTE: Final = 32
-"""Each of the three steps of opening a file (walking over its records, settling what is in doubt, finding the engines)
-inflates and looks at so much at most: so many bytes, and so many for each byte that the file has on the disk."""
+"""Limit of each of the three steps of opening a file (walking over its records, resolving doubtful chunks, finding the
+engines): at most `MAX_STEP_BYTES` plus this many bytes per byte on disk are decompressed and inspected.
+"""
 MAX_STEP_S: Final = 30.0
 MAX_INFLATED_BYTES: Final = 4 << 30
 INFLATED_BYTES_A_STORED_BYTE: Final = 64
-"""All chunks of a file together may claim so much: what follows is left out."""
+"""Limit on the uncompressed size of all chunks of a file: `MAX_INFLATED_BYTES` plus this many bytes per byte on disk.
+Later chunks are skipped.
+"""
 RECORD_BYTES: Final = 256
-"""What a record costs besides its bytes."""
+"""Fixed cost of a record, in bytes of the budget."""
 _LOOK_EVERY: Final = 4 << 20
 
 ProgressCallback = Callable[[float], bool]
-"""Told the share that is done, 0 to 1; False ends it."""
+"""Called with the share done, from 0 to 1. Returns False to cancel."""
 
 
 class ReadBudgetSpent(Exception):
-    """The budget is used up; the message says which part of it."""
+    """Raised when the budget is used up. The message names the exceeded limit."""
 
 
 class OpeningCancelled(Exception):
-    """The watcher of the work cancelled it."""
+    """Raised when the progress callback returned False."""
 
 
 class ReadBudget:
-    """What is left for a file that has `num_stored` bytes on the disk. `clock` is monotonic, in seconds."""
+    """Remaining budget for a file with `num_stored` bytes on disk. `clock` is monotonic, in seconds."""
 
     def __init__(
         self,
@@ -52,19 +55,22 @@ class ReadBudget:
         self.begin_step(0.0, 1.0)
 
     def begin_step(self, from_share: float, to_share: float) -> None:
-        """Begin the step between these shares of the whole, with the budget of one step."""
+        """Start the step that covers these shares of the whole, with a full step budget."""
         self._from, self._to, self._share = from_share, to_share, from_share
         self._left = self._max_bytes
         self._until_s = self._clock() + self._max_seconds
-        self._unwatched = _LOOK_EVERY  # the first bytes are looked at too
+        self._unwatched = _LOOK_EVERY  # so that the first `spend` reports progress
 
     def is_at(self, part: float) -> None:
-        """How much of the step is done, 0 to 1."""
+        """Set the progress within the step, from 0 to 1."""
         self._share = self._from + (self._to - self._from) * min(part, 1.0)
 
     def spend(self, num_bytes: int) -> None:
-        """Take these bytes from the budget before reading them. Raises ReadBudgetSpent when it is used up,
-        OpeningCancelled when nobody waits.
+        """Charge `num_bytes` before reading them.
+
+        Raises:
+            ReadBudgetSpent: The bytes or the time of the step are used up.
+            OpeningCancelled: The progress callback returned False.
         """
         self._left -= num_bytes
         if self._left < 0:

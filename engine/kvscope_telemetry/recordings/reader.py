@@ -1,9 +1,9 @@
-"""Reading recordings, whether one file or the recent history of a live session.
+"""Reads recordings: a single file, or the recent history of a live session.
 
-A recording is a list of segments, each a file that opens by itself. A file named by a person is a recording of one
-segment. Recent history is a folder of them (`ring_folder`): the last one grows, and the first ones are deleted
-meanwhile. `Recording` owns which segments there are and where seconds count from; `Segment` owns one file and knows the
-wall clock alone. What is damaged is left out and counted once. What opening may cost is bounded in `read_budget`.
+A recording is a list of segments, each a file that can be opened on its own. A file opened by the user is a recording
+of one segment. Recent history is a folder of segments (`ring_folder`): the last one grows, and the first ones are
+deleted during the session. `Recording` owns the list of segments and the origin of its seconds. `Segment` owns one file
+and uses wall-clock times only. Damaged data is skipped and counted once. `read_budget` limits the cost of opening.
 """
 
 from __future__ import annotations
@@ -48,45 +48,45 @@ from kvscope_telemetry.texts.block_texts import RecordedText, decode_text
 
 _Found = TypeVar("_Found")
 FOREVER_NS: Final = 1 << 62
-"""Later than any time in a recording."""
+"""A time later than any in a recording."""
 _STATES: Final = (HELLOS, SNAPSHOTS, KEYFRAMES)
 _DEVICES_NS: Final = 10_000_000_000
-"""Older device readings are out of date. An engine publishes them once a second."""
+"""Age from which device readings are out of date. An engine publishes them once per second."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordingInfo:
-    """What is in a recording, as of its last `grow`."""
+    """Contents of a recording as of its last `grow`."""
 
     hello: Hello
-    """The first one."""
+    """Hello of the first engine start."""
     epochs: tuple[int, ...]
-    """Engine starts, in order."""
     duration_s: float
     num_frames: int
     num_chunks: int
     is_complete: bool
-    """False for a recording that was cut short, which ends with its last whole chunk, and for one still being written.
+    """Whether the recording has a valid end. False for a truncated recording, which ends with its last complete chunk,
+    and for one that is still being written.
     """
 
 
 class Recording:
-    """An open recording. One thread reads it; `info`, `note` and `detail` may be read by any thread.
+    """An open recording, read by one thread. `info`, `note` and `detail` may be read by any thread.
 
-    Seconds count from `start_ns`, which does not move. A recording that is being written grows (`grow`), and recent
-    history loses its oldest segments meanwhile: positions before `first_s` are then those at `first_s`.
+    Positions are seconds since `start_ns`, which never changes. A recording that is being written grows (`grow`), and
+    recent history loses its oldest segments: positions before `first_s` are then treated as `first_s`.
     """
 
     def __init__(self, path: Path, origin_ns: int | None = None, watch: ProgressCallback | None = None) -> None:
         self._path = path
-        self._is_folder = os.path.isdir(path)  # False for a name that no file can have
-        self._segments: dict[int, Segment] = {}  # by number; replaced as a whole, so that any thread may read it
+        self._is_folder = os.path.isdir(path)  # False for an invalid file name
+        self._segments: dict[int, Segment] = {}  # by number; never modified in place, so that any thread may read it
         self._unreadable: dict[int, str] = {}
         self._is_written = False
         self._look(watch)
         first_ns = self.segments[0].start_ns
         self.start_ns: Final = first_ns if origin_ns is None else min(origin_ns, first_ns)
-        """Where seconds count from, by the wall clock: nanoseconds since 1970."""
+        """Wall-clock time of position 0, in nanoseconds since 1970."""
         self.info = self._info()
 
     @classmethod
@@ -95,13 +95,12 @@ class Recording:
     ) -> Recording:
         """Open a file that a `RecordingWriter` wrote or is writing, or the folder of a `Ring`.
 
-        Reads within the bounds of `read_budget`: a file that is larger than it looks is opened in part.
+        Reads within the limits of `read_budget`: a file that is larger than it seems is opened in part.
 
         Args:
             path: The file or the folder.
-            watch: Called with the share that is done; returns whether to go on.
-            origin_ns: Where seconds count from (`Ring.origin_ns`), by the wall clock. Without it they count from the
-                start of the oldest segment.
+            watch: Called with the share done; returns whether to continue.
+            origin_ns: Wall-clock time of position 0 (`Ring.origin_ns`). Default: the start of the oldest segment.
 
         Raises:
             BadInput: It is no recording, or nothing in it can be read (yet); the message is one line.
@@ -110,22 +109,22 @@ class Recording:
         return cls(Path(path), origin_ns, watch)
 
     def reopened(self, watch: ProgressCallback | None = None) -> Recording:
-        """Open the same recording again, for another thread."""
+        """Open the same recording again, for use by another thread."""
         return Recording(self.path, self.start_ns, watch)
 
     @property
     def path(self) -> Path:
-        """The file, by the name that it has now, or the folder."""
+        """The folder, or the file under its current name."""
         return self._path if self._is_folder else self.segments[-1].path
 
     @property
     def segments(self) -> list[Segment]:
-        """The segments that are left, in their order."""
+        """The remaining segments, oldest first."""
         return list(self._segments.values())
 
     @property
     def unknowns(self) -> Unknowns:
-        """What a later version recorded that has no name here, each time it was met."""
+        """Counts of values from a later protocol version that this version cannot name."""
         total = Unknowns()
         for segment in self.segments:
             total.messages += segment.unknowns.messages
@@ -135,18 +134,18 @@ class Recording:
 
     @property
     def num_damaged(self) -> int:
-        """Chunks and messages left out so far because they cannot be read, each once."""
+        """Number of chunks and messages skipped so far because they are unreadable."""
         return sum(segment.num_damaged for segment in self.segments)
 
     @property
     def note(self) -> str:
-        """What is wrong with the recording, in a few words; empty when nothing was found so far."""
+        """Short text about damage in the recording; "" if none has been found so far."""
         notes = (segment.note for segment in self.segments)
         return next(filter(None, notes), "a segment cannot be read and is left out" if self._unreadable else "")
 
     @property
     def detail(self) -> str:
-        """What was left out and why, a line each."""
+        """Text on what was skipped and why, one line per finding."""
         if not self._is_folder:
             return self.segments[-1].detail
         lines = [f"{number:06}.mcap is left out: {why}." for number, why in sorted(self._unreadable.items())]
@@ -155,31 +154,31 @@ class Recording:
 
     @property
     def end_ns(self) -> int:
-        """When the last message so far was, by the wall clock."""
+        """Wall-clock time of the newest message."""
         return self.start_ns + round(self.info.duration_s * 1e9)
 
     @property
     def first_s(self) -> float:
-        """Where what is left begins."""
+        """Position of the oldest remaining message, in seconds."""
         return (self.segments[0].start_ns - self.start_ns) / 1e9
 
     @property
     def may_grow(self) -> bool:
-        """Whether `grow` may find more: another process or thread is writing it, and it is there."""
+        """Whether `grow` may find more: the recording exists and is being written."""
         if self._is_folder:
             return self._is_written
         return self.segments[-1].may_grow and not self.segments[-1].is_gone
 
     def grow(self) -> bool:
-        """Look for what was written since, and forget segments that are gone; returns whether anything changed.
+        """Read what was written since the last call, and remove deleted segments. Returns whether anything changed.
 
         Raises:
-            BadInput: It cannot be read (now).
+            BadInput: The recording cannot be read at present.
         """
         return self.may_grow and self._refresh()
 
     def frames(self, from_s: float = 0.0, until_s: float | None = None) -> Iterator[Frame]:
-        """Frames from `from_s` until `until_s`, both included."""
+        """Yield the frames from `from_s` to `until_s`, both inclusive."""
         for _, message in self.messages(from_s, until_s):
             if isinstance(message, Frame):
                 yield message
@@ -187,9 +186,11 @@ class Recording:
     def messages(
         self, from_s: float = 0.0, until_s: float | None = None, *, keyframes: bool = False
     ) -> Iterator[tuple[float, TelemetryMessage]]:
-        """Seconds and message of all that was published in this time, both ends included, as it came.
+        """Yield (seconds, message) for all published messages from `from_s` to `until_s`, both inclusive, in recorded
+        order.
 
-        With `keyframes` they are among them, and one more behind each damage that delta checkpoints lead past.
+        With `keyframes`, keyframes are included, and also a snapshot after each damaged part that delta checkpoints
+        bridge.
         """
         from_ns, until_ns = self._log_time_ns(from_s), self._log_time_ns(until_s)
         start_ns = self.start_ns
@@ -200,69 +201,71 @@ class Recording:
                 yield (log_time_ns - start_ns) / 1e9, message
 
     def messages_about(self, block: int, from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
-        """All that was written in this time, by the wall clock, keyframes too, both ends included. Empty delta
-        checkpoints are in the place of many frames that say nothing of the block."""
+        """Yield the messages and keyframes between two wall-clock times, both inclusive. Runs of frames that do not
+        contain `block` are replaced by empty delta checkpoints.
+        """
         for segment, goes_on in self._from(from_ns, until_ns):
             timed = segment.messages_about(block, from_ns, until_ns)
             yield from self._unless_dropped(segment, _without_head(segment, timed) if goes_on else timed)
 
     @property
     def has_texts(self) -> bool:
-        """Whether prompts and answers can be read in it."""
         return any(segment.text_chunks for segment in self.segments)
 
     def texts(self, from_ns: int = 0) -> Iterator[RecordedText]:
-        """What blocks held, in the order it was written, from about `from_ns` on."""
+        """Yield the block texts in the order they were written, from approximately `from_ns` on."""
         for segment, _ in self._from(from_ns, FOREVER_NS):
             yield from self._unless_dropped(segment, segment.texts(from_ns))
 
     def overview_items(self, from_ns: int = 0) -> Iterator[Summary | TimedEvent]:
-        """Summaries and events in the order they were written, from about `from_ns` on."""
+        """Yield summaries and events in the order they were written, from approximately `from_ns` on."""
         for segment, _ in self._from(from_ns, FOREVER_NS):
-            try:  # not `_unless_dropped`: one generator less for each of hundreds of thousands of events
+            try:  # not `_unless_dropped`: avoids a generator for hundreds of thousands of events
                 yield from segment.overview_items(from_ns)
             except BadInput:
                 if not self._is_dropped(segment):
                     raise
 
     def bookmarks(self) -> list[Bookmark]:
-        """All revisions of bookmarks in the order they were written, the newest where there are too many: `settled`
-        says what stands."""
+        """Return the revisions of all bookmarks in the order they were written, at most the newest `MAX_BOOKMARKS`.
+        `settled` reduces them to the current bookmarks.
+        """
         revisions: deque[Bookmark] = deque(maxlen=MAX_BOOKMARKS)
         for segment in self.segments:
             revisions.extend(self._unless_dropped(segment, segment.bookmarks()))
         return list(revisions)
 
     def run_up(self, seconds: float) -> Iterator[tuple[float, TelemetryMessage]]:
-        """Seconds and message of what the state at `seconds` follows from: the newest snapshot, delta checkpoints from
-        there and the frames after the last of them. Nothing before the first snapshot."""
+        """Yield (seconds, message) for the messages that determine the state at `seconds`: the newest snapshot, the
+        delta checkpoints after it, and the frames after the last checkpoint. Empty before the first snapshot.
+        """
         for log_time_ns, message in self._backwards(seconds, Segment.run_up, until_found=True):
             yield (log_time_ns - self.start_ns) / 1e9, message
 
     def state_at(self, seconds: float) -> Mirror:
-        """The state after the last frame until `seconds`, or at `first_s` if that is later; as it was before, where
-        frames are missing then.
+        """Return the state after the last frame up to `seconds`, or at `first_s` if that is later. If frames are
+        missing at that time, the last known state before them is returned.
 
-        Before the first snapshot the mirror has no blocks. Requests that had ended are known from the last keyframe on.
+        Before the first snapshot, the mirror has no blocks. Finished requests are known from the last keyframe on.
         """
         return _state_after(message for _, message in self.run_up(seconds))
 
     def snapshot_before(self, seconds: float) -> float | None:
-        """When the newest snapshot or keyframe not after `seconds` was; None before the first."""
+        """Return the time of the newest snapshot or keyframe not after `seconds`, or None."""
         for log_time_ns, message in self._newest_first(_STATES, seconds):
             if isinstance(message, Snapshot):
                 return (log_time_ns - self.start_ns) / 1e9
         return None
 
     def memory_before(self, seconds: float, epoch: int) -> MemoryBreakdown | None:
-        """Where the memory went, as an epoch published last not after `seconds`."""
+        """Return the newest memory breakdown of `epoch` not after `seconds`, or None."""
         for _, message in self._newest_first((MESSAGES,), seconds):
             if isinstance(message, MemoryBreakdown) and message.epoch == epoch:
                 return message
         return None
 
     def devices_before(self, seconds: float, epoch: int) -> Devices | None:
-        """How the devices were, as an epoch published last not after `seconds`, and not long before."""
+        """Return the newest device readings of `epoch` not after `seconds`, or None if they are out of date by then."""
         oldest_ns = self._log_time_ns(seconds) - _DEVICES_NS
         for log_time_ns, message in self._newest_first((MESSAGES,), seconds):
             if isinstance(message, Devices) and message.epoch == epoch:
@@ -272,12 +275,13 @@ class Recording:
         return None
 
     def _newest_first(self, kinds: Collection[int], seconds: float) -> Iterator[TimedMessage]:
-        """Messages of some kinds until `seconds`, the newest first."""
+        """Yield messages of `kinds` not after `seconds`, newest first."""
         return self._backwards(seconds, lambda segment, until_ns: segment.newest_first(kinds, until_ns))
 
     def _from(self, from_ns: int, until_ns: int) -> Iterator[tuple[Segment, bool]]:
-        """Segments from the one on that may hold `from_ns`, those that `grow` finds meanwhile as well; and whether the
-        segment before each was among them."""
+        """Yield the segments from the first that may contain `from_ns`, including those that `grow` adds meanwhile,
+        each with whether the segment before it was yielded too.
+        """
         number, goes_on = 0, False
         while (number := next((at for at in self._segments if at >= number), -1)) >= 0:
             segment = self._segments[number]
@@ -291,8 +295,9 @@ class Recording:
     def _backwards(
         self, seconds: float, read: Callable[[Segment, int], Iterator[_Found]], *, until_found: bool = False
     ) -> Iterator[_Found]:
-        """What `read` finds in each segment until a time by the wall clock, the newest segment first. With
-        `until_found` the search ends with the first segment in which there is anything."""
+        """Yield what `read` returns for each segment up to `seconds`, newest segment first. With `until_found`, stop
+        after the first segment that yields anything.
+        """
         until_ns, is_found = max(self._log_time_ns(seconds), self.segments[0].start_ns), False
         for segment in reversed(self.segments):
             if segment.start_ns > until_ns:
@@ -304,14 +309,14 @@ class Recording:
             except BadInput:
                 if not self._is_dropped(segment):
                     raise
-                if until_ns < self.segments[0].start_ns:  # what is left begins later now
+                if until_ns < self.segments[0].start_ns:  # the remaining recording starts later now
                     yield from self._backwards(seconds, read, until_found=until_found)
                 return
             if is_found and until_found:
                 return
 
     def _unless_dropped(self, segment: Segment, items: Iterator[_Found]) -> Iterator[_Found]:
-        """`items` of `segment`; nothing where it was dropped before it was opened."""
+        """Yield `items` of `segment`; nothing if the segment was deleted before it was opened."""
         try:
             yield from items
         except BadInput:
@@ -319,7 +324,7 @@ class Recording:
                 raise
 
     def _is_dropped(self, segment: Segment) -> bool:
-        """Whether `segment` was deleted from the front of the recent history, of which others are left."""
+        """Whether `segment` was deleted from the start of the recent history while other segments remain."""
         if self._is_folder and segment.is_gone:
             self._refresh()
         return segment not in self.segments
@@ -331,13 +336,13 @@ class Recording:
         return has_changed
 
     def _look(self, watch: ProgressCallback | None) -> bool:
-        """Bring the segments up to date; returns whether that changed anything."""
+        """Update the list of segments. Returns whether anything changed."""
         if not self._is_folder:
             if self._segments:
                 return self.segments[-1].grow()
             self._segments = {1: Segment(self._path, watch)}
             return True
-        self._is_written = is_held(self._path)  # asked first: a writer that lets go has written all by then
+        self._is_written = is_held(self._path)  # before scanning: a writer that releases it has written everything
         paths = segments_in(self._path)
         known = {number: segment for number, segment in self._segments.items() if number in paths}
         has_changed = len(known) < len(self._segments)
@@ -351,7 +356,7 @@ class Recording:
                     has_changed = True
                 except BadInput as error:
                     why_none = str(error)
-                    if place < len(paths) - 1:  # the newest may have begun just now
+                    if place < len(paths) - 1:  # the newest may have been created just now
                         self._unreadable[number] = why_none
         if known:
             self._segments = dict(sorted(known.items()))
@@ -377,9 +382,9 @@ class Recording:
 
 
 class Segment:
-    """One file of a recording, by the wall clock: its chunks by what is in them, and what they hold.
+    """One file of a recording, addressed by wall-clock time: its chunks by content, and their messages.
 
-    Holds no file open between calls and, but for what is kept for seeking, at most one chunk in memory.
+    Holds no file open between calls and, apart from the cache for seeking, at most one chunk in memory.
     """
 
     def __init__(self, path: Path, watch: ProgressCallback | None = None) -> None:
@@ -389,17 +394,19 @@ class Segment:
         self._decoder = ChunkDecoder(self._found)
         self.unknowns: Final = self._decoder.unknowns
         self.message_chunks: list[Chunk] = []
-        """Chunks of what was published and of keyframes, in the order of their times."""
+        """Chunks of published messages and keyframes, sorted by time."""
         self.checkpoints: list[Chunk] = []
-        """Chunks of delta checkpoints, in the order of their times."""
+        """Chunks of delta checkpoints, sorted by time."""
         self.overview_chunks: list[Chunk] = []
-        """Chunks of summaries, events and bookmarks, as they were written: an event may be of long before."""
+        """Chunks of summaries, events and bookmarks, in the order they were written: an event may be much older than
+        its chunk.
+        """
         self.text_chunks: list[Chunk] = []
-        """Chunks of texts of blocks, as they were written."""
+        """Chunks of block texts, in the order they were written."""
         self.end_ns = self.num_frames = 0
-        self._is_written = self._file.is_written()  # asked first: a writer that lets go has written all by then
+        self._is_written = self._file.is_written()  # before scanning: a writer that releases it has written everything
         self._look(watch)
-        self._is_written = self._is_written or self._file.is_written()  # it may have been begun between the two
+        self._is_written = self._is_written or self._file.is_written()  # writing may have started in between
         if not self.hellos:
             reason = self._found.limit or next(iter(self._found.damages), "")
             raise BadInput(
@@ -409,31 +416,31 @@ class Segment:
 
     @property
     def path(self) -> Path:
-        """The file, by the name that it has now."""
         return self._file.path
 
     @property
     def hellos(self) -> list[Hello]:
-        """Of each engine start, and each snapshot."""
+        """The hello of each engine start and of each snapshot."""
         return self._found.hellos
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of it was read, and it ends as it should."""
+        """Whether all of the file was read and it has a valid end."""
         return self._found.is_complete and not self._found.limit
 
     @property
     def may_grow(self) -> bool:
-        """Whether `grow` may find more: it is being written, and all that there is was looked at."""
+        """Whether `grow` may find more: the file is being written, and all of it so far was scanned."""
         return self._is_written and not (self._found.is_complete or self._found.limit)
 
     @property
     def is_gone(self) -> bool:
-        """Whether the file was deleted."""
         return self._file.is_gone
 
     def grow(self) -> bool:
-        """Look for what was written since; returns whether there was anything. Raises BadInput when it is gone."""
+        """Read what was written since the last call. Returns whether there was anything. Raises BadInput if the file
+        is gone.
+        """
         if not self.may_grow:
             return False
         self._is_written = self._file.is_written()
@@ -443,12 +450,10 @@ class Segment:
 
     @property
     def num_damaged(self) -> int:
-        """Chunks and messages left out so far because they cannot be read, each once."""
         return len(self._found.damages) + self._decoder.num_bad_messages
 
     @property
     def note(self) -> str:
-        """What is wrong with the file, in a few words; empty when nothing was found so far."""
         if self._found.limit:
             return "opened in part"
         if self.num_damaged:
@@ -457,7 +462,6 @@ class Segment:
 
     @property
     def detail(self) -> str:
-        """What was left out and why, a line each."""
         lines = [f"Opened in part: {self._found.limit}."] if self._found.limit else []
         if self._found.damages:
             lines.append(f"{len(self._found.damages)} damaged and left out: {self._found.damages[0]}.")
@@ -470,8 +474,9 @@ class Segment:
         return "\n".join(lines)
 
     def messages(self, kinds: Collection[int], from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
-        """Published messages and keyframes, those of `kinds` alone, in this time, both ends included; those that `grow`
-        finds meanwhile as well."""
+        """Yield published messages and keyframes of `kinds` in this time range, both ends inclusive, including those
+        that `grow` finds meanwhile.
+        """
         with self._file.open() as file:
             for chunk in self._from(from_ns, until_ns):
                 for timed in self._decoder.messages(file, chunk, kinds):
@@ -479,7 +484,6 @@ class Segment:
                         yield timed
 
     def messages_about(self, block: int, from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
-        """See `Recording.messages_about`."""
         with self._file.open() as file:
             for chunk in self._from(from_ns, until_ns):
                 is_whole = from_ns <= chunk.start_ns and chunk.end_ns <= until_ns
@@ -489,8 +493,9 @@ class Segment:
                         yield timed
 
     def past_damage(self, from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
-        """All published messages and keyframes in this time; and a snapshot more behind each damage that delta
-        checkpoints lead past."""
+        """Yield the published messages and keyframes in this time range, with an additional snapshot after each
+        damaged part that delta checkpoints bridge.
+        """
         place, due_ns = StatePlace(), 0
         for log_time_ns, message in self.messages((*CAME, KEYFRAMES), from_ns, until_ns):
             if isinstance(message, Snapshot) and place.is_newer(message):
@@ -509,12 +514,10 @@ class Segment:
             yield log_time_ns, message
 
     def newest_first(self, kinds: Collection[int], until_ns: int) -> Iterator[TimedMessage]:
-        """Published messages and keyframes, those of `kinds` alone, from `until_ns` backwards."""
         with self._file.open() as file:
             yield from self._newest_first(file, kinds, until_ns)
 
     def run_up(self, until_ns: int) -> Iterator[TimedMessage]:
-        """See `Recording.run_up`."""
         with self._file.open() as file:
             for from_ns, snapshot in self._newest_first(file, _STATES, until_ns):
                 if isinstance(snapshot, Snapshot):
@@ -525,7 +528,7 @@ class Segment:
                     return
 
     def overview_items(self, from_ns: int) -> Iterator[Summary | TimedEvent]:
-        """Summaries and events in the order they were written, of chunks that reach beyond `from_ns`."""
+        """Yield summaries and events in the order they were written, from chunks that end at or after `from_ns`."""
         decoders: dict[int, Callable[[bytes], Iterable[Summary | TimedEvent]]] = {
             SUMMARIES: lambda data: (decode_summary(data),),
             EVENTS: decode_event_list,
@@ -536,13 +539,12 @@ class Segment:
                     yield from self._decoder.items(file, chunk, decoders)
 
     def bookmarks(self) -> Iterator[Bookmark]:
-        """All revisions of bookmarks, in the order they were written."""
         with self._file.open() as file:
             for chunk in self.overview_chunks:
                 yield from self._decoder.items(file, chunk, {BOOKMARKS: lambda data: (decode_bookmark(data),)})
 
     def texts(self, from_ns: int) -> Iterator[RecordedText]:
-        """Texts of blocks in the order they were written, of chunks that reach beyond `from_ns`."""
+        """Yield block texts in the order they were written, from chunks that end at or after `from_ns`."""
         with self._file.open() as file:
             for chunk in list(self.text_chunks):
                 if chunk.end_ns >= from_ns:
@@ -553,7 +555,7 @@ class Segment:
         return not (self._found.is_complete or self._found.limit or self._is_written)
 
     def _look(self, watch: ProgressCallback | None) -> bool:
-        """Go over what was not looked at; returns whether there are more messages."""
+        """Scan the new part of the file. Returns whether it has more messages."""
         new = survey(self._file, self._surveyor, watch)
         messages, checkpoints, texts = (
             self._decoder.channels(kinds) for kinds in ((*CAME, KEYFRAMES), (CHECKPOINTS,), (TEXTS,))
@@ -570,7 +572,6 @@ class Segment:
         return bool(published)
 
     def _from(self, from_ns: int, until_ns: int) -> Iterator[Chunk]:
-        """Chunks of messages that may hold something of this time."""
         first = max(0, bisect_right(self.message_chunks, from_ns, key=_start) - 1)
         while first and self.message_chunks[first - 1].end_ns >= from_ns:
             first -= 1
@@ -587,11 +588,12 @@ class Segment:
                         yield timed
 
     def _state_on(self, file: BinaryIO, place: StatePlace, from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
-        """Delta checkpoints from the time of a state on until about `until_ns`, then frames, on which the state at
-        `place` goes on; frames as well in the place of delta checkpoints that cannot be read. `place` is brought along.
+        """Yield the delta checkpoints from a state's time until about `until_ns`, then the frames that continue from
+        there. Unreadable delta checkpoints are replaced by their frames. Advances `place`, the position of the
+        state.
         """
         offset = 0
-        before_ns = from_ns  # when the checkpoint before was, readable or not
+        before_ns = from_ns  # time of the previous checkpoint, readable or not
         first = bisect_left(self.checkpoints, from_ns, key=_start)
         chunks = self.checkpoints[first : bisect_right(self.checkpoints, until_ns, key=_start)]
         for chunk, log_time_ns, checkpoint in self._decoder.checkpoints(file, chunks, place):
@@ -610,9 +612,11 @@ class Segment:
     def _frames_on(
         self, file: BinaryIO, place: StatePlace, offset: int, from_ns: int, until_ns: int
     ) -> Iterator[TimedMessage]:
-        """Frames from the time of a state on, whose chunk is at `offset` in the file. What was written before it and
-        ended by then is passed over. Where the state at `place` goes on with a batch, a delta checkpoint is in the
-        place of its frames, but for the last of all; `place` is brought along."""
+        """Yield the frames that follow a state, and advance `place`.
+
+        Chunks that precede the state's chunk (at `offset`) and end by `from_ns` are skipped. Frames of a batch that
+        continues from `place` are merged into a delta checkpoint, except the last frame of all.
+        """
         channels = self._decoder.channels((FRAMES, MESSAGES))
         chunks = [chunk for chunk in self._from(from_ns, until_ns) if chunk.counts.keys() & channels]
         chunks = [chunk for chunk in chunks if chunk.offset > offset or chunk.end_ns > from_ns]
@@ -631,12 +635,12 @@ class Segment:
                     yield timed
 
     def _checkpoint_from(self, at_ns: int) -> int:
-        """When the first delta checkpoint ends that does not end before `at_ns`; `FOREVER_NS` if there is none."""
+        """Return the end time of the first delta checkpoint that ends at or after `at_ns`, or `FOREVER_NS`."""
         place = bisect_left(self.checkpoints, at_ns, key=_start)
         return self.checkpoints[place].start_ns if place < len(self.checkpoints) else FOREVER_NS
 
     def _enter(self, place: StatePlace, first: Frame, from_ns: int) -> None:
-        """Set `place` to the state before `first`, the first frame that a reader gets from `from_ns` on."""
+        """Set `place` to the state before `first`, the first frame of a read that starts at `from_ns`."""
         if self.num_damaged:
             mirror = _state_after(message for _, message in self.run_up(from_ns))
             place.epoch, place.seq = mirror.epoch, mirror.seq
@@ -644,7 +648,7 @@ class Segment:
             place.epoch, place.seq = first.epoch, first.seq - 1
 
     def _state_before(self, frame: Frame, log_time_ns: int) -> Snapshot | None:
-        """The state that `frame` follows; None where it cannot be had."""
+        """Return the state that precedes `frame`, or None if it cannot be restored."""
         mirror = _state_after(message for _, message in self.run_up(log_time_ns - 1))
         is_known = mirror.hello is not None and (mirror.epoch, mirror.seq) == (frame.epoch, frame.seq - 1)
         return snapshot_of(mirror) if is_known else None
@@ -659,7 +663,7 @@ def _state_after(messages: Iterator[TelemetryMessage]) -> Mirror:
 
 
 def _without_head(segment: Segment, timed: Iterator[TimedMessage]) -> Iterator[TimedMessage]:
-    """Leave out the hello that every segment begins with: the engine did not publish it again."""
+    """Skip the hello at the start of a segment: the engine did not publish it again."""
     first = next(timed, None)
     if first is not None and not (isinstance(first[1], Hello) and first[0] == segment.start_ns):
         yield first
@@ -669,12 +673,12 @@ def _without_head(segment: Segment, timed: Iterator[TimedMessage]) -> Iterator[T
 def _has_grown(segment: Segment) -> bool:
     try:
         return segment.grow()
-    except BadInput:  # it went after the folder was looked at: seen next time
+    except BadInput:  # deleted after the folder was scanned: noticed next time
         return False
 
 
 def _merge(chunks: list[Chunk], new: list[Chunk]) -> None:
-    """Add `new` to `chunks`, both in the order of time."""
+    """Append `new` to `chunks`. Both are sorted by time, and so is the result."""
     is_in_order = not (chunks and new) or chunks[-1].start_ns <= new[0].start_ns
     chunks += new
     if not is_in_order:

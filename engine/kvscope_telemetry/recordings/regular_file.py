@@ -1,5 +1,8 @@
-"""Opening a file that somebody names: a plain file and nothing that could be waited at; and finding it again under its
-other name once who writes it has made it whole. Knows no format."""
+"""Opens files named by the user without blocking on pipes or devices, and follows a recording when its writer renames
+it.
+
+Knows no file format.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,18 @@ from kvscope_telemetry.recordings.layout import PART_SUFFIX
 from kvscope_telemetry.whole_file import kind_of
 
 _BLOCK_BYTES: Final = 512
-"""What `st_blocks` counts, whatever the file system."""
+"""Unit of `st_blocks`, on every file system."""
 _HOLD_TRIES: Final = 900
-"""A reader that asks needs microseconds, or far longer where the machine is busy. Without the lock readers take the
-file for one that was cut short, and do not read on."""
+"""Attempts to get the lock. A reader holds it for microseconds, or far longer on a busy machine. Without the lock,
+readers take the file for a truncated one and do not continue reading it.
+"""
 _ASKING_S: Final = 0.001
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """`path` for reading. Raises BadInput at once, without waiting, for what is not there or is no plain file."""
+    """Open `path` for reading. Raises BadInput without blocking if it does not exist or is not a regular file."""
     try:
-        # Without O_NONBLOCK the open of a pipe waits for somebody to write into it.
+        # Without O_NONBLOCK, opening a pipe blocks until it has a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except (OSError, ValueError) as error:  # a name with a zero byte is a ValueError
         raise BadInput(f"recording {str(path)!r} cannot be read: {_why(path, error)}") from None
@@ -41,25 +45,25 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def stored_bytes(file: BinaryIO) -> int:
-    """How much of `file` is on the disk: the holes of a sparse one are not counted."""
+    """Return the bytes that `file` occupies on disk, at most its size. Holes of a sparse file are not counted."""
     status = os.fstat(file.fileno())
     return min(status.st_size, _BLOCK_BYTES * status.st_blocks)
 
 
 def hold_for_writing(file: BinaryIO) -> None:
-    """Let readers know, until `file` is closed or the process ends, that there may be more to come."""
-    with contextlib.suppress(OSError):  # a file system without locks: then they do not
+    """Lock `file` until it is closed or the process ends, so that readers know that it may grow."""
+    with contextlib.suppress(OSError):  # a file system without locks: readers cannot know
         for _ in range(_HOLD_TRIES):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:  # a reader asks whether it is written (`FollowedFile.is_written`)
+            except BlockingIOError:  # a reader is checking for a writer (`FollowedFile.is_written`)
                 time.sleep(_ASKING_S)
             else:
                 return
 
 
 class FollowedFile:
-    """`path`, or what it is called without `.part` once it is whole. Holds no file open."""
+    """A file at `path`, or at the name without `.part` once its writer has completed it. Holds no file open."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -68,11 +72,11 @@ class FollowedFile:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it is there under neither name."""
+        """Whether the file exists under neither name."""
         return not any(name.exists() for name in self._names)
 
     def open(self) -> BinaryIO:
-        """As `open_regular`. What took its place meanwhile is not it."""
+        """Open the file like `open_regular`. A different file under the final name is refused."""
         try:
             return open_regular(self.path)
         except BadInput:
@@ -86,7 +90,7 @@ class FollowedFile:
         return file
 
     def is_written(self) -> bool:
-        """Whether somebody holds it for writing (`hold_for_writing`)."""
+        """Whether a writer holds the file (`hold_for_writing`)."""
         try:
             with self.open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -97,11 +101,11 @@ class FollowedFile:
         return False
 
     def note_size(self, file: BinaryIO) -> None:
-        """It is looked at now as far as it goes."""
+        """Remember the current size and identity of `file` for `has_grown`."""
         self._identity, self._num_bytes = _identity(file), os.fstat(file.fileno()).st_size
 
     def has_grown(self) -> bool:
-        """Whether there is more than at the last look."""
+        """Whether the file is larger than at the last `note_size`."""
         with self.open() as file:
             return os.fstat(file.fileno()).st_size > self._num_bytes
 

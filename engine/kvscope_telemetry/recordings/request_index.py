@@ -1,6 +1,6 @@
-"""The requests of a recording: when each came, how long it was, and what its prompt shares with others.
+"""Lists the requests of a recording: arrival time, length, and the prefix that each prompt shares with others.
 
-Owns how that is read out of frames.
+Owns how these are derived from frames.
 """
 
 from __future__ import annotations
@@ -21,45 +21,41 @@ _FINISHED = bytes([RequestState.FINISHED])
 
 @dataclass(frozen=True, slots=True)
 class RecordedRequest:
-    """One request of a recording."""
-
     epoch: int
     number: int
     request_id: str
     arrival_ns: int
-    """By the recording's clock: log times are of it too."""
+    """Arrival time on the recording's clock, the same as log times."""
     num_prompt_tokens: int
     num_output_tokens: int
-    """In the end, or when the recording ended."""
+    """Number of output tokens at the request's end, or at the recording's end."""
     max_tokens: int
     priority: int
     is_finished: bool
-    """Whether the recording has its end."""
+    """Whether the request finished within the recording."""
     prefix_hashes: tuple[int, ...] = ()
-    """Of the prompt's full blocks, from its first: within an epoch, equal ones mean equal text up to there. 0 where it
-    is not known (another block held the same text). Empty without prefix caching, and for a request that ended with
-    its first token."""
+    """Hashes of the prompt's full blocks, from its start. Within an epoch, equal hashes mean equal text up to that
+    block. 0 if a hash is unknown because another block held the same text. Empty without prefix caching, and for a
+    request that ended with its first token.
+    """
 
 
 def recorded_requests(recording: Recording) -> list[RecordedRequest]:
-    """Read every request of a recording, in the order they were announced. Goes through all of it."""
+    """Return all requests in the order they were announced. Reads the whole recording."""
     timed = recording.messages(keyframes=True)
     return _RequestReader().read((recording.start_ns + round(at_s * 1e9), message) for at_s, message in timed)
 
 
 class _RequestReader:
-    """Collects requests out of messages in their order."""
-
     def __init__(self) -> None:
         self._follower = Follower()
         self._found: dict[tuple[int, int], RecordedRequest] = {}
         self._unhashed: set[int] = set()
-        """Numbers of the epoch's requests that have not had their first token."""
+        """Numbers of the current epoch's requests that have no output token yet."""
         self._epoch: int | None = None
         self._offset_ns = 0
 
     def read(self, messages: Iterable[TimedMessage]) -> list[RecordedRequest]:
-        """All requests, in the order they were announced."""
         for log_time_ns, message in messages:
             if isinstance(message, Frame | Snapshot):
                 self._read(log_time_ns, message)
@@ -98,7 +94,9 @@ class _RequestReader:
                 )
 
     def _note_prefixes(self, rows: RequestRows) -> None:
-        """A first token came: its request's prompt is in blocks, the full ones hashed, and not yet let go."""
+        """Set the prefix hashes of requests with their first output token. At that time the prompt is computed, its
+        full blocks are hashed, and none has been freed.
+        """
         numbers, outputs = np.frombuffer(rows.number, "<u4"), np.frombuffer(rows.num_output_tokens, "<u4")
         started = self._unhashed.intersection(numbers[outputs > 0].tolist())
         self._unhashed -= started
@@ -115,7 +113,7 @@ class _RequestReader:
         num_full = int(requests.num_prompt_tokens[row]) // cache.block_size
         for group, size in enumerate(cache.block_sizes):
             table = requests.table(number, group)[:num_full]
-            if size == cache.block_size and (table >= cache.num_reserved_blocks).all():  # nothing was let go
+            if size == cache.block_size and (table >= cache.num_reserved_blocks).all():  # no block was freed
                 hashes: list[int] = mirror.ledger.hash[table].tolist()
                 return tuple(hashes) if any(hashes) else ()
         return ()
@@ -127,7 +125,7 @@ class _RequestReader:
             self._change(number, num_output_tokens=count, is_finished=True)
 
     def _end_epoch(self) -> None:
-        """Requests whose end was not seen have got as far as the mirror knows."""
+        """Set the output tokens of unfinished requests from the mirror."""
         self._follower.settle()
         requests = self._follower.mirror.requests
         for (epoch, number), found in list(self._found.items()):

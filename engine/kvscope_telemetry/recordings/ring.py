@@ -1,8 +1,9 @@
-"""The last minutes of a live session, written to disk all the time: a sink that keeps within its bounds.
+"""Ring recording of a live session: keeps its last minutes on disk, within limits on size and time.
 
-Owns the folder and what it says of itself. One thread writes, through a bounded queue (`RecordingWriter`); where that
-cannot go on the session does, without a ring, and `failure` says why. While the disk takes no more `pause` says so, and
-the ring begins again with the whole state when it does. Knows nobody who reads: `Recording` does.
+Owns the folder and its status. One thread writes, through a bounded queue (`RecordingWriter`). If writing becomes
+impossible, the session continues without a ring and `failure` gives the reason. While the disk is full or fails,
+`pause` gives the reason; the ring later continues with a complete state. Readers use `Recording`; this module does not
+know them.
 """
 
 from __future__ import annotations
@@ -26,14 +27,16 @@ MAX_BYTES: Final = 512 << 20
 MAX_SECONDS: Final = 600.0
 SEGMENT_S: Final = 30.0
 FLUSH_WAIT_S: Final = 10.0
-"""Who goes back waits so long for what is not written yet: sooner, the past ends before where they want to be."""
+"""How long seeking into the past waits for unwritten messages. Without the wait, the readable past could end before
+the requested time.
+"""
 
 
 class Ring:
-    """Writes segments `000001.mcap`, … into `folder`, which is this ring's alone; `close` at the end.
+    """Writes segments `000001.mcap`, ... into `folder`, which belongs to this ring alone. Call `close` at the end.
 
-    Each segment begins with hello and the whole state, so that it can be opened by itself. Raises BadInput for bounds
-    that make no sense; a folder that will not do is told in `failure`.
+    Each segment starts with a hello and the complete state, so that it can be opened on its own. Raises BadInput for
+    invalid limits; an unusable folder is reported in `failure`.
     """
 
     def __init__(
@@ -61,82 +64,85 @@ class Ring:
 
     @property
     def folder(self) -> Path:
-        """Where it is."""
         return self._segments.path
 
     @property
     def failure(self) -> str:
-        """Why nothing more is kept, for a person; empty while all is well. What was kept until then can be read."""
+        """Why recording has ended, as a text for the user; "" while it works. What was recorded before remains
+        readable.
+        """
         if self._writer is not None and self._writer.failure:
             return f"ring folder {self.folder} takes no more: {self._writer.failure}"
         return self._refusal
 
     @property
     def pause(self) -> str:
-        """Why nothing is kept for now, for a person; empty while all is well. It is given all the same: it follows, and
-        tries again by itself."""
+        """Why nothing is recorded at present, as a text for the user; "" while it works. Keep calling `write`: the
+        ring retries by itself.
+        """
         reason = self._segments.pause
         return f"cannot write to the history folder {self.folder}: {reason}; retrying" if reason else ""
 
     @property
     def num_bytes(self) -> int:
-        """On the disk, as of the last second."""
+        """Bytes on disk, at most one second old."""
         return self._segments.num_bytes
 
     @property
     def origin_ns(self) -> int | None:
-        """When it began, by the wall clock, even if that is no longer there; None before there is anything."""
+        """Wall-clock time at which the ring started, even if that part was deleted; None before the first message."""
         return self._segments.origin_ns
 
     @property
     def start_ns(self) -> int | None:
-        """When what is left begins, by the wall clock; None before there is anything."""
+        """Wall-clock time of the oldest retained message; None before the first message."""
         return self._segments.start_ns
 
     @property
     def end_ns(self) -> int | None:
-        """When what was written last was, by the wall clock."""
+        """Wall-clock time of the newest message; None before the first."""
         return self._segments.end_ns
 
     @property
     def num_dropped(self) -> int:
-        """Messages that are not in it: the queue was full, the disk took no more, or it had ended."""
+        """Number of messages that were not recorded: the queue was full, the disk failed, or the ring had ended."""
         return 0 if self._writer is None else self._writer.num_dropped + self._segments.num_missed
 
     @property
     def bounds(self) -> Bounds:
-        """How much is kept at most."""
         return self._segments.bounds
 
     def take_overview(self) -> list[Summary | TimedEvent]:
-        """What was summarized since the last call, oldest first."""
+        """Return and clear the summaries and events created since the last call, oldest first."""
         overview = None if self._writer is None else self._writer.overview
         return [overview.popleft() for _ in range(len(overview))] if overview else []
 
     def set_bounds(self, *, max_bytes: int, max_seconds: float) -> None:
-        """Keep so much at most from now on. Raises BadInput for what makes no sense."""
+        """Change the limits on size and time. Raises BadInput for invalid values."""
         self._segments.bounds = Bounds(max_bytes, max_seconds)
 
     def write(self, message: TelemetryMessage, data: bytes | None = None, *, wait: bool = False) -> bool:
-        """As `RecordingWriter.write`: never blocks without `wait`, never raises. False: it is not in the ring."""
+        """Record a message, like `RecordingWriter.write`: never raises, and never blocks without `wait`. Returns
+        whether it was accepted.
+        """
         return self._writer is not None and self._writer.write(message, data, wait=wait)
 
     def mark(self, bookmark: Bookmark) -> bool:
-        """As `RecordingWriter.mark`."""
+        """Record a revision of a bookmark, like `RecordingWriter.mark`."""
         return self._writer is not None and self._writer.mark(bookmark)
 
     def write_texts(self, texts: Iterable[RecordedText]) -> bool:
-        """What blocks hold, where a person agreed that it is kept."""
+        """Record block texts. Requires the user's consent."""
         return self._writer is not None and self._writer.write_texts(texts)
 
     def flush(self, timeout_s: float = FLUSH_WAIT_S) -> bool:
-        """Let readers see all that was given up to now; whether that was done in time."""
+        """Make everything written so far visible to readers. Returns whether that succeeded in time."""
         return self._writer is not None and self._writer.flush(timeout_s) and not self.pause
 
     def close(self, *, keep: bool = False) -> None:
-        """Write what waits and let go of the folder; it is deleted unless `keep`. Idempotent."""
+        """Write queued messages and release the folder, which is deleted unless `keep`. Idempotent."""
         if self._writer is not None:
-            with contextlib.suppress(KvscopeError):  # told in `failure`
+            with contextlib.suppress(KvscopeError):  # reported in `failure`
                 self._writer.close()
         folder, self._folder = self._folder, None
         if folder is not None and keep:

@@ -1,8 +1,8 @@
-"""A ring that another process writes: what packing and writing cost, the threads of this one do not wait for.
+"""Client of a ring that a separate process writes, so that packing and writing never delay the threads of this process.
 
-Owns the process, the two threads that speak with it and what it told last. Packing frames is Python: in this process
-it would hold the interpreter's lock half of the time at thousands of frames a second, and a window that draws waits
-for it at each turn. And whatever ends this process, the other still writes all that it was given.
+Owns the process, the two threads that communicate with it, and its last reported status. Packing frames is Python code:
+in this process it would hold the GIL half of the time at thousands of frames per second, and the window would wait for
+the GIL while drawing. The other process also writes everything it received if this process crashes.
 
 See docs/internals/decisions/0005-recent-history-has-its-own-process.md.
 """
@@ -47,26 +47,25 @@ COMMAND: Final = (sys.executable, "-P", "-m", "kvscope_telemetry.recordings.ring
 _LOOK_S: Final = 1.0
 _READ_BYTES: Final = 1 << 18
 _MANY_PARTS: Final = 512
-"""Systems take 1,024 in one call."""
+"""Buffers per `writev` call. Systems accept 1,024."""
 _PIPE_BYTES: Final = 1 << 20
-"""What gathers before there is a hurry: it goes over in one go where the system allows a pipe so much."""
+"""Pipe capacity to request, equal to the number of queued bytes at which the sender is woken immediately."""
 
 
 class _Flush(Mark):
-    """A mark that knows what became of it."""
+    """A mark with the result of the flush."""
 
     is_flushed = False
 
 
 class RingClient:
-    """As `Ring`, in `folder`; what it tells of itself is up to a quarter of a second old.
+    """Ring in `folder` with the interface of `Ring`. Its status is up to a quarter of a second old.
 
-    Raises BadInput for bounds that make no sense; all else that is wrong is told in `failure`, soon.
+    Raises BadInput for invalid limits. All other errors are reported in `failure` soon after.
     """
 
     def __init__(self, folder: Path | str, *, max_bytes: int = MAX_BYTES, max_seconds: float = MAX_SECONDS) -> None:
         self.folder: Final = Path(folder)
-        """Where it is."""
         self._bounds = self._sent_bounds = Bounds(max_bytes, max_seconds)
         self._queue = RecordingQueue()
         self._status = RingStatus()
@@ -84,88 +83,92 @@ class RingClient:
 
     @property
     def pid(self) -> int:
-        """Of the process that writes, 0 where there is none."""
+        """Process id of the writer, or 0 if there is none."""
         return 0 if self._process is None else self._process.pid
 
     @property
     def failure(self) -> str:
-        """Why nothing more is kept, for a person; empty while all is well. What was kept until then can be read."""
+        """Why recording has ended, as a text for the user; "" while it works. What was recorded before remains
+        readable.
+        """
         return self._status.failure or self._ended
 
     @property
     def pause(self) -> str:
-        """Why nothing is kept for now, for a person: it begins again by itself. Empty while all is well."""
+        """Why nothing is recorded at present, as a text for the user; "" while it works. The ring retries by itself."""
         return "" if self.failure else self._status.pause
 
     @property
     def num_bytes(self) -> int:
-        """On the disk, as of the last second."""
+        """Bytes on disk, at most about one second old."""
         return self._status.num_bytes
 
     @property
     def origin_ns(self) -> int | None:
-        """When it began, by the wall clock, even if that is no longer there; None before there is anything."""
+        """Wall-clock time at which the ring started, even if that part was deleted; None before the first message."""
         return self._status.origin_ns
 
     @property
     def start_ns(self) -> int | None:
-        """When what is left of it begins, by the wall clock; None before there is anything."""
+        """Wall-clock time of the oldest retained message; None before the first message."""
         return self._status.start_ns
 
     @property
     def end_ns(self) -> int | None:
-        """When what was written last was, by the wall clock."""
+        """Wall-clock time of the newest message; None before the first."""
         return self._status.end_ns
 
     @property
     def num_dropped(self) -> int:
-        """Messages that are not in it: the queue was full, or it had ended."""
+        """Number of messages that were not recorded: a queue was full, the disk failed, or the ring had ended."""
         return self._queue.num_refused + self._status.num_dropped
 
     @property
     def bounds(self) -> Bounds:
-        """How much is kept at most."""
         return self._bounds
 
     def take_overview(self) -> list[Summary | TimedEvent]:
-        """What was summarized since the last call: of each second its summary, then its events."""
+        """Return and clear the items received since the last call: of each status message the summaries, then the
+        events.
+        """
         return [self._overview.popleft() for _ in range(len(self._overview))]
 
     def set_bounds(self, *, max_bytes: int, max_seconds: float) -> None:
-        """Keep so much at most from now on. Raises BadInput for what makes no sense."""
+        """Change the limits on size and time. Raises BadInput for invalid values."""
         self._bounds = Bounds(max_bytes, max_seconds)
-        self._queue.put_mark(Mark())  # the sender looks
+        self._queue.put_mark(Mark())  # wakes the sender, which sends the new limits
 
     def write(self, message: TelemetryMessage, data: bytes | None = None, *, wait: bool = False) -> bool:
-        """As `Ring.write`: never blocks without `wait`, never raises. False: it is not in the ring."""
+        """Record a message, like `Ring.write`: never raises, and never blocks without `wait`. Returns whether it was
+        accepted.
+        """
         if self.failure:
             return False
         return self._queue.put(message, None, wait=wait) if data is None else self._queue.put_bytes(data, wait=wait)
 
     def mark(self, bookmark: Bookmark) -> bool:
-        """Write what is said of a bookmark, among the messages."""
         return not self.failure and self._queue.put_bookmark(bookmark)
 
     def write_texts(self, texts: Iterable[RecordedText]) -> bool:
-        """What blocks hold, where a person agreed that it is kept."""
+        """Record block texts. Requires the user's consent."""
         taken = tuple(texts)
         return not self.failure and (not taken or self._queue.put_texts(taken, wait=False))
 
     def flush(self, timeout_s: float = FLUSH_WAIT_S) -> bool:
-        """Let readers see all that was given up to now; whether that was done in time."""
+        """Make everything written so far visible to readers. Returns whether that succeeded in time."""
         mark = _Flush()
         self._queue.put_mark(mark)
         return mark.wait(timeout_s) and mark.is_flushed
 
     def close(self, *, keep: bool = False) -> None:
-        """Let go of the folder; it is deleted unless `keep`, which writes what waits first. Idempotent."""
+        """Release the folder. It is deleted unless `keep`, which writes queued messages first. Idempotent."""
         process, self._process = self._process, None
         if process is None:
             return
         self._keeps = keep
         is_ours = self._status.is_held
         if is_ours and not keep:
-            process.kill()  # what it writes is of no use to anybody
+            process.kill()  # the folder is deleted anyway
         self._queue.close(discard=not keep)
         for thread in self._threads:
             thread.join()
@@ -179,13 +182,13 @@ class RingClient:
             COMMAND,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # Ctrl-C in the terminal is the session's, which ends this. Not a session of its own: Linux shares processor
-            # time out among those first, and a low priority would count for nothing.
+            # Ctrl-C in the terminal goes to the session's process, which ends this one. No new POSIX session: Linux
+            # divides CPU time among sessions first, and the low priority would have no effect.
             process_group=0,
         )
         assert process.stdin is not None, "a pipe"
         self._process = process
-        with contextlib.suppress(OSError, AttributeError):  # AttributeError: a system whose pipes have one size
+        with contextlib.suppress(OSError, AttributeError):  # AttributeError: a system with a fixed pipe size
             fcntl.fcntl(process.stdin, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         sender = threading.Thread(target=self._send, args=(process.stdin,), name="kvscope-ring", daemon=True)
         hearer = threading.Thread(target=self._hear, args=(process,), name="kvscope-ring-told", daemon=True)
@@ -194,7 +197,6 @@ class RingClient:
             thread.start()
 
     def _send(self, pipe: IO[bytes]) -> None:
-        """The thread that gives."""
         try:
             with pipe:
                 pipe.write(packet(PacketKind.BEGIN, encoded(BeginRing(str(self.folder), _limits(self._bounds)))))
@@ -202,7 +204,7 @@ class RingClient:
                 while (taken := self._queue.take(_LOOK_S)) is not None:
                     _write_all(pipe.fileno(), list(self._parts(taken)))
                 pipe.write(packet(PacketKind.END, encoded(self._keeps)))
-        except OSError:  # the other end is gone, which the hearer tells
+        except OSError:  # the process is gone, which the receiving thread reports
             self._let_go()
 
     def _parts(self, taken: list[Queued | Mark | Bookmark]) -> Iterator[bytes]:
@@ -224,7 +226,7 @@ class RingClient:
                 yield from _message_parts(encode(each.message))
 
     def _hear(self, process: subprocess.Popen[bytes]) -> None:
-        """The thread that listens, until the other end is gone."""
+        """Main function of the receiving thread. Returns when the process has exited."""
         assert process.stdout is not None, "a pipe"
         packets = PacketReader()
         with process.stdout as pipe:
@@ -245,12 +247,12 @@ class RingClient:
             mark.set()
 
     def _end(self, reason: str) -> None:
-        """Nothing more is taken."""
+        """Refuse further messages, with `reason` as the failure."""
         self._ended = reason and f"ring folder {self.folder} takes no more: {reason}"
         self._let_go()
 
     def _let_go(self) -> None:
-        """Nobody waits any longer for what does not come."""
+        """Close the queue and wake all waiters."""
         self._queue.close(discard=True)
         for number in list(self._marks):
             mark = self._marks.pop(number, None)
@@ -258,14 +260,14 @@ class RingClient:
                 mark.set()
 
     def _delete(self) -> None:
-        with contextlib.suppress(BadInput):  # somebody else has it already
+        with contextlib.suppress(BadInput):  # already held by another process
             lock = hold(self.folder)
             delete_ring(self.folder)
             os.close(lock)
 
 
 def _message_parts(data: bytes) -> tuple[bytes, bytes]:
-    """Not joined: to copy a snapshot of a large pool holds up whoever draws."""
+    """Return head and body without joining them: copying a snapshot of a large pool would delay drawing."""
     return head(PacketKind.MESSAGE, len(data)), data
 
 
@@ -274,7 +276,9 @@ def _limits(bounds: Bounds) -> RingLimits:
 
 
 def _write_all(out: int, parts: list[bytes]) -> None:
-    """As they are, many at a time: thousands of small calls a second would hold up whoever draws, and copying too."""
+    """Write many buffers per system call, without copying: thousands of small calls per second, or copies, would delay
+    drawing.
+    """
     for begin in range(0, len(parts), _MANY_PARTS):
         rest: list[bytes | memoryview] = [*parts[begin : begin + _MANY_PARTS]]
         first = 0

@@ -1,6 +1,6 @@
-"""The folder of a ring: whose it is, and which segments are in it.
+"""The folder of a ring: its owner, and the segments in it.
 
-Owns the names of the segments and the lock, an flock: that of a killed process is gone with it. Knows no messages.
+Owns the names of the segments and the lock, an flock, which disappears with a killed process. Knows no messages.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _SEGMENT: Final = re.compile(r"(\d{6,12})\.mcap(\.part)?")
 
 
 class RingFolder:
-    """Exclusive hold on `folder` (made with mode 0700 if it is not there), until `release` or the end of the process.
+    """Exclusive lock on `folder` (created with mode 0700 if missing), until `release` or the end of the process.
 
-    Raises BadInput, in one line, for one that cannot be written, that another process holds, or with an earlier ring
-    in it.
+    Raises BadInput, with a one-line message, if the folder is not writable, is locked by another process, or contains
+    an earlier ring.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -35,28 +35,28 @@ class RingFolder:
             raise BadInput(f"ring folder {folder} is not accepted: there is a ring in it already; choose another")
 
     def release(self) -> None:
-        """Let others have it. Idempotent."""
+        """Release the lock. Idempotent."""
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)
 
     def delete(self) -> None:
-        """Take away what a ring put there, and the folder if nothing else is in it."""
+        """Delete the ring's files, and the folder if it is empty then."""
         delete_ring(self.path)
         self.release()
 
 
 def segment_path(folder: Path, number: int) -> Path:
-    """What segment `number`, counted from 1, is called once it is whole."""
+    """Return the path of complete segment `number`, counted from 1."""
     return folder / f"{number:06}.mcap"
 
 
 def segments_in(folder: Path) -> dict[int, Path]:
-    """Number -> file of all segments, in order; empty when the folder cannot be read."""
+    """Return number -> file of all segments, sorted; empty if the folder cannot be read."""
     found: dict[int, Path] = {}
     try:
         with os.scandir(folder) as entries:
-            names = sorted(entry.name for entry in entries)  # so that `.part` comes after the name without
+            names = sorted(entry.name for entry in entries)  # a complete file sorts before its `.part`
     except OSError:
         return found
     for name in names:
@@ -67,7 +67,7 @@ def segments_in(folder: Path) -> dict[int, Path]:
 
 
 def hold(folder: Path, *, make: bool = False) -> int:
-    """The lock of `folder`, a descriptor: close it to let go. Raises BadInput when it cannot be had."""
+    """Lock `folder` and return the lock's descriptor; close it to release the lock. Raises BadInput on failure."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_CREAT if make else 0)
     lock: int | None = None
     try:
@@ -84,7 +84,7 @@ def hold(folder: Path, *, make: bool = False) -> int:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a process holds `folder`."""
+    """Whether a process holds the lock of `folder`."""
     try:
         with (folder / LOCK_NAME).open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -96,7 +96,7 @@ def is_held(folder: Path) -> bool:
 
 
 def delete_ring(folder: Path) -> None:
-    """Delete what a ring wrote into `folder`. What cannot be deleted stays."""
+    """Delete the files that a ring wrote into `folder`. Files that cannot be deleted stay."""
     for number in segments_in(folder):
         path = segment_path(folder, number)
         for name in (path, path.with_name(path.name + ".part")):

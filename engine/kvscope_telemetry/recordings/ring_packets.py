@@ -1,6 +1,6 @@
-"""What goes over the pipes between a session and the process that writes its ring: packets, a head and a body each.
+"""Packets, each a head and a body, that a session and the process that writes its ring exchange through pipes.
 
-Owns their layout. Both ends are of one version and trust each other. Knows neither the process nor the ring.
+Owns their layout. Both ends have the same version and trust each other. Knows neither the process nor the ring.
 """
 
 from __future__ import annotations
@@ -16,50 +16,44 @@ from kvscope_telemetry.summaries.summary import Summary, TimedEvent
 from kvscope_telemetry.texts.block_texts import RecordedText
 
 _HEAD: Final = struct.Struct("<BQ")
-"""Kind, bytes of the body."""
+"""Packet kind, and number of bytes in the body."""
 
 
 class PacketKind(IntEnum):
-    """What a body is."""
-
     BEGIN = 0
-    """`BeginRing`: the first of all."""
+    """`BeginRing`: the first packet."""
     MESSAGE = 1
-    """Telemetry, as it came."""
+    """A telemetry message in its original encoding."""
     BOOKMARK = 2
     TEXTS = 3
     LIMITS = 4
-    """`RingLimits`: from now on."""
+    """`RingLimits` that apply from then on."""
     MARK = 5
-    """`int`: tell once all before it can be read."""
+    """`int`: number of a mark. The process reports it once everything before it is readable."""
     END = 6
-    """`bool`: whether what was written stays."""
+    """`bool`: whether the written files are kept."""
     TOLD = 7
-    """`RingStatus`, the one that comes back."""
+    """`RingStatus`: the only packet from the process to the session."""
 
 
 _KINDS: Final = tuple(PacketKind)
 
 
 class RingLimits(msgspec.Struct, frozen=True):
-    """How much is kept at most."""
-
     max_bytes: int
     max_seconds: float
 
 
 class BeginRing(msgspec.Struct, frozen=True):
-    """Which ring."""
-
     folder: str
     limits: RingLimits
 
 
 class RingStatus(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How the ring stands, and what is new."""
+    """Status of the ring, with the summaries and events since the last status."""
 
     is_held: bool = False
-    """Whether the folder is the ring's."""
+    """Whether the ring holds the lock of its folder."""
     failure: str = ""
     num_bytes: int = 0
     origin_ns: int | None = None
@@ -69,9 +63,9 @@ class RingStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     summaries: list[Summary] = []
     events: list[TimedEvent] = []
     mark: int = 0
-    """The one that was reached, 0 for none."""
+    """Number of the mark that was reached, or 0."""
     is_flushed: bool = False
-    """Whether all before it was written."""
+    """Whether everything before the mark was written."""
     pause: str = ""
 
 
@@ -81,41 +75,37 @@ _TEXTS: Final = msgspec.msgpack.Decoder(tuple[RecordedText, ...])
 
 
 def head(kind: PacketKind, num_bytes: int) -> bytes:
-    """What goes before a body of so many bytes."""
     return _HEAD.pack(kind, num_bytes)
 
 
 def packet(kind: PacketKind, body: bytes) -> bytes:
-    """Both, ready to be written."""
     return head(kind, len(body)) + body
 
 
 def encoded(item: object) -> bytes:
-    """The body of anything but a message."""
+    """Encode the body of a packet, except of a telemetry message."""
     return _ENCODER.encode(item)
 
 
 def decode_status(body: bytes) -> RingStatus:
-    """What the process said."""
     return _TOLD.decode(body)
 
 
 def decode_texts(body: bytes) -> tuple[RecordedText, ...]:
-    """Texts of blocks."""
     return _TEXTS.decode(body)
 
 
 class PacketReader:
-    """Feed it what was read; it gives whole packets."""
+    """Splits a byte stream into packets."""
 
     def __init__(self) -> None:
         self._read = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[PacketKind, bytes]]:
-        """Those that are whole now, in order."""
+        """Add `data` and yield the packets that are complete, in order."""
         self._read += data
         begin, there = 0, len(self._read)
-        with memoryview(self._read) as view:  # each body is copied once
+        with memoryview(self._read) as view:  # copies each body only once
             while begin + _HEAD.size <= there:
                 kind, num_bytes = _HEAD.unpack_from(view, begin)
                 end = begin + _HEAD.size + num_bytes

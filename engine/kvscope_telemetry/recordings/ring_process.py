@@ -1,7 +1,7 @@
-"""The process that writes a ring: `python -m kvscope_telemetry.recordings.ring_process`, with packets on its input.
+"""Process that writes a ring: `python -m kvscope_telemetry.recordings.ring_process`, with packets on stdin and stdout.
 
-Owns the ring in it and what is told of it on the output. When the input ends without a word the session is gone: what
-was written stays, for the next start to find. Its priority is low: whoever draws comes first.
+Owns the ring, and the status that it reports on stdout. If stdin closes without an END packet, the session has crashed:
+the written files stay, and the next start finds them. Runs at low priority, so that it does not delay drawing.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ NICENESS: Final = 10
 READ_BYTES: Final = 1 << 20
 TELL_S: Final = 0.25
 FLUSH_S: Final = 120.0
-"""Who asked has given up long before."""
+"""Timeout of a flush, much longer than that of the session which requested it."""
 
 
 class RingServer:
-    """Takes packets from `source` and tells on `out`, both file descriptors, until `run` returns."""
+    """Receives packets from `source` and sends status packets to `out` (file descriptors)."""
 
     def __init__(self, source: int, out: int) -> None:
         self._source, self._out = source, out
@@ -51,7 +51,7 @@ class RingServer:
         self._reported_s = 0.0
 
     def run(self) -> None:
-        """Until the input ends, or says so."""
+        """Serve until the input ends or an END packet arrives."""
         keep = True
         while True:
             if select.select([self._source], [], [], TELL_S)[0]:
@@ -67,7 +67,7 @@ class RingServer:
         self._tell()
 
     def _take_all(self, data: bytes) -> list[bool]:
-        """What the end said, if it came."""
+        """Process packets. Returns the body of an END packet if one arrived."""
         for kind, body in self._packets.feed(data):
             if kind is PacketKind.END:
                 return [msgspec.msgpack.decode(body, type=bool)]
@@ -84,7 +84,7 @@ class RingServer:
         ring = self._ring
         assert ring is not None, "it begins with the ring"
         if kind is PacketKind.MESSAGE:
-            with contextlib.suppress(ProtocolError):  # the session has read it
+            with contextlib.suppress(ProtocolError):  # the session decoded and reported it
                 ring.write(decode_accepted(body), body, wait=True)
         elif kind is PacketKind.BOOKMARK:
             ring.mark(decode_bookmark(body))
@@ -98,7 +98,7 @@ class RingServer:
             self._tell(msgspec.msgpack.decode(body, type=int), is_flushed=is_flushed)
 
     def _tell(self, mark: int = 0, *, is_flushed: bool = False) -> None:
-        """How it stands, where that is news."""
+        """Send the ring's status if it has changed."""
         ring = self._ring
         if ring is None:
             return
@@ -124,17 +124,16 @@ class RingServer:
 
     def _say(self, data: bytes) -> None:
         rest = memoryview(data)
-        with contextlib.suppress(OSError):  # nobody listens: the input will end
+        with contextlib.suppress(OSError):  # the session is gone: the input will end
             while rest:
                 rest = rest[os.write(self._out, rest) :]
 
 
 def main() -> None:
-    """Serve the pipes that this process was started with."""
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
     out = os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever prints does not get between the packets
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # keeps printed text out of the packet stream
     RingServer(sys.stdin.fileno(), out).run()
 
 

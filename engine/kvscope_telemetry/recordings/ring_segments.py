@@ -1,8 +1,8 @@
-"""The files of a ring, one after another: when the next begins, and when the oldest goes.
+"""Sequence of files of a ring: starts the next segment when due, and deletes the oldest ones.
 
-Owns the bounds, what is on the disk, and what happens when that takes no more: the segment ends, and after a while the
-next is tried. Used by the thread that writes; bounds are set and sizes read by any. Knows neither queue nor mirror:
-whoever adds makes a new file begin with the whole state.
+Owns the limits, the size on disk, and the reaction to write errors: the segment ends, and after a pause the next one is
+tried. Used by the writing thread; other threads may set the limits and read the sizes. Knows neither queue nor mirror:
+the caller starts each new file with the complete state.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from kvscope_telemetry.recordings.mcap_file import Entry, McapFile
 from kvscope_telemetry.recordings.ring_folder import segment_path
 
 PARTS: Final = 8
-"""A segment is at most this part of the bounds: so much more than asked is kept, at most."""
+"""A segment is at most 1 / `PARTS` of the limits, so the ring exceeds them by at most one such part."""
 RETRY_S: Final = 10.0
 MAX_RETRY_S: Final = 120.0
-"""How long nothing is tried when the disk takes no more: twice as long each time, until it took some for so long."""
+"""Maximum pause after a write error. Pauses start at `RETRY_S` and double each time, until writing has worked for
+`MAX_RETRY_S`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How much is kept at most. Raises BadInput for less than nothing."""
+    """Limits on a ring's size and duration. Raises BadInput for values that are not positive."""
 
     max_bytes: int
     max_seconds: float
@@ -43,41 +45,38 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class _Whole:
-    """A segment that nothing is added to any more."""
-
     path: Path
     num_bytes: int
     start_ns: int
     end_run_ns: int
-    """`RingSegments._run_ns` at its end."""
+    """Value of `RingSegments._run_ns` at the segment's end."""
 
 
 class RingSegments:
-    """A `RecordingFile` that begins anew every `segment_seconds`, or sooner where the bounds are narrow; later while no
-    frames come.
+    """A `RecordingFile` that starts a new segment every `segment_seconds`, earlier if the limits are small, and later
+    while there are no frames.
 
-    Segments that ended longer ago than `bounds` says go, and the oldest where all are too large, but never the one that
-    is written. Where an engine starts with its wall clock ahead, as after its machine was suspended, nothing is older
-    for that. It never raises for a disk that takes no more: what is added then is not kept, and `wants_state` says
-    when to try again.
+    Segments older than `bounds.max_seconds` are deleted, and the oldest ones while all exceed `bounds.max_bytes`, but
+    never the current one. An engine that starts with its wall clock ahead, for example after its machine was suspended,
+    does not age the segments. A full or failing disk raises no error: messages are then not recorded, and `wants_state`
+    returns True when it is time to retry.
     """
 
     def __init__(self, folder: Path, bounds: Bounds, segment_seconds: float, *, retry_seconds: float = RETRY_S) -> None:
         self.path = self.part = folder
         self.bounds = bounds
-        """Another may be put in its place at any time."""
+        """Current limits. Any thread may replace them at any time."""
         self.origin_ns: int | None = None
-        """When the first segment of all began, by the wall clock; None before anything was written."""
+        """Wall-clock start of the first segment of all; None before anything was written."""
         self.start_ns: int | None = None
-        """When the oldest segment that is left begins."""
+        """Wall-clock start of the oldest retained segment."""
         self.end_ns: int | None = None
-        """When what was added last was."""
+        """Wall-clock time of the newest message."""
         self.num_bytes = 0
-        """On the disk."""
         self.pause = ""
-        """Why nothing is kept for now; empty while all is well."""
+        """Why nothing is recorded at present; "" while it works."""
         self.num_missed = 0
-        """Messages that came meanwhile."""
+        """Number of messages received during pauses."""
         self._is_resting = False
         self._retry_s = self._first_retry_s = retry_seconds
         self._again_s = self._rested_s = 0.0
@@ -90,25 +89,28 @@ class RingSegments:
         self._has_frames = False
         self._epoch: int | None = None
         self._run_ns = 0
-        """How far log times went, without jumps where an epoch begins: by this segments age."""
+        """Total advance of log times, without jumps at the start of an epoch. Segments age by this clock."""
         self._added_s = 0.0
 
     def wants_state(self, log_time_ns: int) -> bool:
-        """Whether the segment that is written is long enough to end before a message of `log_time_ns`. One has at least
-        as much besides the state that it begins with, or lasts as long as its part of the bounds."""
+        """Whether the current segment should end before a message of `log_time_ns`, or a retry is due.
+
+        A segment ends when it has lasted long enough, or when it reaches its share of `bounds.max_bytes` and at least
+        twice the size of the state that it starts with.
+        """
         if self._is_resting:
             return time.monotonic() >= self._again_s
         if self._file is None or self._num_added < 2:
             return False
         longest_ns = self.bounds.max_seconds * 1e9 / PARTS
-        if self._has_frames:  # else the next state would be this one again
+        if self._has_frames:  # without frames, the next segment would start with the same state
             longest_ns = min(self._segment_ns, longest_ns)
         if log_time_ns - self._began_ns >= longest_ns:
             return True
         return self._file.num_bytes >= max(self.bounds.max_bytes // PARTS, 2 * self._head_bytes)
 
     def begin_anew(self) -> None:
-        """End the segment that is written, or try again."""
+        """Complete the current segment, or end the pause."""
         if self._is_resting:
             self._is_resting = False
             self._rested_s = time.monotonic()
@@ -117,13 +119,12 @@ class RingSegments:
 
     @property
     def holds_back(self) -> bool:
-        """Whether something was added that is not handed to the system."""
         return self._file is not None and self._file.holds_back
 
     def add_message(
         self, message: TelemetryMessage, log_time_ns: int, num_bytes: int, data: bytes | None = None
     ) -> None:
-        """Append a message; the first begins a segment."""
+        """Append a message. The first one creates a segment."""
         if self._is_resting:
             self.num_missed += 1
             return
@@ -137,20 +138,19 @@ class RingSegments:
             self._added(log_time_ns, is_new_epoch=is_new_epoch)
 
     def add_state(self, log_time_ns: int, state: Snapshot | DeltaCheckpoint) -> None:
-        """Append a keyframe or a delta checkpoint."""
         if not self._is_resting:
             with self._resting():
                 self._writable(log_time_ns).add_state(log_time_ns, state)
                 self._added(log_time_ns)
 
     def add_together(self, entries: Sequence[Entry]) -> None:
-        """Append what was made of the messages in the segment."""
+        """Append summaries, events, bookmarks or texts to the current segment, if there is one."""
         if self._file is not None:
             with self._resting():
                 self._file.add_together(entries)
 
     def flush(self) -> None:
-        """Hand all to the system; what is over the bounds goes."""
+        """Write everything to the operating system, and delete segments above the limits."""
         with self._resting():
             if self._file is not None:
                 self._file.flush()
@@ -158,17 +158,15 @@ class RingSegments:
             self._trim()
 
     def finish(self) -> None:
-        """Make the last segment whole."""
         with self._resting():
             self._end()
 
     def end_early(self) -> bool:
-        """Make the segment that is written whole as far as it goes; whether that could be done."""
         return self._file is None or self._file.end_early()
 
     @contextlib.contextmanager
     def _resting(self) -> Iterator[None]:
-        """Where the disk takes no more, there is a rest: what was written by then ends as a segment."""
+        """Start a pause if the block raises a write error. The data written so far is completed as a segment."""
         try:
             yield
         except (OSError, BadInput) as error:
@@ -185,7 +183,7 @@ class RingSegments:
         self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
 
     def _went_well(self) -> None:
-        """Bytes reached the disk, of a segment that has its state."""
+        """Clear `pause` after a successful write to a segment that contains its state."""
         if self._num_added < 2:
             return
         self.pause = ""
@@ -202,7 +200,6 @@ class RingSegments:
         self._whole.append(_Whole(path, path.stat().st_size, self._began_ns, self._run_ns))
 
     def _writable(self, log_time_ns: int) -> McapFile:
-        """The segment in progress."""
         if self._file is None:
             self._file = self._begin(log_time_ns)
         return self._file
@@ -214,7 +211,7 @@ class RingSegments:
         self._added_s = now_s
         self.end_ns = log_time_ns
         self._num_added += 1
-        if self._num_added == 2:  # hello and state, or the engine's snapshot and a little
+        if self._num_added == 2:  # hello and state, or the engine's snapshot and one message
             self._head_bytes = self._writable(log_time_ns).num_bytes
             self._trim()
 

@@ -1,4 +1,4 @@
-"""The recordings that come with kvscope."""
+"""Sample recordings that are shipped with kvscope, and the short names that the command line accepts for them."""
 
 from __future__ import annotations
 
@@ -12,39 +12,44 @@ from kvscope_telemetry.errors import BadInput
 SAMPLE_TEXT: Final = "Open the sample recording: an engine under memory pressure"
 HYBRID_TEXT: Final = "Open the sample recording of a hybrid model: attention and recurrent states"
 SAMPLES: Final = {"sample": "sample.mcap", "sample-hybrid": "sample-hybrid.mcap"}
-"""File names by the word that stands for the recording in place of a path."""
+"""Short name accepted in place of a path -> file name."""
 
 
 def sample_recording() -> Path:
-    """An engine with too small a pool: preemptions, swaps, evictions, copies and drafts, within a minute."""
+    """Return the path of a one-minute recording of an engine whose pool is too small.
+
+    It shows preemptions, swaps, evictions, copies and draft tokens.
+    """
     return _path("sample")
 
 
 def hybrid_recording() -> Path:
-    """A model with recurrent layers: states of requests, those that are kept for prefixes, copied and evicted."""
+    """Return the path of a recording of a model with recurrent layers.
+
+    It shows request states and prefix states, copied and evicted.
+    """
     return _path("sample-hybrid")
 
 
 def is_sample(path: Path | str) -> bool:
-    """Whether the file is a sample, which is no person's own recording."""
     return bool(sample_word(path))
 
 
 def sample_word(path: Path | str) -> str:
-    """What stands for the file in place of its name; empty where it is no sample."""
+    """Return the short name of the sample at `path`, or "" if it is not a sample."""
     return next((word for word in SAMPLES if Path(path) == _path(word)), "")
 
 
 def path_of(word: str) -> str:
-    """What to open where `word` was given: a file of that name comes first."""
+    """Return the path to open for `word`. An existing file of that name takes precedence over the sample."""
     return str(_path(word)) if word in SAMPLES and not Path(word).exists() else word
 
 
 def named_recording(name: Path | str) -> Path:
-    """Return the path of the recording that a command line names: a file, or the word for a sample.
+    """Return the path of the recording named on a command line: a file, or a sample's short name.
 
     Raises:
-        BadInput: There is no such file; the message says what is accepted.
+        BadInput: The file does not exist; the message lists the accepted names.
     """
     path = Path(path_of(str(name)))
     try:
@@ -55,7 +60,7 @@ def named_recording(name: Path | str) -> Path:
             f"FILE.mcap.part) and the words {' and '.join(SAMPLES)}"
         ) from None
     except (OSError, ValueError):
-        pass  # opening it says what is wrong
+        pass  # opening the file reports the error
     return path
 
 

@@ -1,10 +1,11 @@
-"""What is whole of a recording, or a part of it, into a new file: never in place. `kvscope recover` is this, of all.
+"""Writes the undamaged messages of a recording, or of a part of it, to a new file; never in place. `kvscope recover`
+uses it.
 
-The messages are told anew, without what is damaged, and what a recording has besides (keyframes, delta checkpoints,
-summaries) is made again: the file is whole in itself. A part begins with the state there; bookmarks and texts of its
-time go along.
+Messages are recorded again without damaged ones. Keyframes, delta checkpoints and summaries are created again, so the
+new file is complete in itself. A part starts with the state at that time, and includes the bookmarks and texts of its
+time range.
 
-Owns what becomes of the file when that ends early. Knows neither rings nor who asks.
+Owns the cleanup of the file if saving fails. Knows neither rings nor the callers.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ from kvscope_telemetry.texts.block_texts import RecordedText
 
 _LOOK_EVERY: Final = 256
 _MAX_QUEUED_BYTES: Final = 4 << 20
-"""Reading is quicker than writing: more of it would only wait, in several times these bytes of memory."""
+"""Queue limit. Reading is faster than writing, so a longer queue would only take memory, several times this many
+bytes.
+"""
 _TEXTS_TOGETHER: Final = 256
 _TEXTS_LATE_NS: Final = 5_000_000_000
-"""A text is written so long after its block was so at most."""
+"""Maximum delay between a block's content and the recording of its text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What is in the new file."""
-
     num_frames: int
     num_without_state: int
-    """Frames of these that follow no state that could be read: nobody can go to them."""
+    """Number of those frames without a readable preceding state; a player cannot seek to them."""
     length_s: float
 
 
@@ -54,11 +55,14 @@ def save(
     *,
     watch: ProgressCallback | None = None,
 ) -> Saved:
-    """Write what was recorded from `from_s` until `until_s` (both included) to `path`, which ends in `.mcap`.
+    """Write what was recorded from `from_s` to `until_s` (both inclusive) to `path`, which ends in `.mcap`.
 
-    It is called `path.part` until it is whole; when that fails nothing is left of it. Raises BadInput for a path that
-    will not do, KvscopeError for a disk that is full or where no state can be read, OpeningCancelled when `watch` says
-    so.
+    The file is named `path.part` until it is complete. It is deleted if saving fails.
+
+    Raises:
+        BadInput: `path` is not usable.
+        KvscopeError: The disk is full, or no state can be read.
+        OpeningCancelled: `watch`, which is called with the share done, returned False.
     """
     writer = RecordingWriter(path, max_queued_bytes=_MAX_QUEUED_BYTES)
     try:
@@ -87,14 +91,15 @@ def _copy(
         state = _write_state(recorded, writer, from_s, from_ns)
         if state is not None:
             continuity.takes(state)
-            from_ns += 1  # the state has all until then
+            from_ns += 1  # the state includes everything up to then
     num_frames = num_without_state = 0
     begin_s = max(from_ns - recorded.start_ns, 0) / 1e9
     for count, (at_s, message) in enumerate(recorded.messages(begin_s, until_s, keyframes=True)):
         log_time_ns = recorded.start_ns + round(at_s * 1e9)
         if count % _LOOK_EVERY == 0:
             _tell(watch, (log_time_ns - begin_ns) / length_ns)
-        # Keyframes are made anew; behind damage one of them, or the state from delta checkpoints, is what goes on.
+        # Keyframes are created again. After damage, the next keyframe, or the state restored from delta checkpoints,
+        # continues the recording.
         if isinstance(message, Frame | Snapshot):
             goes_on = continuity.takes(message)
             if isinstance(message, Frame):
@@ -117,7 +122,7 @@ def _copy(
 
 
 def _write_state(recorded: Recording, writer: RecordingWriter, from_s: float, from_ns: int) -> Snapshot | None:
-    """Begin with the state at `from_s`; None where there is none."""
+    """Write the state at `from_s` as the first message. Returns it, or None if there is none."""
     mirror = recorded.state_at(from_s)
     if mirror.hello is None:
         return None
@@ -131,13 +136,15 @@ def _write_state(recorded: Recording, writer: RecordingWriter, from_s: float, fr
 
 
 def _bookmarks_of(recorded: Recording, from_ns: int, until_ns: int) -> list[Bookmark]:
-    """Those of this time, as they stand."""
+    """Return the current revision of each bookmark in this time range."""
     stand = in_order(settled(recorded.bookmarks()).values())
     return [each for each in stand if from_ns <= max(each.time_ns, each.until_ns) and each.time_ns <= until_ns]
 
 
 def _texts_of(recorded: Recording, from_ns: int, until_ns: int) -> Iterator[RecordedText]:
-    """Those of this time, and of before it the newest of each block, which may still be held; no request's of then."""
+    """Yield the texts of this time range, preceded by the newest earlier text of each block, which may still hold it.
+    Earlier texts of requests are left out.
+    """
     older = (text for text in recorded.texts() if text.time_ns < from_ns and text.request is None) if from_ns else ()
     before = {text.block: text for text in older}
     for text in before.values():

@@ -1,7 +1,7 @@
-"""Finds out, when a recording is opened, which chunks it has, their time ranges, and the engines they tell of.
+"""Finds the chunks of a recording that is being opened, their time ranges, and the engines that were recorded.
 
-Owns what happens to a file that is damaged, hostile or too large: as much as can be trusted within the read budget is
-opened, and what is left out is reported. Holds no file open.
+Owns the handling of damaged, hostile or oversized files: as much as can be trusted within the read budget is opened,
+and what is skipped is reported. Holds no file open.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from kvscope_telemetry.recordings.regular_file import FollowedFile, stored_bytes
 
 @dataclass(slots=True)
 class Survey:
-    """What is in a file."""
+    """Chunks, engines and damage found in a file."""
 
     chunks: list[Chunk] = field(default_factory=list)
-    """Those with messages, in the order of their times."""
+    """Chunks with messages, sorted by time."""
     channels: dict[int, int] = field(default_factory=dict)
-    """Kind (`layout.FRAMES`, …) -> channel id."""
+    """Kind (`layout.FRAMES`, ...) -> channel id."""
     hellos: list[Hello] = field(default_factory=list)
     is_complete: bool = False
     limit: str = ""
-    """Why not all of the file was looked at; empty when it was."""
+    """Why only a part of the file was scanned; "" if all of it was."""
     max_inflated: int = 0
-    """How much the messages of columns may claim together."""
+    """Limit on the total size that messages of columns may claim."""
     damages: list[str] = field(default_factory=list)
-    """Of each chunk, or place between chunks, that was left out, where it is and why."""
+    """One text for each skipped chunk or byte range, with its position and the reason."""
 
     def add(self, new: list[Chunk]) -> None:
-        """More chunks, sorted."""
+        """Merge `new`, which is sorted, into `chunks`."""
         in_order = not (self.chunks and new) or self.chunks[-1].start_ns <= new[0].start_ns
         self.chunks += new
         if not in_order:
@@ -58,8 +58,12 @@ class Survey:
 
 
 def survey(followed: FollowedFile, surveyor: Surveyor, watch: ProgressCallback | None = None) -> list[Chunk]:
-    """What `surveyor` has not seen of a file. Raises BadInput in one line for what is no recording, OpeningCancelled if
-    `watch` says so."""
+    """Return the chunks of a file that `surveyor` has not seen yet.
+
+    Raises:
+        BadInput: The file is not a readable recording; the message is one line.
+        OpeningCancelled: `watch` returned False.
+    """
     try:
         with followed.open() as file:
             if file.read(len(MAGIC)) != MAGIC:
@@ -76,7 +80,7 @@ def survey(followed: FollowedFile, surveyor: Surveyor, watch: ProgressCallback |
 
 
 class Surveyor:
-    """Looks at a file, and again once it is longer: then at what is new."""
+    """Scans a file; later calls of `run` scan only what was appended."""
 
     def __init__(self) -> None:
         self.found = Survey()
@@ -86,7 +90,7 @@ class Surveyor:
         self._budget: ReadBudget
 
     def run(self, file: BinaryIO, budget: ReadBudget) -> list[Chunk]:
-        """The chunks that are new and hold, in the order of their times; they are in `found` too."""
+        """Return the new undamaged chunks, sorted by time. They are added to `found` too."""
         self._file, self._budget = file, budget
         found, walked = self.found, self._walk.found
         budget.begin_step(0.0, 0.5)
@@ -109,13 +113,15 @@ class Surveyor:
         return new
 
     def _believed(self, walked: ChunkList) -> list[Chunk]:
-        """The chunks whose times and counts hold, sorted. Where they are in doubt the messages themselves say."""
+        """Return the chunks with valid times and counts, sorted. Doubtful values are determined from the messages
+        themselves.
+        """
         believed: list[Chunk] = []
         new = walked.chunks[self._num_walked :]
         last = new[-1] if new and not walked.is_complete else None
         for place, chunk in enumerate(new):
             self._budget.is_at(place / len(new))
-            # A file may end within the indexes of its last chunk.
+            # A truncated file may end within the indexes of its last chunk.
             if not (chunk.is_doubtful or self._is_uncounted(chunk) or chunk is last):
                 chunk.reach_over_frames()
             else:
@@ -131,7 +137,7 @@ class Surveyor:
         return sorted(believed, key=lambda chunk: chunk.start_ns)
 
     def _is_uncounted(self, chunk: Chunk) -> bool:
-        """Whether it has frames, and nothing beside it says of how many."""
+        """Whether the chunk has frames but no valid record of their number."""
         return chunk.num_frames is None and self.found.channels[FRAMES] in chunk.counts
 
     def _settle(self, chunk: Chunk) -> None:
@@ -145,7 +151,7 @@ class Surveyor:
             if message.channel == self.found.channels[MESSAGES]:
                 chunk.num_frames += tag_of(message.data) == Frame.__name__
             elif message.channel == self.found.channels[FRAMES]:
-                with contextlib.suppress(ProtocolError):  # met again, and counted, when it is read
+                with contextlib.suppress(ProtocolError):  # counted when the message is read
                     self._budget.spend(claimed_bytes(message.data))
                     batch = FrameBatch(message.data)
                     chunk.num_frames += batch.num_frames
@@ -156,7 +162,7 @@ class Surveyor:
             chunk.start_ns, chunk.end_ns = min(times), max(times)
 
     def _find_hellos(self, new: list[Chunk]) -> None:
-        """Of all epochs; from keyframes only when there are no others."""
+        """Collect the hellos of all epochs. Keyframes are only read if there are no other hellos."""
         for kinds in ((HELLOS, SNAPSHOTS), (KEYFRAMES,)):
             channels = {self.found.channels[kind]: kind for kind in kinds}
             holding = [chunk for chunk in new if channels.keys() & chunk.counts.keys()]
@@ -183,7 +189,7 @@ class Surveyor:
                 self.found.hellos.append(hello)
                 return
             message = decode_telemetry(data)
-        except (ProtocolError, ValueError):  # met again, and counted, when it is read
+        except (ProtocolError, ValueError):  # counted when the message is read
             return
         if isinstance(message, Hello | Snapshot):
             self.found.hellos.append(message if isinstance(message, Hello) else message.hello)

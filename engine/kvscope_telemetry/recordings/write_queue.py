@@ -1,4 +1,6 @@
-"""The queue between those who record and the thread that writes. Bounded by bytes; what does not fit is refused."""
+"""Queue between the threads that record and the writing thread. Limited in bytes; messages that do not fit are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from kvscope_telemetry.texts.block_texts import RecordedText
 
 MAX_QUEUED_BYTES: Final = 64 << 20
 GATHER_S: Final = 0.25
-"""A message waits so long for others: at hundreds of messages a second waking up costs more than writing."""
+"""How long a message waits for others. At hundreds of messages per second, waking the writer costs
+more than writing.
+"""
 _MUCH_BYTES: Final = 1 << 20
 
 
@@ -24,24 +28,24 @@ Texts = tuple[RecordedText, ...]
 
 
 class Queued(msgspec.Struct, frozen=True, gc=False):
-    """A message and, where the caller had them, its bytes."""
+    """A queued message, with its original encoding if available."""
 
     message: TelemetryMessage | Texts
-    """`()` where the bytes alone are wanted."""
+    """The message or texts; `()` if only `data` is given."""
     data: bytes | None
     num_bytes: int
     log_time_ns: int | None
-    """When it was, by the wall clock; None: as the recording's clock says."""
+    """Wall-clock time of the message; None: determined by the recording's clock."""
     given_s: float
-    """When it was given, by the monotonic clock."""
+    """Monotonic time at which the message was queued."""
 
 
 Mark = threading.Event
-"""Waits among the messages: set once all before it are written, or nobody writes any more."""
+"""Flush marker in the queue: set once everything before it is written, or the writer has stopped."""
 
 
 class RecordingQueue:
-    """Messages in order. Any thread puts, one takes; `close` lets nothing more in."""
+    """FIFO queue of messages. Any thread may put, one thread takes. `close` refuses further messages."""
 
     def __init__(self, max_bytes: int = MAX_QUEUED_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -50,23 +54,24 @@ class RecordingQueue:
         self._changed = threading.Condition()
         self._is_closed = False
         self._is_urgent = False
-        """Whether somebody waits, or much does."""
+        """Whether a caller waits, or many bytes are queued."""
         self._is_idle = False
-        """Whether who takes waits for the next to come at all."""
+        """Whether the taking thread waits for the queue to become non-empty."""
         self.num_refused = 0
-        """Messages that `put` did not take, and those that waited when nobody took them any more."""
+        """Number of messages that `put` refused, and of queued ones that `close` discarded."""
 
     def put(self, message: TelemetryMessage, data: bytes | None, *, wait: bool, log_time_ns: int | None = None) -> bool:
-        """Append; False when it was not taken. `wait` waits for room. Where little waits any size is taken."""
+        """Append a message and return whether it was accepted. `wait` blocks until there is capacity. A message of any
+        size is accepted while at most half of the capacity is used.
+        """
         num_bytes = approximate_bytes(message) if data is None else len(data)
         return self._put(Queued(message, data, num_bytes, log_time_ns, time.monotonic()), wait=wait)
 
     def put_bytes(self, data: bytes, *, wait: bool) -> bool:
-        """The same of a message of which the bytes alone are wanted: decoded it takes as much again, and more."""
+        """Append an encoded message without decoding it: the decoded form takes as much memory again, and more."""
         return self._put(Queued((), data, len(data), None, time.monotonic()), wait=wait)
 
     def put_texts(self, texts: Texts, *, wait: bool) -> bool:
-        """The same of texts of blocks."""
         num_bytes = sum(len(text.text) + 8 * len(text.token_ids) + 100 for text in texts)
         return self._put(Queued(texts, None, num_bytes, None, time.monotonic()), wait=wait)
 
@@ -88,7 +93,7 @@ class RecordingQueue:
             return True
 
     def put_mark(self, mark: Mark) -> None:
-        """Append a mark, whatever waits; it is set at once when nothing more is put."""
+        """Append a mark, regardless of the limit. It is set immediately if the queue is closed."""
         with self._changed:
             if self._is_closed:
                 mark.set()
@@ -97,7 +102,9 @@ class RecordingQueue:
                 self._hurry()
 
     def put_bookmark(self, bookmark: Bookmark) -> bool:
-        """Append one, whatever waits: they are few and small. False when it was not taken."""
+        """Append a bookmark, regardless of the limit: bookmarks are few and small. Returns False if the queue is
+        closed.
+        """
         with self._changed:
             if not self._is_closed:
                 self._messages.append(bookmark)
@@ -105,7 +112,9 @@ class RecordingQueue:
             return not self._is_closed
 
     def take(self, timeout_s: float) -> list[Queued | Mark | Bookmark] | None:
-        """All that waits, soon and after `timeout_s` at the latest; None when it is closed and empty."""
+        """Return all queued items after a short gathering time, after `timeout_s` at the latest. Returns None once the
+        queue is closed and empty.
+        """
         until_s = time.monotonic() + timeout_s
         with self._changed:
             self._gather(until_s)
@@ -122,7 +131,7 @@ class RecordingQueue:
             return taken
 
     def close(self, *, discard: bool = False) -> None:
-        """Nothing more is put; who waits for room is let go. `discard` throws away what waits."""
+        """Refuse further messages and wake blocked callers. `discard` drops the queued messages."""
         with self._changed:
             self._is_closed = True
             if discard:
@@ -135,7 +144,7 @@ class RecordingQueue:
             self._changed.notify_all()
 
     def _gather(self, until_s: float) -> None:
-        """Let some come together; no longer where the first of them has waited already, for a state to be written."""
+        """Wait for messages to accumulate, at most `GATHER_S` since the oldest message was queued."""
         now_s = time.monotonic()
         first_s = next((each.given_s for each in self._messages if isinstance(each, Queued)), now_s)
         left_s = min(first_s + GATHER_S, until_s) - now_s

@@ -1,9 +1,9 @@
-"""Writing a recording: one thread, a bounded queue before it.
+"""Writes a recording in a thread of its own, fed by a bounded queue.
 
-Owns thread and queue, what became of each message and when each was by the wall clock; and when what is made of them is
-written: keyframes and delta checkpoints where they belong, summaries and events some seconds at once, in chunks of
-their own, so that a file's whole overview is read without its frames. Whoever records never waits and never fails for
-it: what the queue has no room for is dropped and counted, a disk that is full ends the recording and leaves what was
+Owns the thread and the queue, the fate of each message and its wall-clock time, and the timing of derived data:
+keyframes and delta checkpoints where they belong; summaries and events of several seconds together in separate chunks,
+so that a file's whole overview can be read without its frames. The recording caller never blocks and never fails:
+messages that do not fit into the queue are dropped and counted, and a full disk ends the recording and keeps what was
 written.
 """
 
@@ -44,21 +44,22 @@ from kvscope_telemetry.texts.block_texts import MAX_TEXT_BYTES, RecordedText, en
 
 MAX_TOLD: Final = 100_000
 FLUSH_S: Final = 0.85
-"""The longest that a message waits, in the queue and in a chunk that is not full: less than a second is lost with what
-it takes to write it."""
+"""Longest time that a message waits in the queue and in a partial chunk: including the time for writing, less than a
+second is lost in a crash.
+"""
 GLANCE_EVERY_NS: Final = 10_000_000_000
 MAX_GLANCE_BYTES: Final = 1 << 20
-"""As much of it may wait, or those seconds."""
+"""Summaries and events are written after this many bytes, or `GLANCE_EVERY_NS`."""
 
 MAX_LISTED: Final = 1_000
-"""Events of a list."""
+"""Maximum number of events per message."""
 
 
 class RecordingWriter:
-    """Writes `path` (`.mcap`); until `close` it is called `path.part`. Raises BadInput for a path that will not do.
-    Instead of a path, files of another kind (`RecordingFile`) may be given.
+    """Writes a recording to `path` (`.mcap`), which is named `path.part` until `close`. Raises BadInput if `path` is
+    not usable. A `RecordingFile` may be given instead of a path.
 
-    A recording can be played from its first snapshot on: give it one at the start, and after each hole.
+    A recording can be played from its first snapshot on: write one at the start and after each gap.
     """
 
     def __init__(
@@ -73,36 +74,38 @@ class RecordingWriter:
         self._clock = LogClock()
         self._annotations = _Annotations(keyframe_interval_ns)
         self.overview: deque[Summary | TimedEvent] | None = deque(maxlen=MAX_TOLD) if tells_overview else None
-        """Where asked for, what was summarized: the oldest first, for another thread to take."""
+        """If requested, the summaries and events created so far, oldest first, for another thread to remove."""
         self._queue = RecordingQueue(max_queued_bytes)
         self.num_written = 0
-        """Messages in the file as they came: what is made of them is not counted."""
+        """Number of messages written, not counting derived ones."""
         self._newest_ns = 0
-        self._since_s = 0.0  # when the oldest was given that the file holds back
-        self._texts: list[tuple[int, int, bytes]] = []  # until the chunk in progress ends
-        self._num_lost = 0  # taken from the queue and not written
+        self._since_s = 0.0  # when the oldest message in the partial chunk was queued
+        self._texts: list[tuple[int, int, bytes]] = []  # held until the chunk in progress ends
+        self._num_lost = 0  # removed from the queue and not written
         self._hello_epoch: int | None = None  # the engine start whose hello was written last
         self.failure = ""
-        """Why the recording ended before its time; empty while all is well."""
+        """Why the recording ended early; "" while it works."""
         self.left = ""
-        """Of a recording that failed: what there is of it, for a person."""
-        self._marks: list[Mark] = []  # among what is being written
+        """After a failure, a text for the user on what was saved."""
+        self._marks: list[Mark] = []  # marks among the items being written
         self._thread = threading.Thread(target=self._run, name="recording", daemon=True)
         self._thread.start()
 
     @property
     def path(self) -> Path:
-        """What the file is called once it is whole."""
+        """Path of the complete file."""
         return self._file.path
 
     @property
     def part(self) -> Path:
-        """What it is called until then."""
+        """Path while the file is incomplete."""
         return self._file.part
 
     @property
     def num_dropped(self) -> int:
-        """Messages that are not in the file: the queue was full, one was too large, or the recording had ended."""
+        """Number of messages not in the file: the queue was full, a message was too large, or the
+        recording had ended.
+        """
         return self._queue.num_refused + self._num_lost
 
     def write(
@@ -113,32 +116,39 @@ class RecordingWriter:
         wait: bool = False,
         log_time_ns: int | None = None,
     ) -> bool:
-        """Record `message`, or the bytes that it came as. Takes a microsecond or two and never blocks.
+        """Queue `message` for recording. Takes a microsecond or two and never blocks without `wait`.
 
-        `wait` waits for room in the queue instead of dropping, for who has no clock to keep up with. False: dropped.
-        `log_time_ns` is for who knows when it was by the wall clock; such times never go back.
+        Args:
+            message: The message to record.
+            data: Its original encoding, if available.
+            wait: Block until the queue has capacity instead of dropping the message; for callers without a deadline.
+            log_time_ns: Wall-clock time of the message if the caller knows it; must not decrease.
+
+        Returns:
+            Whether the message was accepted.
         """
         return self._queue.put(message, data, wait=wait, log_time_ns=log_time_ns)
 
     def mark(self, bookmark: Bookmark) -> bool:
-        """Write what is said of a bookmark, among the messages. Never blocks; False: the recording ended."""
+        """Queue a revision of a bookmark. Never blocks. Returns False if the recording has ended."""
         return self._queue.put_bookmark(bookmark)
 
     def write_texts(self, texts: Iterable[RecordedText], *, wait: bool = False) -> bool:
-        """Record what blocks hold, which a person agreed to. One without a time is of the newest message's."""
+        """Queue block texts. Requires the user's consent. A text without a time gets that of the newest message."""
         taken = tuple(texts)
         return not taken or self._queue.put_texts(taken, wait=wait)
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Hand to the system all that was given up to now; whether that was done within `timeout_s`."""
+        """Write everything queued so far to the operating system. Returns whether that succeeded within `timeout_s`."""
         mark = Mark()
         self._queue.put_mark(mark)
         return mark.wait(timeout_s) and not self.failure
 
     def close(self) -> None:
-        """Write what waits; the file gets its name. Idempotent.
+        """Write queued messages and rename the file to `path`. Idempotent.
 
-        Raises KvscopeError when the recording failed, and says where what was written by then is.
+        Raises:
+            KvscopeError: The recording failed; the message says where the data written before is.
         """
         self._queue.close()
         self._thread.join()
@@ -154,7 +164,7 @@ class RecordingWriter:
         if error is None:
             self.close()
         else:
-            with contextlib.suppress(KvscopeError):  # the first error is the one to tell
+            with contextlib.suppress(KvscopeError):  # the first error is the one to report
                 self.close()
 
     def _run(self) -> None:
@@ -170,7 +180,7 @@ class RecordingWriter:
             self._fail(error.strerror or str(error))
         except KvscopeError as error:
             self._fail(str(error))
-        except Exception as error:  # whatever it is, it ends the recording and not the engine
+        except Exception as error:  # any error ends the recording, not the engine
             self._fail(f"{type(error).__name__}: {error}")
 
     def _write(self, taken: list[Queued | Mark | Bookmark]) -> None:
@@ -185,7 +195,7 @@ class RecordingWriter:
             else:
                 self._record(each)
         if any(isinstance(each, Queued) and isinstance(each.message, Snapshot) for each in taken):
-            self._flush()  # what came with a state is as late as that was: it waited for it
+            self._flush()  # messages queued with a snapshot waited for it and are late already
 
     def _record(self, queued: Queued) -> None:
         message, data = queued.message, queued.data
@@ -207,13 +217,13 @@ class RecordingWriter:
         self._num_lost -= 1
         for state in self._annotations.add_message(message, log_time_ns):
             self._file.add_state(log_time_ns, state)
-        if self._annotations.new:  # else nothing came to be due
+        if self._annotations.new:  # nothing can be due otherwise
             self._file.add_together(self._annotations.glance())
             self._tell()
         self._write_texts()
 
     def _add_hello(self, message: TelemetryMessage, log_time_ns: int) -> None:
-        """Write the hello of each engine start once, even if it came only inside of a snapshot."""
+        """Write the hello of each engine start once, even if it was only received inside a snapshot."""
         if isinstance(message, Hello):
             self._hello_epoch = message.epoch
         elif isinstance(message, Snapshot) and message.hello.epoch != self._hello_epoch:
@@ -221,10 +231,10 @@ class RecordingWriter:
             self._file.add_message(message.hello, log_time_ns, approximate_bytes(message.hello))
 
     def _record_texts(self, texts: Texts) -> None:
-        """In chunks of their own: who does not ask for them reads past."""
+        """Write texts to separate chunks, so that readers that do not need them can skip them."""
         self._num_lost -= 1
         newest_ns = self._newest_ns
-        if not newest_ns:  # of a state that is not in the file
+        if not newest_ns:  # the file has no state that they belong to
             return
         timed = [text if text.time_ns else msgspec.structs.replace(text, time_ns=newest_ns) for text in texts]
         entries = [(TEXTS, text.time_ns, encode_text(text)) for text in timed]
@@ -232,7 +242,9 @@ class RecordingWriter:
         self._write_texts()
 
     def _write_texts(self) -> None:
-        """Between two chunks of frames: they come with each step, and would end the chunk in progress each time."""
+        """Write texts between two chunks of frames: they arrive with each step, and would end the current chunk each
+        time.
+        """
         if self._texts and not self._file.holds_back:
             texts, self._texts = self._texts, []
             self._file.add_together(texts)
@@ -242,8 +254,9 @@ class RecordingWriter:
         self._write_texts()
 
     def _begin_anew(self) -> None:
-        """The next file goes on from the newest message, and can be read without those before it. This one ends with a
-        delta checkpoint: its state there is known, whatever of its last seconds is damaged."""
+        """Start the next file with the newest state, so that it can be read without the previous files. The current
+        file ends with a delta checkpoint: its final state is then known even if its last seconds are damaged.
+        """
         checkpoint = self._annotations.last_checkpoint()
         state = self._annotations.restate(self._newest_ns)
         if state is None:
@@ -264,7 +277,7 @@ class RecordingWriter:
 
     @property
     def _wait_s(self) -> float:
-        """How long what the file holds back may wait to be handed to the system."""
+        """Time until the file's unwritten messages have to be flushed, in seconds."""
         return self._since_s + FLUSH_S - time.monotonic() if self._file.holds_back else FLUSH_S
 
     def _flush_when_due(self) -> None:
@@ -272,7 +285,7 @@ class RecordingWriter:
             self._flush()
 
     def _fail(self, reason: str) -> None:
-        if not self.failure:  # what follows from the first is not the reason
+        if not self.failure:  # later errors are consequences of the first
             self.left = self._end_early()
             self.failure = reason
         self._queue.close(discard=True)
@@ -286,7 +299,10 @@ class RecordingWriter:
 
 
 class _Annotations:
-    """Call `add_message` with every message as it is recorded; take from `glance` what is due after it."""
+    """Creates keyframes, delta checkpoints, summaries and events from the recorded messages.
+
+    Call `add_message` with every message as it is recorded, then `glance` for the entries that are due.
+    """
 
     def __init__(self, keyframe_interval_ns: int = INTERVAL_NS) -> None:
         self.follower = Follower()
@@ -297,10 +313,10 @@ class _Annotations:
         self._num_waiting_bytes = 0
         self._since_ns = self._newest_ns = 0
         self.new: list[Summary | TimedEvent] = []
-        """Since somebody emptied it."""
+        """Summaries and events since the caller last cleared the list."""
 
     def add_message(self, message: TelemetryMessage, log_time_ns: int) -> list[Snapshot | DeltaCheckpoint]:
-        """`message` was written; the delta checkpoint and the keyframe that belong after it, if one does."""
+        """Process a written message. Returns the delta checkpoint and keyframe that belong after it, if any."""
         for summary in self._summarizer.add_message(message, log_time_ns):
             self._note_summary(summary)
         for event in self._summarizer.take_events():
@@ -309,11 +325,13 @@ class _Annotations:
         return self._keyframes.after(message, log_time_ns)
 
     def last_checkpoint(self) -> DeltaCheckpoint | None:
-        """To where the state is now, before something else goes on from there; None where there is one."""
+        """Return a delta checkpoint up to the current state, to end a file with; None if there is one already."""
         return self._keyframes.checkpoint()
 
     def glance(self, *, is_due: bool = False, at_end: bool = False) -> list[Entry]:
-        """Summaries and events that are due, or said to be, to be written together; empty while none are."""
+        """Return the summaries and events to be written together, if they are due or `is_due`; otherwise an empty
+        list. `at_end` also ends the last second.
+        """
         if at_end:
             for summary in self._summarizer.close():
                 self._note_summary(summary)
@@ -324,7 +342,7 @@ class _Annotations:
         return due
 
     def restate(self, log_time_ns: int) -> Snapshot | None:
-        """The state that a file begins with which goes on from here; None where it is not known."""
+        """Return the state with which a new file continues, or None if it is unknown."""
         state = self._keyframes.keyframe(log_time_ns)
         if state is not None:
             self._summarizer.restate()
@@ -356,17 +374,18 @@ class _Annotations:
 
 
 def _together(events: list[tuple[int, bytes]]) -> list[Entry]:
-    """As lists, each at the time of its newest: who asks from a time on looks where that is not over."""
+    """Group events into lists, each with the log time of its newest event, so that a reader can skip older lists."""
     in_order = sorted(events, key=lambda event: event[0])
     lists = [in_order[begin : begin + MAX_LISTED] for begin in range(0, len(in_order), MAX_LISTED)]
     return [(EVENTS, some[-1][0], join_events(data for _, data in some)) for some in lists]
 
 
 class LogClock:
-    """Log times in ns: the wall clock of an epoch's hello, moved by the engine's monotonic clock.
+    """Log times in ns: the wall clock of an epoch's hello, advanced by the engine's monotonic clock.
 
-    They never go back: neither within an epoch, nor where a new one begins with its wall clock set back. No two frames
-    have the same, though a heartbeat of a later time may come before both: each can be gone to.
+    Log times never decrease, neither within an epoch nor at the start of an epoch whose wall clock was set back. No two
+    frames have the same log time, even if a heartbeat with a later time preceded both, so that a reader can seek to
+    each frame.
     """
 
     def __init__(self) -> None:
@@ -376,8 +395,12 @@ class LogClock:
         self._epoch: int | None = None
 
     def log_time_ns(self, message: TelemetryMessage) -> int:
-        """When `message` was, not before any earlier one; what bears no time was just now."""
-        if isinstance(message, Frame) and self._epoch is not None:  # most of all
+        """Return the log time of `message`, not before that of any earlier one.
+
+        A message without a time, or before the first hello, gets the previous log time, or the current wall-clock time
+        if there is none.
+        """
+        if isinstance(message, Frame) and self._epoch is not None:  # most messages are frames
             return self._frame_time_ns(message)
         hello = message if isinstance(message, Hello) else message.hello if isinstance(message, Snapshot) else None
         if hello is not None and hello.epoch != self._epoch:

@@ -1,1 +1,1 @@
-"""Summaries: what a glance at a second of a session needs, and the overview of all of them. Knows no files."""
+"""Summaries: one-second aggregates of a session, and the overview of all its seconds. Knows no files."""

@@ -1,4 +1,6 @@
-"""The ledger's rows in at most 1,024 bins of addresses, and the runs of free blocks in them. Knows columns alone."""
+"""Aggregates the ledger's rows into at most 1,024 address bins, and finds runs of free blocks. Depends on columns
+only.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,17 @@ from kvscope_telemetry.summaries.summary import MAX_BINS, AddressBins
 
 IntArray = npt.NDArray[np.int64]
 MAX_RUN_SIZES: Final = 32
-"""Runs of 2³¹ blocks and more are in the last."""
+"""Number of run-length classes. The last one contains runs of 2^31 blocks and more."""
 
 
 def bin_edges(num_rows: int) -> IntArray:
-    """First row of each bin and, last, `num_rows`: shape (bins + 1,)."""
+    """Return the first row of each bin and, last, `num_rows`: shape (bins + 1,)."""
     num_bins = min(num_rows, MAX_BINS)
     return np.arange(num_bins + 1, dtype=np.int64) * num_rows // max(num_bins, 1)
 
 
 def bin_rows(ledger: Ledger, block_size: int) -> AddressBins:
-    """`ledger` by bins; costs a pass over each of four columns."""
+    """Aggregate `ledger` into bins. Costs one pass over each of four columns."""
     edges = bin_edges(ledger.num_blocks)
     if len(edges) < 2:
         return AddressBins()
@@ -31,7 +33,7 @@ def bin_rows(ledger: Ledger, block_size: int) -> AddressBins:
     def share(of: npt.NDArray[np.bool_]) -> bytes:
         return _as_bytes(np.add.reduceat(of, starts, dtype=np.int64), sizes)
 
-    is_state = np.isin(ledger.tier, STATE_TIERS)  # which is whole, of however many tokens
+    is_state = np.isin(ledger.tier, STATE_TIERS)  # a state is always full, for any number of tokens
     slots = np.where(is_state & (ledger.filled > 0), block_size, ledger.filled)
     filled = np.add.reduceat(slots, starts, dtype=np.int64)
     owner = np.where(ledger.state == BlockState.ACTIVE, ledger.owner, NO_OWNER)
@@ -45,7 +47,7 @@ def bin_rows(ledger: Ledger, block_size: int) -> AddressBins:
 
 
 def free_run_lengths(state: npt.NDArray[np.uint8]) -> IntArray:
-    """Lengths of the runs of free blocks in `state`, in the order of addresses, shape (runs,)."""
+    """Return the lengths of the runs of free blocks in `state`, in address order, shape (runs,)."""
     is_free = np.concatenate(([False], state == BlockState.FREE, [False]))
     changes = np.flatnonzero(is_free[1:] != is_free[:-1])
     lengths: IntArray = changes[1::2] - changes[::2]
@@ -53,7 +55,7 @@ def free_run_lengths(state: npt.NDArray[np.uint8]) -> IntArray:
 
 
 def count_by_size(lengths: IntArray) -> tuple[int, ...]:
-    """How many lengths are 1, 2 to 3, 4 to 7, …; as many as needed."""
+    """Return the number of lengths that are 1, 2 to 3, 4 to 7, ...; without trailing zeros."""
     if not lengths.size:
         return ()
     exponents = np.minimum(np.frexp(lengths.astype(np.float64))[1] - 1, MAX_RUN_SIZES - 1)
@@ -61,6 +63,6 @@ def count_by_size(lengths: IntArray) -> tuple[int, ...]:
 
 
 def _as_bytes(counts: IntArray, of: IntArray) -> bytes:
-    """Shares as 0 to 255; what there is at all is at least 1."""
+    """Return `counts / of` scaled to 0 to 255, and at least 1 where the count is not 0."""
     scaled = np.maximum(counts * 255 // of, counts > 0)
     return bytes(np.minimum(scaled, 255).astype(np.uint8).tobytes())

@@ -1,7 +1,7 @@
-"""The history of one block: each change of its row, its time, and the block's owner.
+"""History of one block: each change of its ledger row, with the time and the request that took the block.
 
-Owns how rows are taken out of messages and how many are kept: the newest. Between two of them the block was as the
-first says. Knows no files and no words.
+Owns how rows are extracted from messages, and the limit on their number (the newest are kept). Between two rows, the
+block has the values of the first. Knows no files and no user texts.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ MAX_ROWS: Final = 20_000
 
 
 class ChangeKind(IntEnum):
-    """What a row of a life is."""
+    """How the values of a history row are known."""
 
     CHANGED = 0
-    """A frame said so."""
+    """A frame reported them."""
     KNOWN = 1
-    """So it was then; what was before is not known."""
+    """A snapshot or mirror had them; earlier values are unknown."""
     LOST = 2
-    """From then on it is not known: frames are missing, or nobody looked."""
+    """The values are unknown from here on: frames are missing, or the block was not watched."""
 
 
 class Moved(IntFlag):
-    """What `messages.telemetry.Moves` says of the block, in the frame of the row."""
+    """Entries of the block in `messages.telemetry.Moves` of the row's frame."""
 
     EVICTED = 1
     COPIED = 2
@@ -47,11 +47,11 @@ LIFE: Final = np.dtype(
         ("step", "<i8"),
         ("how", "u1"),
         ("moved", "u1"),
-        ("taker", "<i4"),  # the request whose block table took the block in then, NO_OWNER: none did
+        ("taker", "<i4"),  # request whose block table received the block in this frame, or NO_OWNER
         *((name, COLUMNS[name]) for name in LASTING),
     ]
 )
-"""A row of a life: the ledger's columns that last, and when and how."""
+"""Dtype of a history row: the ledger's lasting columns, with the time and how they are known."""
 _MOVES: Final = {name: flag for flag in Moved if (name := str(flag.name).lower())}
 _NOTHING: Final = (0,) * len(LASTING)
 assert (*DENSE, "parent") == LASTING, "`_row` knows no other order"
@@ -59,12 +59,12 @@ Rows = npt.NDArray[np.void]
 
 
 class BlockChanges:
-    """Of `block`, as `feed` and `add_update` tell it; at most `max_rows` of it."""
+    """Collects the history of `block` from `feed` and `add_update`; at most `max_rows` rows."""
 
     def __init__(self, block: int, max_rows: int = MAX_ROWS) -> None:
         self.block = block
         self.needle = int(block).to_bytes(4, "little")
-        """The block's number as it lies in a message that speaks of it."""
+        """The block's id as packed in messages, for a fast search."""
         self.num_forgotten = 0
         self._max_rows = max_rows
         self._data = np.zeros(64, LIFE)
@@ -74,21 +74,20 @@ class BlockChanges:
 
     @property
     def rows(self) -> Rows:
-        """Oldest first, shape (n,) of `LIFE`."""
+        """History rows, oldest first, shape (n,) of `LIFE`."""
         return self._data[: self._size]
 
     @property
     def is_lost(self) -> bool:
-        """Whether what comes next cannot be understood before a snapshot."""
+        """Whether a snapshot is needed before further messages can be used."""
         return self._continuity.is_lost
 
     @property
     def seq(self) -> int:
-        """The last frame that it knows of."""
         return self._continuity.seq
 
     def feed(self, message: TelemetryMessage, time_ns: int) -> None:
-        """The next message, of this wall clock time."""
+        """Process the next message, with its wall-clock time."""
         if isinstance(message, Snapshot):
             if self._continuity.takes(message):
                 self._know(message, time_ns)
@@ -100,7 +99,7 @@ class BlockChanges:
                 self.lose(time_ns)
 
     def start_at(self, time_ns: int) -> None:
-        """What was told so far is what was before: of it stays how it is at `time_ns`."""
+        """Drop the rows so far, and keep only the current values as the state at `time_ns`."""
         if self._size:
             self._data[0] = self._data[self._size - 1]
             first = self._data[0]
@@ -110,7 +109,7 @@ class BlockChanges:
             self._size, self.num_forgotten = 1, 0
 
     def know(self, ledger: Ledger, time_ns: int, epoch: int, step: int) -> None:
-        """So it is in `ledger` then."""
+        """Add the block's row in `ledger` as known at that time."""
         if self.block >= ledger.num_blocks:
             self.lose(time_ns)
             return
@@ -118,12 +117,12 @@ class BlockChanges:
         self._add(time_ns, epoch, step, values, how=ChangeKind.KNOWN)
 
     def lose(self, time_ns: int) -> None:
-        """From then on it is not known."""
+        """Mark the block's values as unknown from `time_ns` on."""
         if self._size:
             self._add(time_ns, int(self._data["epoch"][self._size - 1]), 0, _NOTHING, how=ChangeKind.LOST)
 
     def add_update(self, update: Update, wall_offset_ns: int) -> None:
-        """What a source gave; `wall_offset_ns` makes its engine's times wall clock."""
+        """Process a source's update. `wall_offset_ns` converts its engine's times to the wall clock."""
         if not update.series:
             return
         places = np.flatnonzero(update.block_ids == self.block).tolist()
@@ -166,7 +165,7 @@ class BlockChanges:
         taker: int = NO_OWNER,
     ) -> None:
         if how is ChangeKind.CHANGED and not moved and self._size and values == self._last:
-            return  # told again
+            return  # repeated without a change
         if self._size == self._max_rows:
             self._forget(self._max_rows // 4)
         if self._size == self._data.size:
@@ -188,7 +187,7 @@ _LAST_USED: Final = LASTING.index("last_used_step")
 
 
 def _find(ids: bytes, needle: bytes) -> int | None:
-    """The last place of a number among packed ones."""
+    """Return the last index of a u32 in packed ones, or None."""
     at = ids.rfind(needle)
     while at % 4 and at > 0:
         at = ids.rfind(needle, 0, at + 3)
@@ -196,7 +195,7 @@ def _find(ids: bytes, needle: bytes) -> int | None:
 
 
 def _row(blocks: BlockRows, place: int) -> tuple[int, ...]:
-    """In the order of `LASTING`, of which `parent` is packed in another way."""
+    """Return the values of a row in the order of `LASTING`. `parent` is packed differently."""
     return (*(_value(blocks, name, place) for name in DENSE), parent_at(blocks, place))
 
 
@@ -210,7 +209,9 @@ def _moved(moves: Moves, needle: bytes) -> int:
 
 
 def _taker(changes: tuple[RequestRows, ...], needle: bytes) -> int:
-    """Whose block table took the block in; the last, where several did."""
+    """Return the number of the request whose block table received the block, the last if there are several, or
+    NO_OWNER.
+    """
     for rows in reversed(changes):
         place = _find(rows.table_blocks, needle)
         if place is not None:
@@ -220,7 +221,7 @@ def _taker(changes: tuple[RequestRows, ...], needle: bytes) -> int:
 
 
 def _frame_of(update: Update, step: int) -> tuple[int, int]:
-    """Engine's time and step of the frame of that step; of the last, where none of the update's is."""
+    """Return the engine time and step of the update's frame for `step`, or of the last frame if none matches."""
     steps = update.series["step"]
     place = int(np.searchsorted(steps, step))
     place = place if place < steps.size and steps[place] == step else steps.size - 1

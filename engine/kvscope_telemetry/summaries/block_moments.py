@@ -1,7 +1,6 @@
-"""Derives what happened to a block from its successive rows: allocated, filled, shared, released, evicted, … Makes no
-words.
+"""Derives what happened to a block from its successive rows: allocated, filled, shared, released, evicted and so on.
 
-Owns which change of a row means what.
+Owns the meaning of each change of a row. Creates no user texts.
 """
 
 from __future__ import annotations
@@ -19,74 +18,70 @@ from kvscope_telemetry.summaries.block_changes import ChangeKind, Moved, Rows
 
 
 class MomentKind(StrEnum):
-    """What happened."""
-
     KNOWN = "known"
-    """Nothing: so it was when looking began."""
+    """Nothing: the state of the block when its history begins."""
     LOST = "lost"
-    """From here on it is not known."""
+    """The block's state is unknown from here on."""
     RESTARTED = "restarted"
-    """Another start of the engine begins with it like this."""
+    """State of the block at the next engine start."""
     BORN = "born"
-    """A request took it, for tokens of its own."""
+    """A request allocated the block for its own tokens."""
     COPIED = "copied"
-    """It is a request's own copy of a shared block that it wrote to."""
+    """The block is a request's private copy of a shared block that it writes to."""
     LOADED = "loaded"
-    """Its bytes came back from a lower tier."""
+    """The block's bytes were loaded from a lower tier."""
     SAVED = "saved"
-    """Bytes of the tier above were put there."""
+    """Bytes of the tier above were stored in the block."""
     FILLED = "filled"
-    """Its last slot was written."""
+    """The last slot of the block was written."""
     REUSED = "reused"
-    """It was kept for its prefix, and a prompt that begins the same took it."""
+    """A prompt with the same prefix hit the cached block."""
     SHARED = "shared"
-    """One more request holds it."""
+    """One more request holds the block."""
     LEFT = "left"
-    """One of several let go of it."""
+    """One of several requests released the block."""
     IDLE = "idle"
-    """Nobody holds it; kept for its prefix."""
+    """No request holds the block; it stays in the prefix cache."""
     EVICTED = "evicted"
-    """What it was kept for is forgotten, or went to the tier below."""
+    """The cached prefix was dropped, or offloaded to the tier below."""
     FREED = "freed"
-    """It holds nothing."""
+    """The block holds nothing."""
     REWRITTEN = "rewritten"
-    """It went from one request to another within a step."""
+    """The block passed from one request to another within a step."""
     MAPPED = "mapped"
     UNMAPPED = "unmapped"
 
 
 @dataclass(frozen=True, slots=True)
 class BlockMoment:
-    """Something that happened to the block at `time_ns` (wall clock), and how it was then."""
+    """A change of the block at `time_ns` (wall clock), and its state then."""
 
     time_ns: int
     step: int
     kind: MomentKind
     request: int = NO_OWNER
-    """Who took, shared or wrote it; NO_OWNER: not known, or nobody."""
+    """Number of the request that took, shared or wrote the block; NO_OWNER if unknown or none."""
     state: int = BlockState.FREE
     ref_count: int = 0
     filled: int = 0
     epoch: int = 0
     hash: int = 0
-    """Of what it held; 0: it was not full."""
+    """Hash of the block's contents; 0 if the block was not full."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockMoments:
-    """Moments in the order of time, and in columns when and what they were, for who draws them."""
+    """Moments sorted by time, with columns of their times and kinds for drawing."""
 
     moments: tuple[BlockMoment, ...] = ()
     times_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     kinds: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
-    """Places in `KINDS`."""
+    """Indices into `KINDS`."""
 
     def after(self, count: int) -> BlockMoments:
-        """Without the first `count`."""
         return BlockMoments(self.moments[count:], self.times_ns[count:], self.kinds[count:])
 
     def followed_by(self, later: BlockMoments) -> BlockMoments:
-        """Both."""
         times_ns = np.concatenate((self.times_ns, later.times_ns))
         return BlockMoments(self.moments + later.moments, times_ns, np.concatenate((self.kinds, later.kinds)))
 
@@ -99,14 +94,13 @@ _CODES: Final = {kind: code for code, kind in enumerate(KINDS)}
 
 
 def block_moments_of(moments: Sequence[BlockMoment]) -> BlockMoments:
-    """With their columns."""
     times_ns = np.fromiter((moment.time_ns for moment in moments), np.int64, len(moments))
     kinds = np.fromiter((_CODES[moment.kind] for moment in moments), np.uint8, len(moments))
     return BlockMoments(tuple(moments), times_ns, kinds)
 
 
 def moments_of(rows: Rows, block_size: int) -> list[BlockMoment]:
-    """Of each row after the first what it means, and where nothing is known of before."""
+    """Return the moments that `rows` imply: one or more per row, where something changed or becomes known."""
     moments: list[BlockMoment] = []
     before: dict[str, Any] | None = None
     names = rows.dtype.names or ()
@@ -186,7 +180,7 @@ def _moment(row: dict[str, Any], kind: MomentKind) -> BlockMoment:
     taken = kind in (MomentKind.REUSED, MomentKind.SHARED, MomentKind.BORN, MomentKind.COPIED, MomentKind.LOADED)
     request = row["taker"] if taken and row["taker"] != NO_OWNER else row["owner"]
     if kind in (MomentKind.SHARED, MomentKind.REUSED) and row["taker"] == NO_OWNER:
-        request = NO_OWNER  # the owner is who wrote it, not who came
+        request = NO_OWNER  # the owner is the request that wrote the block, not the one that took it
     if kind in (MomentKind.LEFT, MomentKind.LOST, MomentKind.EVICTED, MomentKind.IDLE, MomentKind.FREED):
         request = NO_OWNER
     return BlockMoment(

@@ -1,7 +1,7 @@
-"""A bookmark: a moment of a session that somebody marked, or an alarm did.
+"""Bookmarks: moments or time ranges of a session that a user or an alarm marked.
 
-Owns what is in it and how it lies in a recording (JSON, with a schema). What was said of one is never changed: what is
-said later has the same `bookmark_id` and a higher `revision`, and stands.
+Owns their contents and their encoding in a recording (JSON, with a schema). A stored revision is never changed: a later
+one has the same `bookmark_id` and a higher `revision`, and replaces it.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import msgspec
 from kvscope_telemetry.errors import ProtocolError
 
 NOTE: Final = "note"
-"""The kind of one that a person made; those of alarms are called as their rules."""
+"""Kind of a bookmark that a user created. An alarm's bookmarks have the name of its rule as their kind."""
 MAX_TEXT: Final = 500
 MAX_BOOKMARK_BYTES: Final = 16 << 10
 MAX_BOOKMARKS: Final = 10_000
-"""So many at most are read of a file: the newest."""
+"""Maximum number of revisions read from a file, the newest ones."""
 
 
 class Bookmark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """At `time_ns`, and until `until_ns` where it is about a while. Times are the recording's: ns since 1970."""
+    """One revision of a bookmark, from `time_ns` to `until_ns`, in ns since 1970 on the recording's clock."""
 
     bookmark_id: str
     time_ns: int
     until_ns: int = 0
-    """0: a moment."""
+    """End of the time range; 0 if the bookmark is a single moment."""
     kind: str = NOTE
     text: str = ""
     revision: int = 0
@@ -36,7 +36,6 @@ class Bookmark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
 
     @property
     def is_note(self) -> bool:
-        """Whether a person made it."""
         return self.kind == NOTE
 
 
@@ -45,14 +44,14 @@ _many: Final = msgspec.json.Decoder(list[Bookmark])
 
 
 def new_bookmark(time_ns: int, text: str = "", kind: str = NOTE, until_ns: int = 0) -> Bookmark:
-    """One that was not there before."""
+    """Return a bookmark with a new random id. `text` is truncated to `MAX_TEXT` characters."""
     return Bookmark(
         bookmark_id=secrets.token_hex(8), time_ns=time_ns, until_ns=until_ns, kind=kind, text=text[:MAX_TEXT]
     )
 
 
 def settled(said: Iterable[Bookmark]) -> dict[str, Bookmark]:
-    """By id, what stands of all that was said, deleted ones included."""
+    """Return the newest revision of each bookmark by id, including deleted ones."""
     found: dict[str, Bookmark] = {}
     for bookmark in said:
         before = found.get(bookmark.bookmark_id)
@@ -62,17 +61,16 @@ def settled(said: Iterable[Bookmark]) -> dict[str, Bookmark]:
 
 
 def in_order(bookmarks: Iterable[Bookmark]) -> list[Bookmark]:
-    """Those that are not deleted, in the order of time."""
+    """Return the bookmarks that are not deleted, sorted by time."""
     return sorted((b for b in bookmarks if not b.is_deleted), key=lambda b: (b.time_ns, b.bookmark_id))
 
 
 def encode_bookmark(bookmark: Bookmark) -> bytes:
-    """As JSON."""
     return msgspec.json.encode(bookmark)
 
 
 def decode_bookmark(data: bytes) -> Bookmark:
-    """Raises ProtocolError for what is none."""
+    """Parse JSON. Raises ProtocolError if it is no valid bookmark."""
     if len(data) > MAX_BOOKMARK_BYTES:
         raise ProtocolError(f"a bookmark of {len(data)} bytes: at most {MAX_BOOKMARK_BYTES} are accepted")
     try:
@@ -82,13 +80,13 @@ def decode_bookmark(data: bytes) -> Bookmark:
 
 
 def encode_bookmarks(bookmarks: Iterable[Bookmark]) -> str:
-    """Several, one a line, as a JSON array."""
+    """Encode bookmarks as a JSON array, one per line."""
     lines = ",\n".join(encode_bookmark(bookmark).decode() for bookmark in bookmarks)
     return f"[\n{lines}\n]\n"
 
 
 def decode_bookmarks(text: str) -> list[Bookmark]:
-    """Raises ProtocolError for what are none."""
+    """Parse a JSON array. Raises ProtocolError if it has an invalid bookmark."""
     try:
         return _many.decode(text)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:

@@ -1,6 +1,6 @@
-"""The events of a session in the order of time, and beside them, in columns, what they are looked for by.
+"""The events of a session sorted by time, with columns for searching.
 
-Owns how many are kept: the newest. Knows no words and no files.
+Owns the limit on their number: the newest are kept. Knows no user texts and no files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TIME, _EPOCH, _NUMBER, _OTHER, _KIND = range(5)
 
 
 class EventIndex:
-    """The newest `max_events`; places count from the oldest of them."""
+    """The newest `max_events` events. Indices count from the oldest retained one."""
 
     def __init__(self, max_events: int = MAX_EVENTS) -> None:
         self.num_forgotten = 0
@@ -38,16 +38,16 @@ class EventIndex:
 
     @property
     def time_ns(self) -> npt.NDArray[np.int64]:
-        """When each was, shape (n,), ascending."""
+        """Time of each event, ascending, shape (n,)."""
         return self._rows[_TIME, : len(self)]
 
     @property
     def kind_codes(self) -> npt.NDArray[np.int64]:
-        """Of each one's kind (`KIND_CODES`), shape (n,)."""
+        """Kind of each event (`KIND_CODES`), shape (n,)."""
         return self._rows[_KIND, : len(self)]
 
     def extend(self, events: Iterable[TimedEvent]) -> int:
-        """Add some; how many they were. One that is a little late is put where it belongs."""
+        """Add events and return their number. Late ones are inserted at their time."""
         fresh = sorted(events, key=attrgetter("time_ns"))
         if not fresh:
             return 0
@@ -71,8 +71,9 @@ class EventIndex:
         kinds: Collection[str] | None = None,
         request: tuple[int, int] | None = None,
     ) -> npt.NDArray[np.int64]:
-        """Places, ascending, of the events from `first_ns` to `last_ns`, of `kinds`, that happened to or were caused by
-        `request` (its epoch and number)."""
+        """Return the indices, ascending, of events from `first_ns` to `last_ns` with one of `kinds` that happened to
+        or were caused by `request` (epoch and number). None means no restriction.
+        """
         begin = 0 if first_ns is None else int(np.searchsorted(self.time_ns, first_ns, "left"))
         end = len(self) if last_ns is None else int(np.searchsorted(self.time_ns, last_ns, "right"))
         rows = self._rows[:, begin:end]
@@ -86,7 +87,9 @@ class EventIndex:
         return found
 
     def place_of(self, timed: TimedEvent) -> int | None:
-        """Where an event is; None where it was forgotten. Its time may be off by as much as two clocks drift apart."""
+        """Return the index of an event, or None if it is not retained. Its time may differ by the drift of two clocks
+        (`_SAME_NS`).
+        """
         places = self.find(timed.time_ns - _SAME_NS, timed.time_ns + _SAME_NS, (timed.event.kind,))
         events = ((place, self._events[place]) for place in places.tolist())
         return next((place for place, each in events if (each.epoch, each.event) == (timed.epoch, timed.event)), None)
@@ -94,8 +97,11 @@ class EventIndex:
     def neighbor(
         self, shown: TimedEvent | None, at_ns: int, kinds: Collection[str] | None, *, forward: bool
     ) -> TimedEvent | None:
-        """Return the event of `kinds` (None: of any) after `shown`, or before it; without `shown`, after or before
-        `at_ns`. Several events may come with one frame: the time alone would pass over them."""
+        """Return the event of `kinds` (None: any) after `shown`, or before it; without `shown`, after or before
+        `at_ns`.
+
+        Several events may have the time of one frame, so a search by time alone would skip some.
+        """
         place = None if shown is None else self.place_of(shown)
         if place is None:
             found = self.find(at_ns + 1, None, kinds)[:1] if forward else self.find(None, at_ns - 1, kinds)[-1:]
@@ -106,7 +112,6 @@ class EventIndex:
         return self[int(found[0])] if found.size else None
 
     def forget_before(self, time_ns: int) -> None:
-        """Those before `time_ns` go."""
         self._forget(int(np.searchsorted(self.time_ns, time_ns, "left")))
 
     def _forget(self, count: int) -> None:

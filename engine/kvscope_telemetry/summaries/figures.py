@@ -1,9 +1,9 @@
-"""Every figure of a run, defined once: its name, its unit, what it counts, how it follows from counters or an overview.
+"""Definitions of all figures of a run: name, unit, meaning, and how to compute each from counters or an overview.
 
-The report, `kvscope info`, comparisons, fleets, tables, `/metrics` and the window's charts ask here: a figure of the
-same range is the same number wherever it is shown. A new one is one entry of `FIGURES`. Of a whole range a `Figure` is
-measured; a `Share` is the same formula over whatever has the names of `messages.Counters`: two readings of counters, a
-second, the bins of a chart. Knows no files and no windows.
+The report, `kvscope info`, comparisons, fleets, tables, `/metrics` and the window's charts use them, so that a figure
+of the same range is the same number everywhere. To add a figure, add an entry to `FIGURES`. A `Figure` is measured over
+a range. A `Share` is the same formula over any data that has the names of `messages.Counters`: differences of counters,
+one second, or the bins of a chart. Knows no files and no windows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 
 
 class Range(Protocol):
-    """From when to when, both included, by the overview's clock."""
+    """A time range, both ends inclusive, on the overview's clock."""
 
     @property
     def from_ns(self) -> int: ...
@@ -31,78 +31,82 @@ class Range(Protocol):
 
 
 Measure = Callable[[SessionOverview, slice, Range], float | None]
-"""Of these seconds of an overview, which are those of the range; None where it is not known."""
+"""Computes a figure from an overview, the slice of its seconds in a range, and the range. Returns None if it is
+unknown.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A part of a whole, each a sum of what has these names."""
+    """Ratio of two sums of named values."""
 
     part: tuple[str, ...]
     whole: tuple[str, ...]
 
     def of(self, values: Mapping[str, float]) -> float | None:
-        """Of numbers; None where there is no whole."""
+        """Return the ratio for single numbers; None if the denominator is 0."""
         share = float(self.over({name: np.array(value, np.float64) for name, value in values.items()}))
         return None if np.isnan(share) else share
 
     def over(self, columns: Mapping[str, FloatArray]) -> FloatArray:
-        """Of columns, entry by entry; NaN where there is no whole, or it is not known."""
+        """Return the ratio for columns, element by element; NaN where the denominator is 0 or unknown."""
         part, whole = (sum((columns[name] for name in names), np.zeros(())) for names in (self.part, self.whole))
         return np.where(whole > 0, part / np.where(whole > 0, whole, 1.0), np.nan)
 
     def names(self) -> tuple[str, ...]:
-        """What it is made of, each once."""
         return tuple(dict.fromkeys((*self.part, *self.whole)))
 
 
 PROMPTS: Final = ("prompt_tokens", "cached_tokens")
-"""Together the prompts of requests that ran for the first time, each counted once: `prompt_tokens` are those computed,
-without the cached ones."""
+"""Sum to the prompt tokens of requests that ran for the first time. `prompt_tokens` counts the computed ones, without
+cached ones.
+"""
 HIT_RATE: Final = Share(("cached_tokens",), PROMPTS)
 USAGE: Final = Share(("active",), ("pool",))
-"""Of the pool's blocks, those that requests hold."""
+"""Share of the pool's blocks that requests hold."""
 ACCEPTED: Final = Share(("accepted_tokens",), ("draft_tokens",))
 WASTE: Final = Share(("wasted_slots",), ("held_slots",))
-"""Slots that requests hold and do not use, of all that they hold, as `state.pool_use` counts them."""
+"""Share of the slots held by requests that are unused, as `state.pool_use` counts them."""
 _ALL: Final = slice(None)
-"""Every second of an overview."""
 
 
 def rows_in(overview: SessionOverview, span: Range) -> slice:
-    """The seconds of the overview that `span` touches."""
+    """Return the slice of the overview's seconds that `span` overlaps."""
     first = int(np.searchsorted(overview.time_ns, span.from_ns - SECOND_NS, "right"))
     return slice(first, int(np.searchsorted(overview.time_ns, span.until_ns, "right")))
 
 
 def ends_of(overview: SessionOverview, rows: slice, span: Range) -> IntArray:
-    """Time at the end of each second, or of the range, shape (n,): where a second's values stand.
+    """Return the time at the end of each second, or of the range, shape (n,): the time at which the second's values
+    are shown.
 
-    Levels are as they were then, counts are of the second before. Tables, reports and charts follow this one rule.
+    Levels are values at that time, counts are of the second before it. Tables, reports and charts all follow this rule.
     """
     ends: IntArray = np.minimum(overview.time_ns[rows] + SECOND_NS, span.until_ns)
     return ends
 
 
 def pool_of(overview: SessionOverview, rows: slice = _ALL) -> FloatArray:
-    """Blocks of the pool, shape (n,); NaN where they are not known."""
+    """Return the number of blocks in the pool, shape (n,); NaN where it is unknown."""
     parts = [overview.column(f"{name}_blocks")[rows] for name in ("active", "cached", "free")]
     num_blocks = overview.column("pool_blocks")[rows]
     return np.where(np.isfinite(num_blocks), num_blocks, parts[0] + parts[1] + parts[2])
 
 
 def usage_of(overview: SessionOverview, rows: slice = _ALL) -> FloatArray:
-    """Share of the pool that requests held, shape (n,); NaN where there is no pool."""
+    """Return the share of the pool that requests held, shape (n,); NaN where there is no pool."""
     return USAGE.over({"active": overview.column("active_blocks")[rows], "pool": pool_of(overview, rows)})
 
 
 def peak_usage_of(overview: SessionOverview, rows: slice = _ALL) -> FloatArray:
-    """Largest share of the pool that requests held within each second, shape (n,); NaN where there is no pool."""
+    """Return the largest share of the pool that requests held within each second, shape (n,); NaN where there is no
+    pool.
+    """
     return USAGE.over({"active": overview.column("peak_active_blocks")[rows], "pool": pool_of(overview, rows)})
 
 
 def peak_usage_time_ns(overview: SessionOverview, rows: slice = _ALL) -> int | None:
-    """Time at which the largest share of the pool was held; None if it is unknown."""
+    """Return the time at which the largest share of the pool was held; None if it is unknown."""
     usage = peak_usage_of(overview, rows)
     if not np.isfinite(usage).any():
         return None
@@ -112,20 +116,23 @@ def peak_usage_time_ns(overview: SessionOverview, rows: slice = _ALL) -> int | N
 
 
 def waste_of(overview: SessionOverview, rows: slice = _ALL) -> FloatArray:
-    """Internal fragmentation: wasted share of the slots that requests held, shape (n,); NaN where they held none."""
+    """Return the internal fragmentation: unused share of the slots that requests held, shape (n,); NaN where they held
+    none.
+    """
     return WASTE.over({name: overview.column(name)[rows] for name in WASTE.names()})
 
 
 def fragmentation_of(overview: SessionOverview, rows: slice = _ALL) -> FloatArray:
-    """Share of the free blocks that the longest free run has not, shape (n,); NaN where no block is free."""
+    """Return the share of the free blocks outside the longest free run, shape (n,); NaN where no block is free."""
     free, longest = overview.column("free_blocks")[rows], overview.column("longest_free_run")[rows]
     shares = 1 - np.minimum(longest / np.maximum(free, 1), 1)
     return np.where((free > 0) & (longest > 0), shares, np.nan)
 
 
 def covered_s(overview: SessionOverview, rows: slice, span: Range) -> float:
-    """How much of the range was recorded and the engine did not stand still: silences do not count, and the first and
-    last second may be parts."""
+    """Return how much of the range was recorded while the engine was not stopped, in seconds. Gaps in the recording
+    are excluded, and the first and last second may be partial.
+    """
     begins = np.maximum(overview.time_ns[rows], span.from_ns)
     ends = np.minimum(overview.time_ns[rows] + SECOND_NS, span.until_ns)
     return float(overview.stops.running_between(begins, ends).sum()) / 1e9
@@ -136,24 +143,27 @@ def _stopped_s(overview: SessionOverview, rows: slice, span: Range) -> float | N
 
 
 def silences_s(overview: SessionOverview, rows: slice) -> FloatArray:
-    """How long each stretch was of which nothing was recorded, of those of more than a second."""
+    """Return the lengths in seconds of the recording gaps between two seconds of the overview."""
     gaps = (np.diff(overview.time_ns[rows]) - SECOND_NS) / 1e9
     found: FloatArray = gaps[gaps > 0]
     return found
 
 
 def total_of(column: FloatArray) -> float | None:
-    """Return the sum; None if a part of it is not known."""
+    """Return the sum; None if a part of it is unknown."""
     return None if np.isnan(column).any() else float(column.sum())
 
 
 _PARTS: Final = {"p50_s": 0.725, "p95_s": 0.245, "p99_s": 0.03}
-"""What share of a second's values each of its quantiles is nearest to."""
+"""Weight of each quantile of a second: the share of the second's values that are nearest to it."""
 
 
 def quantile_of(overview: SessionOverview, latency: str, share: float, rows: slice) -> float | None:
-    """Of the range, to half a percent: of the buckets of its seconds. Where they have none, each of the quantiles of a
-    second stands for the part of its second next to it."""
+    """Return a latency quantile over the range, to half a percent, from the buckets of its seconds.
+
+    In seconds without buckets, each stored quantile represents the values nearest to it (`_PARTS`). Returns None if
+    there are no latencies or the quantile has no upper bound.
+    """
     counts = overview.column(f"{latency}_count")[rows]
     known = counts > 0
     if not known.any():
@@ -173,7 +183,7 @@ def quantile_of(overview: SessionOverview, latency: str, share: float, rows: sli
 
 
 def largest_of(overview: SessionOverview, latency: str, rows: slice) -> float | None:
-    """Of the range, to half a percent; None where a second does not have the buckets that tell it."""
+    """Return the largest latency of the range, to half a percent; None if there are none or a second has no buckets."""
     places = np.arange(len(overview))[rows][overview.column(f"{latency}_count")[rows] > 0]
     packed = [overview.latency_buckets(latency, place) for place in places.tolist()]
     return float(latency_buckets.unpack(b"".join(packed))[0].max()) if packed and all(packed) else None
@@ -181,27 +191,26 @@ def largest_of(overview: SessionOverview, latency: str, rows: slice) -> float | 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A figure among those at the head of a report."""
+    """A figure in the header of a report."""
 
     place: int
-    """From the first on."""
+    """Position in the header, from 1."""
     beside: str = ""
-    """What stands beside it; `{key}` stands for another figure."""
+    """Secondary text; `{key}` is replaced by another figure."""
     title: str = ""
-    """Where its name is too long."""
+    """Title to use if the figure's name is too long."""
     value: str = "{}"
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a figure stands beside `kvscope info --json`, which has all, and comparisons."""
+    """Where a figure is shown, apart from `kvscope info --json`, which shows all, and comparisons."""
 
     card: Card | None = None
-    """In a report."""
     alarms: str = ""
-    """Alarms know it too, of each second: its group there. It is a column's sum, or a share."""
+    """Group under which alarms offer the figure, per second; "" if they do not. Requires a `column` or a `share`."""
     in_range: bool = False
-    """The timeline tells it of a range that is measured there."""
+    """Whether the timeline shows the figure for a selected range."""
 
 
 NOWHERE: Final = Places()
@@ -209,28 +218,28 @@ NOWHERE: Final = Places()
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number of a range of seconds, and the same of a part of it."""
+    """One number that can be computed for a range of seconds, and for parts of it."""
 
     key: str
-    """With its unit. Never changes: scripts find it by this."""
+    """Identifier including the unit. Never changes, because scripts depend on it."""
     name: str
     unit: str
-    """"s", "share" (0 to 1), "tokens", "tokens/s", "requests", "1/min", …"""
+    """"s", "share" (0 to 1), "tokens", "tokens/s", "requests", "1/min", ..."""
     measure: Measure
     counts: str = ""
-    """What it counts, where its name does not say it."""
+    """Text on the counted quantity, if the name is not enough."""
     is_compared: bool = False
     """Whether a comparison of two runs has a line for it."""
     has_spread: bool = True
-    """Whether a part of the run tells what the whole may have been: not of a length, a count and a peak."""
+    """Whether values of parts of the run estimate that of the whole. False for lengths, counts and peaks."""
     column: str = ""
-    """Of the overview, where the figure is one column's sum."""
+    """Overview column, if the figure is that column's sum."""
     share: Share | None = None
-    """Where it is a part of a whole."""
+    """Formula, if the figure is a ratio."""
     places: Places = NOWHERE
 
     def of(self, overview: SessionOverview, span: Range) -> float | None:
-        """In the range `span`; None where it is not known."""
+        """Compute the figure for `span`; None if it is unknown."""
         return self.measure(overview, rows_in(overview, span), span)
 
 
@@ -244,13 +253,17 @@ def _known_sum(overview: SessionOverview, names: tuple[str, ...], rows: slice) -
 
 
 def _total(names: tuple[str, ...], overview: SessionOverview, rows: slice, span: Range) -> float | None:
-    """Return a count. Tokens of a step that ran in several seconds count in each: a rate is its total by the time."""
+    """Return a count. Tokens of a step that ran over several seconds are divided among them, as in rates, so that a
+    rate is its total divided by the time.
+    """
     total = _known_sum(overview, tuple(map(_spread, names)), rows) if len(overview.time_ns[rows]) else None
     return None if total is None else float(round(total))
 
 
 def _spread(column: str) -> str:
-    """Return the name of the column with each second's share of a count, where a step is counted in several seconds."""
+    """Return the per-second column in which the counts of long steps are divided among seconds, or `column` if there
+    is none.
+    """
     rate = f"{column}_per_s"
     return rate if rate in OVERVIEW_COLUMNS else column
 
@@ -272,7 +285,7 @@ Reduce = Callable[[FloatArray], float]
 def _level(
     reduce: Reduce, of: Callable[[SessionOverview], FloatArray], overview: SessionOverview, rows: slice, _: Range
 ) -> float | None:
-    """Reduce the known levels, or peaks, of the seconds."""
+    """Reduce the known values of the seconds."""
     values = of(overview)[rows]
     values = values[np.isfinite(values)]
     return float(reduce(values)) if values.size else None
@@ -307,7 +320,7 @@ def _counted(
 
 
 def _a_second(column: str, name: str, counts: str = "", places: Places = NOWHERE) -> Figure:
-    """A rate in tokens per second; where the overview has one of each second, the mean of those."""
+    """A rate in tokens per second. Steps that ran over several seconds are divided among them."""
     measure = partial(_rate, _spread(column), 1.0)
     return Figure(f"{column}_per_s", name, "tokens/s", measure, counts, is_compared=True, places=places)
 
@@ -534,6 +547,6 @@ BY_KEY: Final = {figure.key: figure for figure in FIGURES}
 
 
 def measured(overview: SessionOverview, span: Range) -> dict[str, float | None]:
-    """All of `FIGURES` by key, of the range `span`; None where one is not known."""
+    """Return all of `FIGURES` by key for `span`; None for unknown ones."""
     rows = rows_in(overview, span)
     return {figure.key: figure.measure(overview, rows, span) for figure in FIGURES}

@@ -1,6 +1,7 @@
-"""Adds up latencies that were reported as histograms, and finds the bounds of a percentile.
+"""Adds up latency histograms, and finds the bounds of a percentile.
 
-Knows no engine and no clock. Bounds are those of whoever told them: a histogram with others begins anew.
+Knows no engine and no clock. The bounds are those of the reporting engine: a histogram with other bounds restarts the
+sum.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ IntArray = npt.NDArray[np.int64]
 
 
 class PercentileBounds(NamedTuple):
-    """What is known of a percentile, in seconds: above `low`, at most `high`, which is infinite where there is no
-    upper bound. NaN: nothing is known."""
+    """Bounds of a percentile in seconds: above `low`, at most `high`, which is infinite if there is no upper bound.
+    NaN if nothing is known.
+    """
 
     low: float
     high: float
@@ -31,14 +33,13 @@ UNKNOWN_RANGE = PercentileBounds(math.nan, math.nan)
 
 @dataclass(slots=True)
 class Buckets:
-    """Counts between bounds, added up."""
+    """Summed counts between bounds."""
 
     bounds_ns: IntArray
     counts: IntArray
 
     @classmethod
     def of(cls, histogram: Histogram) -> Buckets:
-        """As it was told."""
         bounds, counts = (
             np.frombuffer(data, "<u8").astype(np.int64) for data in (histogram.bounds_ns, histogram.counts)
         )
@@ -46,11 +47,10 @@ class Buckets:
 
     @property
     def total(self) -> int:
-        """How many latencies there were."""
         return int(self.counts.sum())
 
     def percentile(self, share: float) -> PercentileBounds:
-        """Between which bounds the one lies that `share` (0 to 1) of all are below, or equal to."""
+        """Return the bounds of the latency that `share` (0 to 1) of all do not exceed."""
         total = self.total
         if not total:
             return UNKNOWN_RANGE
@@ -62,7 +62,7 @@ class Buckets:
 
 
 def joined(readings: Iterable[Reading], kind: str) -> Buckets | None:
-    """All of `kind`, as long as the bounds stay the newest's; None where nothing was told."""
+    """Return the sum of the histograms of `kind`, from the last change of bounds on; None if there are none."""
     found: Buckets | None = None
     for reading in readings:
         for histogram in reading.latencies:

@@ -1,7 +1,8 @@
-"""Latencies of a second in buckets that are 1 % wide: percentiles of any range are right to half of that, wherever its
-seconds begin and however they are put together. (A percentile made of those of each second was up to a quarter off.)
+"""Packs the latencies of a second into buckets that are 1 % wide.
 
-Owns how buckets lie in a summary. DDSketch (Masson et al., VLDB 2019) without its bounds on memory: times have some.
+Percentiles of any range are then accurate to half a percent, for any combination of seconds. (Percentiles computed from
+those of each second were wrong by up to a quarter.) Owns the packing of buckets in a summary. Based on DDSketch (Masson
+et al., VLDB 2019) without its memory limit, because latencies have a bounded range.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ FloatArray = npt.NDArray[np.float64]
 _BUCKET: Final = np.dtype([("place", "<u2"), ("count", "<u4")])
 _GROWTH: Final = 0.01
 _LEAST_S: Final = 1e-6
-"""What is shorter is in the first bucket."""
+"""Shorter latencies are counted in the first bucket."""
 
 
 def pack(values_s: FloatArray) -> bytes:
-    """Buckets of latencies, those that have any."""
+    """Pack latencies in seconds into buckets, leaving out empty ones."""
     if not values_s.size:
         return b""
     places = np.rint(np.log(np.maximum(values_s, _LEAST_S) / _LEAST_S) / np.log1p(_GROWTH))
@@ -30,6 +31,6 @@ def pack(values_s: FloatArray) -> bytes:
 
 
 def unpack(packed: bytes) -> tuple[FloatArray, FloatArray]:
-    """The middle of each bucket in seconds and how many there are in it, shape (n,) each."""
+    """Return the center of each bucket in seconds and its count, shape (n,) each."""
     buckets = np.frombuffer(packed, _BUCKET, count=len(packed) // _BUCKET.itemsize)
     return _LEAST_S * np.exp(buckets["place"] * np.log1p(_GROWTH)), buckets["count"].astype(np.float64)

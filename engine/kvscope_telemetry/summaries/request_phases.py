@@ -1,7 +1,8 @@
-"""Phases of requests that no event reports: a request arrived and waits, or its prompt is computed and tokens follow.
+"""Detects phases of requests that no event reports: a request arrived and waits, or its prefill is done and decoding
+starts.
 
-Owns how they are noticed in telemetry, how they lie in a summary (packed), and how many of a session are kept: the
-newest. Knows no files.
+Owns their detection in telemetry, their packing in a summary, and the limit on their number in a session (the newest
+are kept). Knows no files.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from kvscope_telemetry.request_phase import ENDS, RequestPhase, phase_of_state
 
 MAX_PHASES: Final = 200_000
 PHASE: Final = np.dtype([("time_ns", "<i8"), ("number", "<u4"), ("kind", "u1")])
-"""As it lies in a summary; times are the recording's."""
+"""Dtype of a phase as packed in a summary. Times are on the recording's clock."""
 _KEPT: Final = np.dtype([*PHASE.descr, ("epoch", "<i8")])
 _LAST_NS: Final = (1 << 62) - 1
 _STORED: Final = (RequestPhase.QUEUED, RequestPhase.PREFILL, RequestPhase.DECODE, RequestPhase.PREEMPTED)
@@ -27,29 +28,28 @@ PhaseRows = npt.NDArray[np.void]
 
 
 class PhaseNotes:
-    """Tell it every snapshot and frame in order; `take` gives what was noticed, packed."""
+    """Detects the start of phases. Feed it every snapshot and frame in order; `take` returns the phases packed."""
 
     def __init__(self) -> None:
         self._noted: list[tuple[int, int, RequestPhase]] = []
         self._there: set[int] = set()
-        """Requests of this epoch that are not over, as far as they were told."""
+        """Requests of this epoch that have been announced and not ended."""
         self._decoding: set[int] = set()
         self._prefilled_ns: dict[int, int] = {}
-        """When the newest piece of each prompt was computed."""
+        """Time of each request's newest prefill chunk."""
         self._last_batch = b""
-        """Of a step in which nothing but decoding was done: who is in the same again is known."""
+        """Request numbers of the last step if it only decoded, else empty. An identical batch needs no processing."""
 
     def restart(self) -> None:
-        """Numbers start again with an epoch."""
+        """Reset for a new epoch, in which request numbers start again."""
         self._there, self._decoding, self._prefilled_ns, self._last_batch = set(), set(), {}, b""
 
     def take(self) -> bytes:
-        """Since the last call."""
+        """Return and clear the packed phases since the last call."""
         noted, self._noted = self._noted, []
         return packed_phases(noted)
 
     def snapshot(self, snapshot: Snapshot, offset_ns: int) -> None:
-        """Who is there that was not told yet."""
         rows = snapshot.requests
         numbers = np.frombuffer(rows.number, "<u4").tolist()
         states, outputs = np.frombuffer(rows.state, "u1").tolist(), np.frombuffer(rows.num_output_tokens, "<u4")
@@ -65,7 +65,6 @@ class PhaseNotes:
             self._note(since_ns + offset_ns, number, kind)
 
     def frame(self, frame: Frame, offset_ns: int) -> None:
-        """Who came, and whose prompt is done."""
         for info in frame.new_requests:
             self._there.add(info.number)
             self._note(info.arrival_ns + offset_ns, info.number, RequestPhase.QUEUED)
@@ -73,7 +72,7 @@ class PhaseNotes:
         if batch.num_prefill_tokens or batch.number != self._last_batch:
             self._run(batch, frame.time_ns + offset_ns)
         self._last_batch = b"" if batch.num_prefill_tokens else batch.number
-        for event in frame.events:  # who ended ran in this very batch
+        for event in frame.events:  # after the batch: an ended request ran in it
             if event.kind in ENDS:
                 self._forget(event.number)
                 self._there.discard(event.number)
@@ -81,10 +80,10 @@ class PhaseNotes:
                 self._forget(event.number)
 
     def _run(self, batch: Batch, time_ns: int) -> None:
-        """A piece of a prompt is several tokens; who has one goes on from where the last piece ended."""
+        """Process a batch. Decoding starts at the end of the request's last prefill chunk."""
         numbers, sizes = np.frombuffer(batch.number, "<u4").tolist(), np.frombuffer(batch.num_tokens, "<u4").tolist()
         decoding = self._decoding
-        # Most go on as they did, and cost no turn of the loop.
+        # Most requests continue decoding and need no iteration of the loop.
         news = [(n, size) for n, size in zip(numbers, sizes, strict=False) if size != 1 or n not in decoding]
         pieces = self._pieces(news, batch.num_prefill_tokens)
         for number, _ in news:
@@ -96,8 +95,11 @@ class PhaseNotes:
                 self._note(self._prefilled_ns.pop(number, time_ns), number, RequestPhase.DECODE)
 
     def _pieces(self, news: list[tuple[int, int]], num_prefill_tokens: int) -> set[int]:
-        """Who of them has a piece of a prompt. Several tokens of one that decodes are guesses that are checked, where
-        the others' are all that prompts have."""
+        """Return the requests whose tokens are a prefill chunk.
+
+        A decoding request with several tokens verifies draft tokens, provided that the other requests account for all
+        prefill tokens.
+        """
         if not num_prefill_tokens:
             return set()
         several = {number for number, size in news if size != 1}
@@ -115,12 +117,12 @@ class PhaseNotes:
 
 
 class PhaseLog:
-    """The newest `max_phases` of a session, in the order they were told; places count from the oldest of them."""
+    """The newest `max_phases` phases of a session, in the order they were reported."""
 
     def __init__(self, max_phases: int = MAX_PHASES) -> None:
         self.num_forgotten = 0
         self.is_available = False
-        """Whether summaries tell of turns: older engines and recordings do not."""
+        """Whether the newest summary reports phases. Older engines and recordings do not."""
         self._max_phases = max_phases
         self._rows: PhaseRows = np.empty(64, _KEPT)
         self._size = 0
@@ -130,11 +132,11 @@ class PhaseLog:
 
     @property
     def rows(self) -> PhaseRows:
-        """Shape (n,), with `time_ns`, `number`, `kind` and `epoch`."""
+        """Phases, shape (n,), with the fields `time_ns`, `number`, `kind` and `epoch`."""
         return self._rows[: self._size]
 
     def add(self, packed: bytes | None, epoch: int) -> None:
-        """Those of a summary; None where it does not tell."""
+        """Add the packed phases of a summary; None if the summary does not report them."""
         self.is_available = packed is not None
         fresh = np.frombuffer(packed or b"", PHASE, count=len(packed or b"") // PHASE.itemsize)
         if not fresh.size:
@@ -151,7 +153,7 @@ class PhaseLog:
             self._forget(self._size - self._max_phases * 7 // 8)
 
     def forget_before(self, time_ns: int) -> None:
-        """Those before it go, as far as no later one was told before them."""
+        """Drop phases before `time_ns`, up to the first one that is not."""
         late = np.flatnonzero(self.rows["time_ns"] >= time_ns)
         self._forget(int(late[0]) if late.size else self._size)
 
@@ -163,11 +165,13 @@ class PhaseLog:
 
 
 def packed_phases(begun: Iterable[tuple[int, int, RequestPhase]]) -> bytes:
-    """Pack (time in ns, request number, phase) of each phase that began as a summary has them."""
+    """Pack (time in ns, request number, phase) of phase starts as in a summary."""
     return np.array([(time_ns, number, _CODES[phase]) for time_ns, number, phase in begun], PHASE).tobytes()
 
 
 def numbers_of(rows: Iterable[np.void]) -> list[tuple[int, int, int, RequestPhase]]:
-    """Time, epoch, number and kind of each, in plain numbers; of kinds that this version knows."""
+    """Return time, epoch, number and kind of each row as Python numbers, without kinds that this version does not
+    know.
+    """
     plain = ((int(r["time_ns"]), int(r["epoch"]), int(r["number"]), int(r["kind"])) for r in rows)
     return [(time_ns, epoch, number, _STORED[code]) for time_ns, epoch, number, code in plain if code < len(_STORED)]

@@ -1,6 +1,6 @@
 """Maximum pool usage and numbers of requests within one second, from the frames of that second.
 
-A summary's levels are those at the end of its second. What rose and fell in between is only in its peaks.
+A summary's levels are those at the end of its second. Rises and falls within the second are only visible in its peaks.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ class Peak(NamedTuple):
 
 
 class Peaks(NamedTuple):
-    """Peaks of one second."""
-
     active_blocks: Peak
     running: Peak
     waiting: Peak
@@ -43,17 +41,16 @@ class _Change:
 
 
 class SecondPeaks:
-    """Collects the messages of one second. `begin` it with the state at its start."""
+    """Collects the messages of one second. Call `begin` with the state at its start."""
 
     def __init__(self) -> None:
         self._begin_ns = 0
         self._active = np.empty(0, np.bool_)
-        """Whether requests hold each block at the beginning of the second, shape (num_blocks,)."""
+        """Whether each block was held by a request at the start of the second, shape (num_blocks,)."""
         self._running = self._waiting = Peak(0, 0)
         self._changes: list[_Change] = []
 
     def begin(self, mirror: Mirror, time_ns: int) -> None:
-        """Start a second at `time_ns` with the state of `mirror`."""
         self._begin_ns = time_ns
         self._active = mirror.ledger.state[: mirror.num_blocks] == BlockState.ACTIVE
         self._changes = []
@@ -61,7 +58,7 @@ class SecondPeaks:
         self._count(mirror.counters, time_ns)
 
     def restart(self, snapshot: Snapshot, time_ns: int, *, is_new_start: bool) -> None:
-        """Add a snapshot. After a new start of the engine only what follows counts: the pool is another one."""
+        """Add a snapshot. After a new engine start, only later messages count, because the pool is another one."""
         num_blocks = snapshot.hello.cache.num_blocks
         states = snapshot.blocks.state[:num_blocks]
         if is_new_start or num_blocks != self._active.size:
@@ -73,13 +70,11 @@ class SecondPeaks:
         self._count(snapshot.counters, time_ns)
 
     def add(self, frame: Frame, time_ns: int) -> None:
-        """Add the next frame, recorded at `time_ns`."""
         if frame.blocks.ids:
             self._changes.append(_Change(time_ns, frame.blocks.ids, frame.blocks.state))
         self._count(frame.counters, time_ns)
 
     def peaks(self) -> Peaks:
-        """Return the peaks of the second so far."""
         active = Peak(int(np.count_nonzero(self._active)), self._begin_ns)
         levels = active.value + np.cumsum(self._deltas())
         if levels.size and levels.max() > active.value:

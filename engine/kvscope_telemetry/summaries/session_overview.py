@@ -1,7 +1,7 @@
-"""The overview of a session: every second of it that was summarized, as columns, oldest first.
+"""Overview of a session: all summarized seconds as columns, oldest first.
 
-Owns the columns and how much of them is kept: numbers of all seconds, address bins (compressed) of as many as fit,
-thinned out evenly when they do not. One thread adds and reads. Knows no files.
+Owns the columns and the memory limit: numbers of all seconds are kept, compressed address bins of as many as fit,
+thinned out evenly if there are more. Used by one thread. Knows no files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvscope_telemetry.summaries.request_phases import PhaseLog
 from kvscope_telemetry.summaries.summary import SECOND_NS, AddressBins, Latency, Summary, TimedEvent
 
 Packed = tuple[bytes, ...]
-"""A compressed column each, in the order of `AddressBins`; empty for a column without bins."""
+"""Compressed columns in the order of `AddressBins`; b"" for a column without bins."""
 
 NOTHING: Final[Packed] = (b"",) * len(AddressBins.__struct_fields__)
 _PLACES: Final = {name: place for place, name in enumerate(AddressBins.__struct_fields__)}
@@ -29,7 +29,9 @@ _LEVEL: Final = 1
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 MAX_BIN_BYTES: Final = 48 << 20
-"""Compressed bins of many hours; of still longer overviews those of every second, fourth, … second are kept."""
+"""Memory limit of the compressed bins, enough for many hours. Longer overviews keep those of every second, fourth, ...
+second.
+"""
 _LATENCIES: Final = tuple(latency.key for latency in LATENCIES)
 _QUANTILES: Final = ("count", "p50_s", "p95_s", "p99_s", "p50_above_s", "p95_above_s", "p99_above_s")
 _NOT_NUMBERS: Final = (
@@ -43,27 +45,30 @@ OVERVIEW_COLUMNS: Final = (
     *(f"{latency}_{part}" for latency in _LATENCIES for part in _QUANTILES),
     *(f"{name}_per_s" for name in _SPREAD),
 )
-"""Columns of an overview: numbers of `Summary`, `first_token_p50_s` and the like, and token rates. There the tokens of
-a step are spread over the seconds in which it ran, so that steps of over a second make no spikes between zeros."""
+"""Columns of an overview: numbers of `Summary`, latency parts such as `first_token_p50_s`, and token rates.
+
+In the rates, the tokens of a step are divided among the seconds in which it ran, so that steps longer than a second do
+not appear as spikes between zeros.
+"""
 _MAX_STEP_NS: Final = 86_400 * SECOND_NS
-"""A step that claims more is not spread."""
+"""Maximum step duration that is divided among seconds."""
 _MAX_TOLD_STOPS: Final = 1_000
-"""Of a second: more are no work of a person."""
+"""Maximum number of stops per second. A user cannot cause more."""
 _DTYPES: Final = {"owner": np.dtype("<i4")}
 
 
 class SessionOverview:
-    """Add summaries in the order of time; one of a second that is there replaces it."""
+    """Collects summaries in time order. A summary of an existing second replaces it and all later ones."""
 
     def __init__(self, max_bin_bytes: int = MAX_BIN_BYTES) -> None:
         self.events = EventIndex()
         self.phases = PhaseLog()
         self.stops = RunningTime()
-        """When the engine stood still, by the recording's clock."""
+        """Stops of the engine on the recording's clock."""
         self.moments = PhaseLog()
-        """Of requests, by their engine's clock: each row's kind is a `RequestMoment`."""
+        """Moments of requests on their engine's clock; each row's kind is a `RequestMoment`."""
         self.version = 0
-        """Grows with each change."""
+        """Incremented by each change."""
         self._max_bin_bytes = max_bin_bytes
         self._size = 0
         self._times = np.empty(64, np.int64)
@@ -71,12 +76,12 @@ class SessionOverview:
         self._columns = np.empty((len(OVERVIEW_COLUMNS), 64))
         self._packer = BinPacker()
         self._bins: list[Packed | None] = []
-        """None: as in the second before."""
+        """Packed bins per second; None if they are those of the previous second."""
         self._free_runs: list[tuple[int, ...]] = []
         self._buckets: list[tuple[bytes, ...]] = []
-        """Of each of `LATENCIES`."""
+        """Latency buckets per second, one for each of `LATENCIES`."""
         self._carried: list[FloatArray | None] = []
-        """Tokens of each second's first step that were moved to seconds before it, shape (`_SPREAD`, seconds back)."""
+        """Tokens of each second's first step that were moved to earlier seconds, shape (`_SPREAD`, seconds back)."""
         self._bin_bytes = 0
         self._stride = 1
 
@@ -85,38 +90,41 @@ class SessionOverview:
 
     @property
     def time_ns(self) -> IntArray:
-        """When each second began, shape (n,); the clock is the recording's. A silence leaves seconds out."""
+        """Start of each second on the recording's clock, shape (n,). Seconds without data are missing."""
         return self._times[: self._size]
 
     @property
     def epoch(self) -> IntArray:
-        """Of the engine that each second is of, shape (n,)."""
+        """Engine start of each second, shape (n,)."""
         return self._epochs[: self._size]
 
     @property
     def num_bytes(self) -> int:
-        """Memory of it, without the events."""
+        """Memory used, not counting events."""
         return self._columns.nbytes + self._times.nbytes + self._epochs.nbytes + self._bin_bytes
 
     def column(self, name: str) -> FloatArray:
-        """One of `OVERVIEW_COLUMNS`, shape (n,); NaN where it is not known."""
+        """Return one of `OVERVIEW_COLUMNS`, shape (n,); NaN where it is unknown."""
         return self._columns[OVERVIEW_COLUMNS.index(name), : self._size]
 
     def free_runs(self, place: int) -> tuple[int, ...]:
-        """`Summary.free_runs` of the second at `place`."""
+        """Return `Summary.free_runs` of the second at index `place`."""
         return self._free_runs[place]
 
     def latency_buckets(self, latency: str, place: int) -> bytes:
-        """`Latency.buckets` of the second at `place`."""
+        """Return `Latency.buckets` of the second at index `place`."""
         return self._buckets[place][_LATENCIES.index(latency)]
 
     def place_at(self, time_ns: int) -> int:
-        """Place of the newest second that had begun by `time_ns`, -1 before the first."""
+        """Return the index of the newest second that started by `time_ns`, or -1."""
         return int(np.searchsorted(self.time_ns, time_ns, "right")) - 1
 
     def bins(self, name: str, places: IntArray) -> npt.NDArray[np.generic]:
-        """A column of `AddressBins` in the seconds at `places`, shape (len(places), bins); all have as many bins as
-        the last of them. A place of -1, and one without bins, is 0 (owner: -1)."""
+        """Return a column of `AddressBins` for the seconds at `places`, shape (len(places), bins).
+
+        All rows have the number of bins of the last non-empty one. Rows for index -1 and for seconds without bins are 0
+        (owner: -1).
+        """
         dtype = _DTYPES.get(name, np.dtype(np.uint8))
         rows = [np.frombuffer(self._packer.column(bins, name), dtype) for bins in self._bins_of(places.tolist())]
         num_bins = next((row.size for row in reversed(rows) if row.size), 0)
@@ -124,12 +132,11 @@ class SessionOverview:
         for into, row in zip(table, rows, strict=True):
             if row.size == num_bins:
                 into[:] = row
-            elif row.size:  # of another engine start, with another pool
+            elif row.size:  # from another engine start, with another pool size
                 into[:] = row[np.arange(num_bins) * row.size // num_bins]
         return table
 
     def extend(self, summaries: Iterable[Summary], events: Iterable[TimedEvent] = ()) -> None:
-        """Add what came."""
         for summary in summaries:
             self._add(summary)
             self.phases.add(summary.phases, summary.epoch)
@@ -141,7 +148,7 @@ class SessionOverview:
         self.version += self.events.extend(events)
 
     def forget_before(self, time_ns: int) -> None:
-        """Seconds that ended by `time_ns` go, and the events before it."""
+        """Drop the seconds that ended by `time_ns`, and earlier events, phases and stops."""
         num_gone = int(np.searchsorted(self.time_ns, time_ns - SECOND_NS, "right"))
         self.events.forget_before(time_ns)
         self.phases.forget_before(time_ns)
@@ -178,7 +185,9 @@ class SessionOverview:
             self._thin_out()
 
     def _spread(self, summary: Summary) -> FloatArray | None:
-        """Move tokens of the step that the newest second carried to the seconds before it, as far as they are here."""
+        """Move tokens of the newest second's carried step to the earlier seconds in which it ran, as far as they are
+        in the overview.
+        """
         step, at = summary.carried_step, self._size - 1
         if step is None or not 0 < step.before_ns <= step.length_ns <= _MAX_STEP_NS:
             return None
@@ -196,7 +205,7 @@ class SessionOverview:
         return carried
 
     def _move(self, carried: FloatArray, at: int) -> None:
-        """Take `carried` from the rates of the second at `at`, and add it to those before."""
+        """Subtract `carried` from the rates of the second at index `at`, and add it to those before."""
         columns = self._columns[-len(_SPREAD) :]
         num_before = min(carried.shape[1], at)
         columns[:, at - num_before : at] += carried[:, carried.shape[1] - num_before :]
@@ -217,7 +226,7 @@ class SessionOverview:
             self._columns = np.concatenate((self._columns, np.empty_like(self._columns)), axis=1)
 
     def _thin_out(self) -> None:
-        """Half of the bins go, every other second's."""
+        """Drop the bins of every other second that has some."""
         self._stride *= 2
         held = [place for place, bins in enumerate(self._bins) if bins is not None]
         for place in held[1::2]:
@@ -225,7 +234,7 @@ class SessionOverview:
             self._bins[place] = None
 
     def _bins_of(self, places: list[int]) -> Iterator[Packed]:
-        """Of each place; hours in which nothing changed are walked through once where places ascend."""
+        """Yield the bins of each index. For ascending indices, long stretches without changes are scanned only once."""
         before, found = -1, NOTHING
         for place in places:
             own = self._bins[place] if place >= 0 else None
@@ -250,7 +259,7 @@ class SessionOverview:
 
 def _numbers(summary: Summary) -> list[float]:
     numbers = [float(getattr(summary, name)) for name in SCALARS]
-    numbers = [np.nan if at < 0 else at for at in numbers]  # nothing that is told is less than nothing
+    numbers = [np.nan if at < 0 else at for at in numbers]  # negative values mean unknown
     for name in _LATENCIES:
         latency: Latency = getattr(summary, name)
         numbers.append(float(latency.count))
@@ -260,9 +269,8 @@ def _numbers(summary: Summary) -> list[float]:
 
 
 class BinPacker:
-    """Address bins as an overview keeps them: each column compressed, shared with the second before where equal.
-
-    Of one overview, in one thread.
+    """Compresses the columns of address bins, and shares a column with the previous bins if it is equal. For one
+    overview and one thread.
     """
 
     def __init__(self) -> None:
@@ -272,7 +280,7 @@ class BinPacker:
         self._last_packed = NOTHING
 
     def pack(self, bins: AddressBins) -> Packed:
-        """The columns; one that is as in the bins that were packed before is the same object."""
+        """Compress the columns. A column equal to that of the previous call is the same object."""
         packed = tuple(
             before if column == last else self._compressor.compress(column)
             for column, last, before in zip(_columns(bins), _columns(self._last), self._last_packed, strict=True)
@@ -281,13 +289,12 @@ class BinPacker:
         return packed
 
     def column(self, packed: Packed, name: str) -> bytes:
-        """One column as it was."""
         column = packed[_PLACES[name]]
         return self._decompressor.decompress(column) if column else b""
 
 
 def num_bytes(packed: Packed | None) -> int:
-    """Memory of the columns, those included that others have as well."""
+    """Return the memory of the columns, including shared ones."""
     return 0 if packed is None else sum(map(len, packed))
 
 

@@ -1,6 +1,7 @@
-"""Makes summaries and timed events out of telemetry in its order: the same live, while recording, and from a file.
+"""Computes summaries and timed events from telemetry messages in order, identically live, while recording, and from a
+file.
 
-Owns what was counted in the second in progress. The state at its end is the follower's, which its caller feeds after.
+Owns the counts of the current second. The state at its end comes from the follower, which the caller feeds afterwards.
 """
 
 from __future__ import annotations
@@ -42,12 +43,14 @@ from kvscope_telemetry.summaries.summary import SECOND_NS, AddressBins, CarriedS
 from kvscope_telemetry.summaries.unknown import unknown_fields
 
 _LATE_NS: Final = 2_000_000_000
-"""Heartbeats come twice a second: after a longer silence the whole process had no time, and no step could end."""
+"""Longest expected interval of heartbeats, which are sent twice a second. After a longer one, the whole process had no
+CPU time and no step could end.
+"""
 _LEVELS: Final = ("num_running", "num_waiting")
 _TOTALS: Final = tuple(
     name for name in Counters.__struct_fields__ if name in Summary.__struct_fields__ and name not in _LEVELS
 )
-"""Counters of the epoch: a summary has their increase."""
+"""Counters of the epoch. A summary has their increase."""
 MAX_TIME_NS: Final = (1 << 62) - 1
 _PHASES: Final = ("schedule_ns", "run_ns", "forward_ns", "commit_ns", "record_ns")
 _MOVED: Final = ("work.weights_bytes", "work.kv_read_bytes", "work.kv_written_bytes", "work.other_bytes")
@@ -56,22 +59,21 @@ _COUNTED: Final = (
     *_MOVED,
     *(f"timings.{name}" for name in _PHASES),
 )
-"""Of each frame, to be added up."""
 _counted_of: Final = attrgetter(*_COUNTED)
 _SAMPLED: Final = ("utilization", "power_watts", "temperature_celsius", "process_bytes", "memory_used_bytes")
 
 
 class Summarizer:
-    """Call `add_message` with every message, before `follower` is fed with it; it gives the seconds that ended.
+    """Computes summaries. Call `add_message` with every message, before `follower` is fed with it.
 
-    `events` gathers what happened since it was taken last.
+    `take_events` returns the events collected so far.
     """
 
     def __init__(self, follower: Follower) -> None:
         self._follower = follower
         self._second = -1
         self._began_ns = MAX_TIME_NS
-        """The earliest message: what its step began with was no earlier for who listens."""
+        """Time of the earliest message. Events of its step are not dated earlier."""
         self._epoch: int | None = None
         self._offset_ns = 0
         self._last_seq: int | None = None
@@ -88,7 +90,7 @@ class Summarizer:
         self._begin()
 
     def add_message(self, message: TelemetryMessage, log_time_ns: int) -> list[Summary]:
-        """The next message, recorded at `log_time_ns`."""
+        """Process the next message, recorded at `log_time_ns`. Returns the summaries of seconds that ended."""
         second = log_time_ns // SECOND_NS
         self._began_ns = min(self._began_ns, log_time_ns)
         done = self.close() if second > self._second else []
@@ -113,14 +115,16 @@ class Summarizer:
         return done
 
     def go_on_from(self, snapshot: Snapshot, log_time_ns: int) -> None:
-        """The state that `follower` has, of which all was told elsewhere; its blocks are not looked at."""
+        """Continue from the state of `follower`, whose events and phases were reported elsewhere. The snapshot's
+        blocks are not used.
+        """
         self._restate(snapshot, log_time_ns)
         self._peaks.begin(self._follower.mirror, log_time_ns)
         self._phases.take()
         self._moments.take()
 
     def close(self) -> list[Summary]:
-        """The second in progress as far as it is; empty when there is no state to speak of."""
+        """Return the summary of the current second so far; empty if there is no state."""
         self._follower.settle()
         mirror = self._follower.mirror
         done = []
@@ -130,11 +134,11 @@ class Summarizer:
         return done
 
     def restate(self) -> None:
-        """The next summary has its bins, whether they changed or not: it begins a file."""
+        """Include the bins in the next summary even if they did not change, because it starts a file."""
         self._seen_version = -1
 
     def take_events(self) -> list[TimedEvent]:
-        """Since the last call, oldest first."""
+        """Return and clear the events since the last call, oldest first."""
         taken, self._events = self._events, []
         return taken
 
@@ -167,7 +171,7 @@ class Summarizer:
         self._last_seq = max(snapshot.seq, self._last_seq or 0)
 
     def _count(self, frame: Frame, log_time_ns: int) -> None:
-        """Little for each frame: they are added up when the second ends."""
+        """Collect a frame. Frames are only added up at the end of the second."""
         self._offset_ns = log_time_ns - frame.time_ns
         if self._last_seq is not None and frame.seq != self._last_seq + 1:
             self._note_place(frame.seq)
@@ -181,7 +185,7 @@ class Summarizer:
             self._note_event(event, frame.epoch)
 
     def _note_step(self, frame: Frame, log_time_ns: int) -> None:
-        """Note the first step that ended in this second, if it began in an earlier one."""
+        """Record the first step that ended in this second, if it started in an earlier one."""
         if self._has_stepped or not frame.batch.number:
             return
         self._has_stepped = True
@@ -203,14 +207,14 @@ class Summarizer:
             self._num_lost += max(0, seq - self._last_seq - 1)
 
     def _settle_totals(self) -> None:
-        """Of the frames so far, the last of which has the totals of all."""
+        """Add the increase of the totals over the frames so far; the last frame has the totals of all."""
         if self._frames:
             if not self._totals:
                 self._note_totals(self._frames[0].counters)
             self._note_totals(self._frames[-1].counters)
 
     def _note_totals(self, counters: Counters) -> None:
-        """A total that is met for the first time is none of this second."""
+        """Add the increase of the totals. The first value of a total is only a baseline."""
         for name in _TOTALS:
             total = getattr(counters, name)
             grown = max(0, total - self._totals.get(name, total))
@@ -218,10 +222,9 @@ class Summarizer:
             self._totals[name] = total
 
     def _added_up(self) -> dict[str, int]:
-        """What the frames of the second come to."""
         self._settle_totals()
         counted = zip(*map(_counted_of, self._frames), strict=True) if self._frames else [()] * len(_COUNTED)
-        # A sum of numbers that each fit the format need not: no engine has that many.
+        # The sum of valid numbers may exceed the format's range. Real engines do not reach it.
         sums = {name: min(sum(values), MAX_I64) for name, values in zip(_COUNTED, counted, strict=True)}
         return {
             "num_steps": self._num_steps(),
@@ -234,7 +237,9 @@ class Summarizer:
         }
 
     def _num_steps(self) -> int:
-        """Frames of a step each: one that tells what changed without a step has the number of the step before."""
+        """Return the number of frames with a new step. A frame that reports changes without a step repeats the
+        previous step's number.
+        """
         before, found = self._step, 0
         for frame in self._frames:
             found += frame.step != before
@@ -291,11 +296,12 @@ class Summarizer:
         return summary if mirror.capabilities == OWN_ENGINE else self._without_unknown(summary, mirror)
 
     def _since_begin_ns(self, peak: Peak) -> int:
-        """Time from the beginning of the second in progress to `peak`."""
         return max(0, peak.time_ns - self._second * SECOND_NS)
 
     def _without_unknown(self, summary: Summary, mirror: Mirror) -> Summary:
-        """With what frames cannot tell of this engine, and without what it does not tell."""
+        """Replace the fields that this engine reports by other messages than frames, and mark the ones that it does
+        not report as unknown.
+        """
         capabilities = mirror.capabilities
         changes: dict[str, object] = dict.fromkeys(unknown_fields(capabilities), -1)
         if not capabilities.free_rows:
@@ -316,14 +322,14 @@ class Summarizer:
         return msgspec.structs.replace(summary, **changes)
 
     def _stops(self, mirror: Mirror) -> tuple[Stop, ...]:
-        """News of when the engine stood still, up to the newest message."""
+        """Return the engine's stops since the last summary, up to the newest message."""
         now_ns = self._newest_ns - self._offset_ns
         news = RunningTime(mirror.stops.since(self._stops_told_ns)).within(0, now_ns)
         self._stops_told_ns = now_ns
         return tuple(RunningTime(news).shifted(self._offset_ns))
 
     def _longest_wait_s(self, mirror: Mirror) -> float:
-        """At the end of the second, by the engine's clock."""
+        """Longest current wait at the end of the second, on the engine's clock."""
         arrivals = mirror.requests.arrival_ns[mirror.requests.state == RequestState.WAITING]
         if not arrivals.size:
             return 0.0
@@ -342,7 +348,7 @@ def _in_use(mirror: Mirror, tier: Tier) -> int:
 
 
 def latency_of(buckets: Buckets | None) -> Latency:
-    """Of latencies that are told as a histogram: percentiles as ranges."""
+    """Return a summary of latencies reported as a histogram, with percentiles as ranges."""
     if buckets is None or not buckets.total:
         return Latency()
     p50, p95, p99 = (buckets.percentile(share) for share in (0.50, 0.95, 0.99))
@@ -366,11 +372,10 @@ def _latency(parts: list[bytes]) -> Latency:
 
 
 class Stall:
-    """How long an engine's unfinished requests have been without a step that ended. Knows heartbeats alone.
+    """Measures how long an engine's unfinished requests have been without a completed step. Depends on heartbeats only.
 
-    All by the engine's clock: a window that is slow, or a wire that is, makes an engine look no slower.
-
-    Fed with the heartbeats of an engine in their order.
+    Uses the engine's clock, so that a slow window or network does not make the engine look slower. Feed it the
+    heartbeats of an engine in order.
     """
 
     def __init__(self) -> None:
@@ -378,7 +383,7 @@ class Stall:
         self._since_ns = self._last_ns = 0
 
     def seen(self, beat: Heartbeat) -> float:
-        """Seconds since a step ended, or there was something to do."""
+        """Return the seconds since a step ended, or since there was work."""
         place = (beat.epoch, beat.step)
         if place != self._place or not beat.num_unfinished or beat.paused_by:
             self._place, self._since_ns = place, beat.time_ns

@@ -1,7 +1,7 @@
-"""A summary: one second of a session, small enough that hours of them are read at once.
+"""Summary of one second of a session, small enough to read hours of them together.
 
-Owns what is in it and how it lies in a recording (JSON, with a schema). Who computes it is `summarizer`; what a view
-makes of many is `overview`.
+Owns its contents and its encoding in a recording (JSON, with a schema). `summarizer` computes it; `session_overview`
+collects many.
 """
 
 from __future__ import annotations
@@ -16,66 +16,70 @@ from kvscope_telemetry.messages.telemetry import Event, Stop
 
 SECOND_NS: Final = 1_000_000_000
 MAX_BINS: Final = 1_024
-"""Address bins: a pool of fewer rows has one a row."""
+"""Maximum number of address bins. A pool with fewer rows has one bin per row."""
 MAX_SUMMARY_BYTES: Final = 1 << 20
 MAX_LIST_BYTES: Final = 4 * MAX_SUMMARY_BYTES
-"""Of events that lie together."""
+"""Maximum size of an encoded list of events."""
 
 
 class Latency(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Of the times that ended in the second; -1 where there were none."""
+    """Latencies that ended in the second; -1 if there were none."""
 
     count: int = 0
     p50_s: float = -1.0
     p95_s: float = -1.0
     p99_s: float = -1.0
     p50_above_s: float = -1.0
-    """Where latencies are told as a histogram: the percentile is above this and at most `p50_s`; -1: it is `p50_s`. So
-    are the next two. A percentile without an upper bound is -1."""
+    """Lower bound of the percentile if the engine reports a histogram: the percentile is above this and at most
+    `p50_s`. -1: the percentile is `p50_s`. The next two fields are alike. A percentile without an upper bound is
+    -1.
+    """
     p95_above_s: float = -1.0
     p99_above_s: float = -1.0
     buckets: bytes = b""
-    """How many took how long (`latency_buckets`); empty where latencies are told as a histogram."""
+    """Latency buckets (`latency_buckets`); empty if the engine reports a histogram."""
 
 
 class AddressBins(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """The ledger's rows, in order, over equal bins (`bin_edges`); packed little-endian, base64 in JSON.
+    """The ledger's rows aggregated over equal bins in address order (`bin_edges`); packed little-endian, base64 in
+    JSON.
 
-    Shares are 0 to 255, and never 0 where there is one at all.
+    Shares are scaled to 0 to 255, and at least 1 where the count is not 0.
     """
 
     active: bytes = b""
-    """u1: share of the rows that a request holds."""
+    """u1: share of the rows that requests hold."""
     cached: bytes = b""
-    """u1: share of the rows that nobody holds and a later prompt may reuse."""
+    """u1: share of the rows that are cached for later prompts and held by no request."""
     shared: bytes = b""
     """u1: share of the rows that several requests hold."""
     filled: bytes = b""
     """u1: share of the slots that hold a token."""
     owner: bytes = b""
-    """i4: the newest request that owns a row of the bin, -1 none."""
+    """i4: the newest request that owns a row of the bin, or -1."""
 
 
 class CarriedStep(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """The step that ended first in a second, if it began before that second: its tokens were computed in both."""
+    """The step that ended first in a second, if it started before that second: its tokens were computed in both."""
 
     before_ns: int = 0
-    """Time from its beginning to the beginning of the second in which it ended."""
+    """Time from the step's start to the start of the second in which it ended."""
     length_ns: int = 0
-    """Time from its beginning to its end."""
     prefill_tokens: int = 0
     decode_tokens: int = 0
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """The second that begins at `time_ns`. Counts are of this second (tokens: of steps that ended in it); `num_…` and
-    `…_blocks` without a verb are levels at its end, `peak_…` the largest values within it. -1: unknown."""
+    """Summary of the second that starts at `time_ns`.
+
+    Counts are of this second (tokens: of steps that ended in it). `num_...` and `..._blocks` without a verb are levels
+    at its end, `peak_...` are maxima within it. -1: unknown.
+    """
 
     time_ns: int
-    """By the recording's clock: nanoseconds since 1970."""
+    """Start of the second on the recording's clock, in nanoseconds since 1970."""
     epoch: int
     step: int = 0
-    """The newest at its end."""
     num_steps: int = 0
     num_lost_frames: int = 0
     num_running: int = 0
@@ -83,22 +87,24 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     active_blocks: int = 0
     cached_blocks: int = 0
     free_blocks: int = 0
-    """Blocks that there is room for."""
+    """Blocks that can be allocated without evicting cached ones; fewer than the free rows if not every
+    row has memory.
+    """
     shared_blocks: int = 0
     host_blocks: int = 0
-    """Places of host memory in use."""
+    """Blocks in use in host memory."""
     disk_blocks: int = 0
     used_slots: int = 0
     """Slots of active blocks that hold a token."""
     longest_free_run: int = 0
-    """Blocks, one after another in address order, that hold nothing."""
+    """Length of the longest run of free blocks in address order."""
     num_free_runs: int = 0
     free_runs: tuple[int, ...] = ()
-    """How many runs have 1, 2 to 3, 4 to 7, … blocks."""
+    """Number of runs with 1, 2 to 3, 4 to 7, ... blocks."""
     prefill_tokens: int = 0
     decode_tokens: int = 0
     cached_tokens: int = 0
-    """As in `messages.Counters`."""
+    """Token counts as defined in `messages.Counters`, like the two above."""
     admitted: int = 0
     finished: int = 0
     aborted: int = 0
@@ -117,57 +123,62 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     first_token: Latency = Latency()
     inter_token: Latency = Latency()
     queued: Latency = Latency()
-    """What each of the three counts is in `latencies`."""
+    """Latencies as defined in `latencies`, like the two above."""
     utilization: float = -1.0
     power_watts: float = -1.0
     temperature_celsius: float = -1.0
     process_bytes: int = -1
     memory_used_bytes: int = -1
     num_rows: int = 0
-    """Rows of the ledger, over which the bins are."""
+    """Number of ledger rows that the bins cover."""
     bins: AddressBins | None = None
-    """None: as in the second before."""
+    """Address bins; None if they are those of the previous second."""
     longest_wait_s: float = -1.0
-    """How long the request that waits longest for its first step has waited; 0 where none waits."""
+    """Longest current wait of a request for its first step; 0 if none waits."""
     stalled_s: float = -1.0
-    """How long unfinished requests have been without a step that ended, as the engine's heartbeats tell; 0 where there
-    are none, and where somebody holds the engine's steps."""
+    """Time since the last completed step while there are unfinished requests, from the engine's heartbeats. 0 if there
+    are none, or while the engine is paused.
+    """
     phases: bytes | None = None
-    """Phases of requests that no event tells (`request_phases.PHASE`); None: nobody looked for them."""
+    """Phases of requests that no event reports (`request_phases.PHASE`); None if they were not recorded."""
     pool_blocks: int = -1
-    """Blocks of the pool, where not all of active, cached and free ones are known; otherwise -1: their sum."""
+    """Number of blocks in the pool, if active, cached and free ones are not all known; otherwise -1, and their sum
+    applies.
+    """
     draft_tokens: int = 0
-    """Guessed ahead and checked, and those of them that were right."""
+    """Draft tokens that were verified. `accepted_tokens` of them were accepted."""
     accepted_tokens: int = 0
     flops: int = 0
-    """That its steps' forward passes had to do at least, and bytes that they had to move: over `forward_ns` both are
-    what was achieved."""
+    """Minimum floating-point operations of the steps' forward passes, and `moved_bytes` the minimum bytes moved.
+    Divided by `forward_ns`, they are the achieved rates.
+    """
     moved_bytes: int = 0
     stops: tuple[Stop, ...] = ()
-    """When the engine stood still, by the recording's clock: stops that ended in the second, each as a whole, and what
-    there was so far of one that goes on. The first summary of an engine start has those of before as well."""
+    """Stops of the engine on the recording's clock: those that ended in the second, each as a whole, and the elapsed
+    part of a current one. The first summary of an engine start also has the earlier ones.
+    """
     prompt_tokens: int = -1
     generation_tokens: int = -1
     restored_tokens: int = -1
     recomputed_tokens: int = -1
-    """These four as in `messages.Counters`."""
+    """Counts as defined in `messages.Counters`, like the three above."""
     moments: bytes | None = None
-    """When requests first ran and got their first token (`moments.RequestMoment`); None: nobody looked for them."""
+    """When requests first ran and got their first token (`moments.RequestMoment`); None if not recorded."""
     peak_active_blocks: int = -1
     peak_active_ns: int = -1
-    """Time from the beginning of the second until `peak_active_blocks` was first reached."""
+    """Time from the start of the second until `peak_active_blocks` was first reached."""
     peak_running: int = -1
     peak_running_ns: int = -1
     peak_waiting: int = -1
     peak_waiting_ns: int = -1
     held_slots: int = -1
-    """Slots that requests hold, and those of them that are wasted (`state.pool_use`)."""
+    """Slots that requests hold. `wasted_slots` of them are unused (`state.pool_use`)."""
     wasted_slots: int = -1
     carried_step: CarriedStep | None = None
 
 
 class TimedEvent(msgspec.Struct, frozen=True, gc=False):
-    """An event, and when it was by the recording's clock."""
+    """An event, with its time on the recording's clock."""
 
     time_ns: int
     epoch: int
@@ -175,7 +186,7 @@ class TimedEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class TimedEvents(msgspec.Struct, frozen=True, gc=False):
-    """Events of some seconds, which lie together: thousands of small messages would take more than what they tell."""
+    """Events of some seconds in one message: in thousands of small messages, the overhead would exceed the contents."""
 
     events: list[TimedEvent]
 
@@ -188,32 +199,30 @@ _encoder: Final = msgspec.json.Encoder()
 
 
 def encode(item: Summary | TimedEvent) -> bytes:
-    """As JSON."""
     return _encoder.encode(item)
 
 
 def join_events(encoded: Iterable[bytes]) -> bytes:
-    """As a `TimedEvents`; `encoded` each as `encode` gave it."""
+    """Join events, each encoded by `encode`, into an encoded `TimedEvents`."""
     return b'{"events":[' + b",".join(encoded) + b"]}"
 
 
 def decode_event_list(data: bytes) -> list[TimedEvent]:
-    """Raises ProtocolError for what is none."""
+    """Parse an encoded `TimedEvents`. Raises ProtocolError if it is invalid."""
     return _decoded(_event_lists, data, MAX_LIST_BYTES).events
 
 
 def decode_summary(data: bytes) -> Summary:
-    """Raises ProtocolError for what is none."""
+    """Parse a summary. Raises ProtocolError if it is invalid."""
     return _decoded(_summaries, data)
 
 
 def decode_event(data: bytes) -> TimedEvent:
-    """Raises ProtocolError for what is none."""
+    """Parse an event. Raises ProtocolError if it is invalid."""
     return _decoded(_events, data)
 
 
 def schema_of(kind: type[msgspec.Struct]) -> bytes:
-    """Its JSON schema, for other tools."""
     return msgspec.json.encode(msgspec.json.schema(kind))
 
 

@@ -1,7 +1,7 @@
-"""Which fields of a second's summary are unknown for an engine that does not report everything: -1 there, and NaN in an
-overview.
+"""Determines which fields of a second's summary are unknown for an engine that does not report everything.
 
-Owns which capability each field needs. Knows no engine by its name.
+Such fields are -1 in the summary and NaN in an overview. Owns which capability each field requires. Knows no engine by
+its name.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _NEEDED_FOR: Final[dict[str, tuple[str, ...]]] = {
 
 
 def unknown_fields(capabilities: Capabilities) -> frozenset[str]:
-    """Of a `Summary`, those that such an engine does not tell."""
+    """Return the fields of `Summary` that an engine with `capabilities` does not report."""
     if capabilities == OWN_ENGINE:
         return frozenset()
     missing = [fields for name, fields in _NEEDED_FOR.items() if not getattr(capabilities, name)]

@@ -1,1 +1,3 @@
-"""Two recordings compared: how they lie side by side, their figures, and whether these differ by more than chance."""
+"""Comparison of two recordings: their alignment in time, their figures, and whether differences exceed random
+variation.
+"""

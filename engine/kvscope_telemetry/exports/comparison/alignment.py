@@ -1,4 +1,4 @@
-"""Maps moments of one timeline to another's, and finds the named moments by which the two can be aligned.
+"""Maps moments of one timeline to another, and finds named moments by which the two can be aligned.
 
 Times are nanoseconds since 1970, on each recording's own clock. Knows no files.
 """
@@ -21,7 +21,7 @@ PEAK: Final = "peak of KV usage"
 
 @dataclass(frozen=True, slots=True)
 class AlignedMoment:
-    """A moment with a name: from the overview, or a bookmark."""
+    """A named moment, from the overview or a bookmark."""
 
     name: str
     time_ns: int
@@ -29,26 +29,26 @@ class AlignedMoment:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """The offset from A's moments to the moments of B beside them."""
+    """Offset from moments of recording A to the corresponding moments of recording B."""
 
     offset_ns: int = 0
 
     @classmethod
     def of(cls, moment_a_ns: int, moment_b_ns: int) -> Alignment:
-        """Align these two moments; equal ones mean that both runs share one clock."""
+        """Align these two moments. Equal moments mean that both runs share one clock."""
         return cls(moment_b_ns - moment_a_ns)
 
     def to_b(self, time_ns: int) -> int:
-        """Return the moment of B beside this moment of A."""
         return time_ns + self.offset_ns
 
     def to_a(self, time_ns: int) -> int:
-        """Return the moment of A beside this moment of B."""
         return time_ns - self.offset_ns
 
 
 def moments(overview: SessionOverview, bookmarks: Iterable[AlignedMoment] = ()) -> list[AlignedMoment]:
-    """Return the named moments of a timeline, `bookmarks` last; of moments with the same name the first."""
+    """Return the named moments of a timeline, `bookmarks` last. Of moments with the same name, only the first is
+    included.
+    """
     found = [
         AlignedMoment(name, time_ns)
         for kind, name in _FIRST_OF.items()
@@ -64,7 +64,7 @@ def moments(overview: SessionOverview, bookmarks: Iterable[AlignedMoment] = ()) 
 
 
 def shared(a: Sequence[AlignedMoment], b: Sequence[AlignedMoment]) -> list[tuple[AlignedMoment, Alignment]]:
-    """Return the moments that both runs have, as they are in A, each with the alignment by it."""
+    """Return the moments of A that B has too, each with the alignment that it defines."""
     of_b = {moment.name: moment.time_ns for moment in b}
     return [(each, Alignment.of(each.time_ns, of_b[each.name])) for each in a if each.name in of_b]
 

@@ -1,6 +1,6 @@
-"""Compares two runs: the key figures of each, their difference, and that difference beside the spread of the runs.
+"""Compares two runs: their key figures, the differences, and whether these exceed the variation within the runs.
 
-Made of the overviews alone: it costs no replaying. Knows no words but the figures' own, and no files.
+Computed from the overviews alone, without replaying. Knows no files, and no texts other than those of the figures.
 """
 
 from __future__ import annotations
@@ -44,9 +44,11 @@ _POOL: Final = {
 
 
 NUM_PARTS: Final = 60
-"""More say no more, and a window that is open takes them again and again."""
+"""Maximum number of parts for the spread of a figure. More would add no information, and an open window recomputes
+them repeatedly.
+"""
 _RATIO_UNITS: Final = ("s", "tokens/s", "1/min")
-"""Times and rates are compared as ratios."""
+"""Units of times and rates, which are compared as ratios."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class Run:
 
 
 class RunParts(msgspec.Struct, frozen=True):
-    """Quantiles of a figure taken in up to `NUM_PARTS` parts of a run of equal length, in its own unit."""
+    """Quantiles of a figure over up to `NUM_PARTS` parts of a run of equal length, in the figure's unit."""
 
     p5: float
     p50: float
@@ -67,7 +69,7 @@ class RunParts(msgspec.Struct, frozen=True):
 
 
 class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure of both runs; None means not known."""
+    """A figure of both runs; None if unknown."""
 
     key: str
     label: str
@@ -75,40 +77,35 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
     a: float | None
     b: float | None
     difference: float | None
-    """b - a."""
     verdict: Verdict
     test: Method
     a_windows: int
-    """Parts of A in which the figure is known, of `NUM_WINDOWS`: the test's n."""
+    """Number of windows of A, out of `NUM_WINDOWS`, in which the figure is known: the test's sample size."""
     b_windows: int
     low: float | None
-    """In 19 of 20 cases b / a is from `low` to `high`, by the test of ratios; by the other b - a. None: no test."""
+    """Lower end of the 95 % interval of b / a if `test` compares ratios, otherwise of b - a; `high` is the upper end.
+    None without a test.
+    """
     high: float | None
     a_parts: RunParts | None
-    """How the figure was spread over the run."""
+    """Spread of the figure over the run."""
     b_parts: RunParts | None
 
 
 class SettingDifference(msgspec.Struct, frozen=True):
-    """A setting in which the two engines differ."""
-
     name: str
     a: str
     b: str
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """The whole result."""
-
     a: Digest
     b: Digest
     settings: tuple[SettingDifference, ...]
-    """Where the two engines are not alike."""
     rows: tuple[ComparisonRow, ...]
 
 
 def compare(a: Run, b: Run) -> Comparison:
-    """Compare the figures of both runs."""
     of_a, of_b = (digest(run.recording, run.overview, run.span) for run in (a, b))
     return Comparison(of_a, of_b, _unlike(of_a, of_b), tuple(_row(figure, a, b) for figure in FIGURES))
 
@@ -139,7 +136,9 @@ def _row(figure: Figure, a: Run, b: Run) -> ComparisonRow:
 
 
 def _values(figure: Figure, run: Run, number: int, least_s: float) -> FloatArray:
-    """The figure in so many equal parts of the run, NaN where it is not known; none where parts would be too short."""
+    """Return the figure in `number` equal parts of the run, NaN where it is unknown; empty if the parts would be
+    shorter than `least_s`.
+    """
     if not figure.has_spread or run.span.length_s < number * least_s:
         return np.empty(0)
     parts = windows(run.overview, run.span, number)
@@ -174,11 +173,8 @@ def _word(value: object) -> str:
 
 
 def windows(overview: SessionOverview, span: Span, number: int) -> list[tuple[slice, Span]]:
-    """Which figures two runs are compared by, and the parts of a run that tell how far each strays.
-
-    What they are is `summaries.figures`'.
-
-    `span` in so many parts of equal length, each with whole seconds of the overview.
+    """Split `span` into `number` parts of equal length. Returns for each the slice of the overview's seconds that
+    start in it, and the time range of these seconds.
     """
     rows = rows_in(overview, span)
     edges = span.from_ns + (span.until_ns - span.from_ns) * np.arange(number + 1) // number

@@ -1,4 +1,4 @@
-"""The comparison as a table for other tools: numbers with their units, a row a figure."""
+"""Converts a comparison to a table for other tools, with one row per figure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _QUANTILES = ("p5", "p50", "p95")
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """A row a figure; numbers are in the row's unit."""
+    """Return a table with one row per figure. Numbers are in the unit of the row."""
     rows = comparison.rows
     texts = [Column(name, "text", [str(getattr(row, name)) for row in rows]) for name in ("key", "label", "unit")]
     numbers = [
@@ -36,5 +36,4 @@ def _quantile(parts: RunParts | None, name: str) -> float:
 
 
 def write_comparison_csv(comparison: Comparison, file: BinaryIO) -> None:
-    """As CSV."""
     write_csv(comparison_table(comparison), file)

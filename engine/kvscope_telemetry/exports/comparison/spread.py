@@ -1,14 +1,15 @@
-"""Whether two runs differ by more than each varies by itself, and by how much they may differ.
+"""Tests whether two runs differ by more than each varies by itself, and estimates the interval of the difference.
 
-A run is cut into `NUM_WINDOWS` windows of equal length and a figure is taken in each. Seconds depend on each other: a
-request holds its blocks for many of them. So a standard error over seconds, or over 10 s each, calls one run in three
-different from itself. Few long windows hardly do, and Student's t is right for few (Ibragimov and Müller 2010, doi
-10.1198/jbes.2009.08046). The errors of both runs are joined after Welch.
+A run is cut into `NUM_WINDOWS` windows of equal length, and a figure is measured in each. Seconds are correlated,
+because a request holds its blocks for many of them. Therefore a standard error over seconds, or over intervals of 10 s,
+finds one in three runs different from itself. A few long windows are hardly correlated, and Student's t is valid for
+few samples (Ibragimov and Mueller 2010, doi 10.1198/jbes.2009.08046). The errors of both runs are combined by Welch's
+method.
 
 Times and rates are compared by their logarithms, as ratios (Fleming and Wallace 1986, doi 10.1145/5666.5673): they are
-above 0 and skewed, and on a linear scale one slow window widens the error of a run until nothing is far from it. What
-may be 0, and shares, are compared as they are. A test that does not tell two runs apart says nothing of their being
-alike: the interval says how far apart they may be. Knows no figures and no files.
+positive and skewed, and on a linear scale one slow window would increase a run's error so much that no difference is
+significant. Figures that may be 0, and shares, are compared by difference. If the test finds no difference, this does
+not prove that the runs are equal: the interval shows how far apart they may be. Knows no figures and no files.
 """
 
 from __future__ import annotations
@@ -23,36 +24,37 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
 NUM_WINDOWS: Final = 5
-"""Halves of one run whose seconds go with each other over 20 s are found equal in 93 % of the cases from 5 minutes a
-half on; by 8 windows in 89 %, by windows of 10 s in 66 %."""
+"""Windows per run. With seconds correlated over 20 s, two halves of one run are found equal in 93 % of the cases if a
+half has at least 5 minutes; with 8 windows in 89 %, with windows of 10 s in 66 %.
+"""
 MIN_WINDOW_S: Final = 2.0
-"""Windows of less say nothing."""
+"""Minimum length of a window. Shorter ones give no meaningful figures."""
 _FEWEST: Final = 3
 _T_975: Final = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
 )
-"""Student's t that 97.5 % are below, for 1 degree of freedom and more."""
+"""97.5 % quantiles of Student's t for 1, 2, 3, ... degrees of freedom."""
 _NOTHING: Final = 1e-9
-"""Of the larger value: what is less is rounding."""
+"""Relative difference up to which values count as equal, to allow for rounding."""
 
 
 class Verdict(StrEnum):
-    """Whether a difference is larger than the runs' own variation."""
+    """Whether a difference exceeds the variation within the runs."""
 
     EQUAL = "equal"
     OPEN = "not significant"
-    """Two runs of the same may be as far apart: that they are alike is not said."""
+    """Two identical runs may differ as much. This does not mean that the runs are equal."""
     DIFFERENT = "different"
-    """Two runs of the same are that far apart in 1 of 20 cases."""
+    """Two identical runs differ this much in at most 1 of 20 cases."""
     UNTOLD = "not enough data"
     NONE = ""
-    """Nothing is known of one of them, or a run does not tell how much the figure varies: a length, a count, a peak."""
+    """The figure of a run is unknown, or its variation cannot be estimated from one run: a length, a
+    count or a peak.
+    """
 
 
 class Method(StrEnum):
-    """The test by which a difference was judged."""
-
     RATIO = "Welch's t of logarithms"
     DIFFERENCE = "Welch's t"
     NONE = ""
@@ -65,16 +67,21 @@ class JudgedDifference:
     verdict: Verdict
     test: Method = Method.NONE
     num_a: int = 0
-    """Windows of A in which the figure is known."""
     num_b: int = 0
     low: float | None = None
-    """Of b / a by the test of ratios, of b - a by the other; None where there is no test."""
+    """Lower end of the interval of b / a (ratio test) or b - a; None without a test."""
     high: float | None = None
 
 
 def judge(a: float | None, b: float | None, of_a: FloatArray, of_b: FloatArray, *, is_ratio: bool) -> JudgedDifference:
-    """Judge the difference between `a` and `b`, the figures of two whole runs. `of_a`, `of_b`: the figure in each run's
-    windows, shape (windows,), NaN where not known. `is_ratio`: the figure is a time or a rate.
+    """Judge the difference between `a` and `b`, the figures of two whole runs.
+
+    Args:
+        a: Figure of the first run; None if unknown.
+        b: Figure of the second run; None if unknown.
+        of_a: The figure in the windows of the first run, shape (windows,), NaN if unknown.
+        of_b: The figure in the windows of the second run.
+        is_ratio: The figure is a time or a rate.
     """
     if a is None or b is None:
         return JudgedDifference(Verdict.NONE)
@@ -94,8 +101,7 @@ def judge(a: float | None, b: float | None, of_a: FloatArray, of_b: FloatArray, 
 
 
 def _near(of_a: FloatArray, of_b: FloatArray) -> float:
-    """Two runs of the same are that near in 19 of 20 cases. Welch's: t of as many degrees of freedom as both have
-    together, times the error of the difference."""
+    """Return half the width of the 95 % interval of the difference, by Welch's t-test."""
     error_a, error_b = (float(each.var(ddof=1)) / each.size for each in (of_a, of_b))
     parts = error_a**2 / (of_a.size - 1) + error_b**2 / (of_b.size - 1)
     if parts <= 0:

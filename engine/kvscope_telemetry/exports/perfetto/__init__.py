@@ -1,1 +1,1 @@
-"""Traces for Perfetto, written by hand: some twenty fields of its protobuf messages."""
+"""Writes traces for Perfetto. Encodes some twenty fields of its protobuf messages without a protobuf library."""

@@ -1,9 +1,9 @@
-"""The packets of a Perfetto trace that we write: tracks, slices, instants, counters.
+"""Encodes the packets of a Perfetto trace that we write: tracks, slices, instants, counters.
 
 Owns the field numbers, which are those of perfetto's `protos/perfetto/trace` (`trace_packet.proto`,
 `clock_snapshot.proto` and, of `track_event`, `track_event.proto`, `track_descriptor.proto`, `counter_descriptor.proto`
-and `debug_annotation.proto`); a test parses what is written with perfetto's own definitions. Times are nanoseconds
-since 1970.
+and `debug_annotation.proto`). A test parses the output with perfetto's own definitions. Times are nanoseconds since
+1970.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Final
 _VARINT, _FIXED64, _BYTES = 0, 1, 2
 
 
-# Just enough of protobuf's encoding to write messages: fields of numbers, text, doubles and messages.
+# The part of protobuf's encoding that is needed to write messages: numbers, text, doubles and messages.
 def varint(value: int) -> bytes:
-    """0 and up in groups of seven bits; below 0 as two's complement of 64 bits."""
+    """Encode an integer in groups of seven bits. Negative values are encoded as 64-bit two's complement."""
     value &= (1 << 64) - 1
     out = bytearray()
     while value > 0x7F:
@@ -28,27 +28,24 @@ def varint(value: int) -> bytes:
 
 
 def number(field: int, value: int) -> bytes:
-    """An int, uint, enum or bool."""
+    """Encode an int, uint, enum or bool field."""
     return varint(field << 3 | _VARINT) + varint(value)
 
 
 def double(field: int, value: float) -> bytes:
-    """A double."""
     return varint(field << 3 | _FIXED64) + struct.pack("<d", value)
 
 
 def fixed64(field: int, value: int) -> bytes:
-    """A fixed64."""
     return varint(field << 3 | _FIXED64) + struct.pack("<Q", value)
 
 
 def block(field: int, data: bytes) -> bytes:
-    """A message, or bytes."""
+    """Encode a message or bytes field."""
     return varint(field << 3 | _BYTES) + varint(len(data)) + data
 
 
 def text(field: int, value: str) -> bytes:
-    """A string."""
     return block(field, value.encode("utf-8", "replace"))
 
 
@@ -56,24 +53,24 @@ _SEQUENCE: Final = number(10, 1)  # TracePacket.trusted_packet_sequence_id
 _REALTIME, _BOOTTIME = 1, 6
 _SLICE_BEGIN, _SLICE_END, _INSTANT, _COUNTER = 1, 2, 3, 4
 _EXPLICIT_ORDER: Final = 3
-_NEVER_MERGED: Final = number(15, 2)  # TrackDescriptor.sibling_merge_behavior: tracks may bear the same name
+_NEVER_MERGED: Final = number(15, 2)  # TrackDescriptor.sibling_merge_behavior: names need not be unique
 Values = Mapping[str, str | int | float]
 
 
 def clock(time_ns: int) -> bytes:
-    """The trace's clock is the wall clock's: lets the viewer show UTC."""
+    """Encode a clock snapshot that maps the trace's clock to the wall clock, so that the viewer can show UTC."""
     clocks = b"".join(block(1, number(1, clock_id) + number(2, time_ns)) for clock_id in (_BOOTTIME, _REALTIME))
     return _packet(block(6, clocks), time_ns)
 
 
 def process_track(uuid: int, name: str, pid: int) -> bytes:
-    """The engine: every other track is under it."""
+    """Encode the engine's track, the parent of all others."""
     process = block(3, number(1, pid) + text(6, name))
     return _packet(block(60, number(1, uuid) + process + number(11, _EXPLICIT_ORDER)))
 
 
 def track(uuid: int, parent: int, name: str, rank: int = 0, *, merges: bool = False) -> bytes:
-    """A track of slices and instants. Those of one name that `merges` are shown as one."""
+    """Encode a track of slices and instants. Tracks with the same name and `merges` are shown as one."""
     return _packet(
         block(
             60,
@@ -88,30 +85,29 @@ def track(uuid: int, parent: int, name: str, rank: int = 0, *, merges: bool = Fa
 
 
 def counter_track(uuid: int, parent: int, name: str, unit: str, rank: int = 0) -> bytes:
-    """A track of a number over time."""
+    """Encode a track of a number over time."""
     counter = block(8, text(6, unit) if unit else b"")
     return _packet(block(60, number(1, uuid) + text(2, name) + number(5, parent) + counter + number(12, rank)))
 
 
 def slice_begin(uuid: int, time_ns: int, name: str, category: str, values: Values, flow: int = 0) -> bytes:
-    """Something begins on a track; the arrow `flow` ends here."""
+    """Encode the start of a slice. The arrow `flow` ends here."""
     arrow = fixed64(48, flow) if flow else b""
     return _event(_SLICE_BEGIN, uuid, time_ns, text(22, category) + text(23, name) + _annotated(values) + arrow)
 
 
 def slice_end(uuid: int, time_ns: int) -> bytes:
-    """What began last on the track ends."""
+    """Encode the end of the slice that started last on the track."""
     return _event(_SLICE_END, uuid, time_ns, b"")
 
 
 def instant(uuid: int, time_ns: int, name: str, category: str, values: Values, flow: int = 0) -> bytes:
-    """Something happened; the arrow `flow` begins here."""
+    """Encode an instant. The arrow `flow` starts here."""
     arrow = fixed64(47, flow) if flow else b""
     return _event(_INSTANT, uuid, time_ns, text(22, category) + text(23, name) + _annotated(values) + arrow)
 
 
 def counter(uuid: int, time_ns: int, value: float) -> bytes:
-    """The number from now on."""
     return _event(_COUNTER, uuid, time_ns, double(44, value))
 
 

@@ -1,6 +1,7 @@
-"""A recording as a Perfetto trace: counters, the engine's steps, bookmarks, a track a request with its phases and why.
+"""Converts a recording to a Perfetto trace: counters, steps, bookmarks, and a track per request with its phases and
+causes.
 
-Owns which tracks there are. Open it at ui.perfetto.dev, or with perfetto's trace processor.
+Owns the list of tracks. Open a trace at ui.perfetto.dev or with perfetto's trace processor.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _TRACED: Final = tuple(kind.name for kind in EVENT_KINDS if kind.is_traced)
 _FIRST_COUNTER: Final = 10
 _FIRST_MARK: Final = 100
 _FIRST_REQUEST: Final = 100_000
-"""Bookmarks are at most `MAX_BOOKMARKS`."""
+"""First track id of requests. The ids between `_FIRST_MARK` and this one suffice for bookmarks, of which there are at
+most `MAX_BOOKMARKS`.
+"""
 COUNTERS: Final = (
     ("KV usage", "%", "usage"),
     ("Running", "requests", "num_running"),
@@ -42,13 +45,13 @@ COUNTERS: Final = (
     ("Preemptions/s", "preemptions", "preemptions"),
     ("Evicted blocks/s", "blocks", "evicted_blocks"),
 )
-"""Name, unit, and the column of the overview."""
+"""Name, unit and overview column of each counter track."""
 _PEAKS: Final = {
     "usage": ("peak_active_ns", ""),
     "num_running": ("peak_running_ns", "peak_running"),
     "num_waiting": ("peak_waiting_ns", "peak_waiting"),
 }
-"""Columns with a peak within each second: the columns of its time and of its value (empty: `figures.peak_usage_of`)."""
+"""Columns with a peak within each second: the columns of its time and of its value ("": `figures.peak_usage_of`)."""
 
 
 def write_perfetto(
@@ -60,7 +63,7 @@ def write_perfetto(
     messages: Iterable[tuple[int, TelemetryMessage]] = (),
     marks: Sequence[Bookmark] = (),
 ) -> None:
-    """Write all of it. `messages` (log time, message) of the range are for the steps; without them there are none."""
+    """Write a trace of `span`. The steps are taken from `messages` (log time, message), and left out without them."""
     hello = recording.info.hello
     file.write(packets.clock(span.from_ns))
     name = f"{short_name(hello.model.name)} ({hello.device.kind})"
@@ -79,8 +82,8 @@ def write_perfetto(
 
 
 def _counters(overview: SessionOverview, span: Span) -> Iterator[bytes]:
-    """Levels stand at the end of their second (`figures.ends_of`); a sum at its beginning, as Perfetto draws a value
-    from its time on until the next one.
+    """Yield the counters. Levels are placed at the end of their second (`figures.ends_of`), sums at its start, because
+    Perfetto draws a value from its time until the next one.
     """
     rows = rows_in(overview, span)
     begins, ends = np.maximum(overview.time_ns[rows], span.from_ns), ends_of(overview, rows, span)
@@ -88,7 +91,7 @@ def _counters(overview: SessionOverview, span: Span) -> Iterator[bytes]:
         uuid = _FIRST_COUNTER + place
         values = 100 * usage_of(overview)[rows] if column == "usage" else overview.column(column)[rows]
         if values.size and np.isnan(values).all():
-            continue  # the engine does not tell it
+            continue  # the engine does not report it
         yield packets.counter_track(uuid, _ENGINE, name, unit, rank=place)
         times = begins if name.endswith("/s") else ends
         points = list(zip(times.tolist(), values.tolist(), strict=True))
@@ -102,7 +105,7 @@ def _counters(overview: SessionOverview, span: Span) -> Iterator[bytes]:
 def _peaks(
     overview: SessionOverview, rows: slice, span: Span, levels: FloatArray, column: str
 ) -> Iterator[tuple[int, float]]:
-    """Time and value of the peak within each second, where it was higher than the levels at both its ends."""
+    """Yield time and value of the peak within each second, if it exceeds the levels at both ends of the second."""
     after_name, name = _PEAKS[column]
     peaks = overview.column(name)[rows] if name else 100 * peak_usage_of(overview, rows)
     after_ns = overview.column(after_name)[rows]
@@ -113,8 +116,11 @@ def _peaks(
 
 
 def _marks(marks: Sequence[Bookmark], span: Span) -> Iterator[bytes]:
-    """An instant each, and what an alarm told of besides as long as it lasted. Slices on one track nest and alarms
-    overlap: one that begins while another lasts is on a further track of the same name, shown as one with it."""
+    """Yield an instant for each mark, and a slice for its duration.
+
+    Slices on one track nest, but alarms may overlap: overlapping ones go to further tracks with the same name, which
+    are shown as one.
+    """
     if marks:
         yield packets.track(_MARKS, _ENGINE, "Bookmarks", rank=len(COUNTERS))
     busy_until_ns: list[int] = []
@@ -135,7 +141,7 @@ def _marks(marks: Sequence[Bookmark], span: Span) -> Iterator[bytes]:
 
 
 def _events(overview: SessionOverview, span: Span) -> Iterator[bytes]:
-    """Those of no single request; the others are on the requests' tracks."""
+    """Yield the events that concern no single request. The others are on the tracks of the requests."""
     yield packets.track(_EVENTS, _ENGINE, "Events", rank=len(COUNTERS) + 1)
     for place in overview.events.find(span.from_ns, span.until_ns, kinds=_TRACED).tolist():
         timed = overview.events[place]
@@ -144,7 +150,7 @@ def _events(overview: SessionOverview, span: Span) -> Iterator[bytes]:
 
 
 def _stops(overview: SessionOverview, span: Span) -> Iterator[bytes]:
-    """A slice for each time that the engine stood still; one that begins inside another begins at its end."""
+    """Yield a slice for each stop of the engine. A stop that starts inside another is drawn from the other's end."""
     last_ns = span.from_ns
     for place, stop in enumerate(sorted(overview.stops.within(span.from_ns, span.until_ns), key=lambda s: s.begin_ns)):
         if not place:
@@ -163,14 +169,14 @@ def _requests(histories: Sequence[RequestHistory], span: Span) -> Iterator[bytes
     for place, history in enumerate(shown):
         name = f"#{history.info.number} {history.info.request_id}"
         yield packets.track(_FIRST_REQUEST + place, _REQUESTS, name, rank=place)
-    for history in shown:  # before what they point to: a reader follows an arrow from its beginning
+    for history in shown:  # first: readers resolve an arrow from its start
         yield from _preemptors(history, uuids, span)
     for history in shown:
         yield from _request(history, uuids, span)
 
 
 def _preemptors(history: RequestHistory, uuids: Mapping[tuple[int, int], int], span: Span) -> Iterator[bytes]:
-    """On the tracks of those that `history` was preempted for: where the arrows to it begin."""
+    """Yield the starts of arrows to `history`, on the tracks of the requests for which it was preempted."""
     for place, phase in enumerate(history.phases):
         flow = _flow(history, place, uuids, span)
         if flow:
@@ -180,7 +186,7 @@ def _preemptors(history: RequestHistory, uuids: Mapping[tuple[int, int], int], s
 
 
 def _flow(history: RequestHistory, place: int, uuids: Mapping[tuple[int, int], int], span: Span) -> int:
-    """The number of the arrow to this phase from whom it was preempted for; 0: there is none."""
+    """Return the id of the arrow to this phase from the request that caused the preemption; 0 if there is none."""
     phase = history.phases[place]
     is_aside = phase.kind in PREEMPTED_PHASES
     is_available = (history.epoch, phase.other) in uuids and span.from_ns <= phase.start_ns <= span.until_ns
@@ -220,7 +226,7 @@ def _request(history: RequestHistory, uuids: Mapping[tuple[int, int], int], span
 
 
 def _steps(messages: Iterable[tuple[int, TelemetryMessage]], span: Span) -> Iterator[bytes]:
-    """A slice a step, as long as it was measured; a frame is told at its end."""
+    """Yield a slice for each step, with its measured duration. A frame is published at the end of its step."""
     is_begun = False
     last_end_ns = span.from_ns
     for time_ns, frame in messages:

@@ -1,1 +1,1 @@
-"""A report: one HTML file that a person sends to another."""
+"""HTML report of a recording in a single file, to send to other people."""

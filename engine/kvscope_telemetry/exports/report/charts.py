@@ -1,6 +1,6 @@
-"""Curves over time as inline SVG: several lines on one axis, with a grid, units and words for who reads no picture.
+"""Draws curves over time as inline SVG: several lines on one axis, with a grid, units and an accessible label.
 
-Owns what many points become on few pixels: the greatest, or the mean, of each pixel. Colours are the page's.
+Owns the reduction of many points to the available pixels (the maximum of each interval). The page defines the colours.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NOTE_INK: Final = "bookmark"
 ALARM_INK: Final = "alarm"
 STOP_INK: Final = "stopped"
 STANDING_INK: Final = "standing"
-"""Of a request while the engine stands still."""
+"""Colour class of a request while the engine is stopped."""
 _MAX_POINTS: Final = 480
 _NICE: Final = (1.0, 2.0, 2.5, 5.0, 10.0)
 
@@ -42,43 +42,41 @@ class ChartLine:
 
 @dataclass(frozen=True, slots=True)
 class ChartMark:
-    """A moment, and with an `end_s` after it a while, that somebody or an alarm marked."""
+    """A bookmark or alarm: a moment, or a time range if `end_s` is later than `at_s`."""
 
     at_s: float
     end_s: float
     html: str
-    """Its words."""
     is_note: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A while in which the engine stood still."""
+    """A time range in which the engine was stopped."""
 
     from_s: float
     until_s: float
     html: str
-    """Its words."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportTimeAxis:
-    """Seconds of the recording from the left edge to the right."""
+    """Time axis in seconds of the recording, from the left edge to the right."""
 
     from_s: float
     until_s: float
     marks: tuple[ChartMark, ...] = ()
     bands: tuple[Band, ...] = ()
     band_name: str = ""
-    """Meanings of the bands in the keys of charts, such as `engine suspended`."""
+    """Meaning of the bands in the chart keys, such as `engine suspended`."""
 
     def x(self, seconds: float) -> float:
-        """Where a time is."""
+        """Return the x coordinate of a time, clipped to the plot."""
         length_s = max(self.until_s - self.from_s, 1e-9)
         return LEFT + PLOT_WIDTH * min(max((seconds - self.from_s) / length_s, 0.0), 1.0)
 
     def ticks(self) -> list[float]:
-        """Round times, some ten at most."""
+        """Return round times, about ten at most."""
         return _ticks(self.from_s, self.until_s, 8)
 
 
@@ -91,7 +89,9 @@ def chart(
     height: int = 150,
     top: float | None = None,
 ) -> str:
-    """One picture of `lines`, whose points are at `times_s`. `top` is the end of the axis, else it is as the values."""
+    """Draw `lines`, whose points are at `times_s`, as SVG. `top` is the upper end of the value axis; by default it is
+    chosen from the values.
+    """
     highest = max((float(np.nanmax(line.values)) for line in lines if np.isfinite(line.values).any()), default=0.0)
     top = top if top is not None else _nice_top(highest)
     plot_height = height - TOP - BOTTOM
@@ -113,18 +113,19 @@ def chart(
 
 
 def frame(axis: ReportTimeAxis, height: int) -> str:
-    """Ticks of time below, and the line that they stand on."""
+    """Draw the time axis with its ticks and grid lines."""
     bottom = height - BOTTOM
     parts = [f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{bottom}" y2="{bottom}"/>']
     for tick in axis.ticks():
         parts.append(f'<line class="grid" x1="{axis.x(tick):.1f}" x2="{axis.x(tick):.1f}" y1="{TOP}" y2="{bottom}"/>')
-        x, anchor = (WIDTH, "end") if axis.x(tick) > WIDTH - 2 * RIGHT else (axis.x(tick), "mid")  # or it is cut
+        # Keep the last label inside the image.
+        x, anchor = (WIDTH, "end") if axis.x(tick) > WIDTH - 2 * RIGHT else (axis.x(tick), "mid")
         parts.append(f'<text class="label {anchor}" x="{x:.1f}" y="{height - 6}">{escape(number_text(tick))} s</text>')
     return "".join(parts)
 
 
 def mark_lines(axis: ReportTimeAxis, height: int) -> str:
-    """What is marked, over what is drawn: a line, a sign at its top, its words for the pointer; and bands."""
+    """Draw stops as bands and marks as lines with a flag, above the curves. Their texts are tooltips."""
     parts = []
     for band in axis.bands:
         x, end = axis.x(band.from_s), axis.x(band.until_s)
@@ -144,7 +145,7 @@ def mark_lines(axis: ReportTimeAxis, height: int) -> str:
 
 
 def svg(height: int, words: str, inner: str) -> str:
-    """A picture of the page's width."""
+    """Wrap `inner` in an SVG element of the page's width. `words` is the accessible label."""
     return (
         f'<svg viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img"'
         f' aria-label="{escape(words)}">{inner}</svg>'
@@ -152,7 +153,7 @@ def svg(height: int, words: str, inner: str) -> str:
 
 
 def number_text(value: float) -> str:
-    """Short, with thousands as k and M."""
+    """Format a number in a short form, with the suffixes k, M and G."""
     for factor, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= factor:
             return f"{value / factor:.4g}{suffix}"
@@ -177,7 +178,7 @@ def _path(axis: ReportTimeAxis, times_s: FloatArray, line: ChartLine, y: object,
 
 
 def _thinned(axis: ReportTimeAxis, times_s: FloatArray, values: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The greatest of each stretch: peaks are what is looked for."""
+    """Return the maximum of each interval, because peaks matter most."""
     if len(times_s) <= _MAX_POINTS:
         return times_s, values
     length_s = max(axis.until_s - axis.from_s, 1e-9)
@@ -191,7 +192,7 @@ def _thinned(axis: ReportTimeAxis, times_s: FloatArray, values: FloatArray) -> t
 
 
 def _runs(times_s: FloatArray, values: FloatArray) -> list[list[tuple[float, float]]]:
-    """Stretches without holes; a silence is one."""
+    """Split the points into runs without gaps. NaN and unrecorded time are gaps."""
     usual = max(1.0, float(np.median(np.diff(times_s)))) if len(times_s) > 1 else 1.0
     runs: list[list[tuple[float, float]]] = []
     last_s = -math.inf

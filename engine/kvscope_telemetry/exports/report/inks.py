@@ -1,6 +1,6 @@
-"""The colours of a report, light and dark: those that the desktop paints the same things with, under names of its own.
+"""Colours of a report, light and dark: the desktop's colours for the same things, under separate names.
 
-Curves are named by what they are of, so that a report and the window that it was made from look alike.
+Curves are named by what they show, so that a report looks like the window that it was made from.
 """
 
 from __future__ import annotations
@@ -65,16 +65,14 @@ _AROUND: Final = ("page", "paper", "edge", "text", "soft", "grid")
 
 
 def variables(colors: dict[str, str]) -> str:
-    """As CSS custom properties."""
     return "".join(f"--{name}:{color};" for name, color in colors.items())
 
 
 def ink_classes() -> str:
-    """A CSS class for each thing that has a colour."""
+    """Return a CSS class for each coloured thing."""
     return "".join(f".{name}{{--ink:var(--{name})}}" for name in LIGHT if name not in _AROUND)
 
 
 def rgb(color: str) -> tuple[int, int, int]:
-    """Of `#rrggbb`."""
     red, green, blue = bytes.fromhex(color.removeprefix("#"))
     return red, green, blue

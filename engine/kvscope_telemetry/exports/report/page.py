@@ -1,4 +1,6 @@
-"""The page around a report: its style, light and dark, and how text becomes HTML. No script, nothing from elsewhere."""
+"""HTML page of a report: light and dark style, and conversion of text to HTML. Without scripts and
+external resources.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,6 @@ _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def page(title: str, body: Iterable[str]) -> str:
-    """The whole of it."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
@@ -59,18 +60,18 @@ def page(title: str, body: Iterable[str]) -> str:
 
 
 def clean(text: str) -> str:
-    """Text as HTML: nothing in it is markup, and no character is one that HTML does not allow."""
+    """Return text as HTML, escaped and without characters that HTML does not allow."""
     return escape(printable(text, keep="\n\t", replacement="�"), quote=True)
 
 
 def section(title: str, *parts: str) -> str:
-    """A box with a title; nothing where there are no parts."""
+    """Return a box with a title, or "" if it has no content."""
     inner = "\n".join(part for part in parts if part)
     return f"<section>\n<h2>{clean(title)}</h2>\n{inner}\n</section>" if inner else ""
 
 
 def figures(items: Sequence[tuple[str, str, str]]) -> str:
-    """Name, value, and a word more about each."""
+    """Return a list of figures: name, value and secondary text of each."""
     rows = (
         f"<div><dt>{clean(name)}</dt><dd>{clean(value)}{f'<small>{clean(more)}</small>' if more else ''}</dd></div>"
         for name, value, more in items
@@ -79,12 +80,12 @@ def figures(items: Sequence[tuple[str, str, str]]) -> str:
 
 
 def keys(items: Sequence[tuple[str, str]]) -> str:
-    """What colours mean: class and words."""
+    """Return the key of a chart: CSS class and text of each colour."""
     return "".join(f'<span class="key {css}"><i></i>{clean(words)}</span>' for css, words in items)
 
 
 def table(header: Sequence[tuple[str, bool]], rows: Sequence[Sequence[str]]) -> str:
-    """`header`: name, and whether the column is of numbers. Cells are HTML already."""
+    """Return a table. `header` has each column's name and whether it is numeric. Cells must be HTML."""
     kinds = ["number" if is_number else "words" for _, is_number in header]
     head = "".join(f'<th class="{kind}">{clean(name)}</th>' for kind, (name, _) in zip(kinds, header, strict=True))
     body = "".join(

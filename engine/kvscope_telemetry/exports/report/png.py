@@ -1,4 +1,4 @@
-"""An array of colours as a PNG, with nothing but zlib."""
+"""Encodes an array of colours as PNG, using only zlib."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _RGBA = 6
 
 
 def png(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """`pixels` (height, width, 4): red, green, blue and opacity."""
+    """Encode `pixels` (height, width, 4): red, green, blue and opacity."""
     height, width, _ = pixels.shape
-    rows = np.zeros((height, 1 + 4 * width), np.uint8)  # each row is led by its filter: none
+    rows = np.zeros((height, 1 + 4 * width), np.uint8)  # each row starts with its filter type: none
     rows[:, 1:] = pixels.reshape(height, 4 * width)
     header = struct.pack(">IIBBBBB", width, height, 8, _RGBA, 0, 0, 0)
     return (

@@ -1,8 +1,7 @@
-"""A report of a range in one HTML file, for a person to send to a colleague: what it came to, how it went, who had the
-worst of it and why.
+"""Report of a range in one HTML file, to send to a colleague: summary, charts, and the most delayed requests with
+causes.
 
-Owns what is in it and in which order. Everything that comes from a recording is escaped; the file stays small whatever
-the range.
+Owns its contents and their order. All text from a recording is escaped. The file stays small for any range.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ _MAX_COLUMNS: Final = 480
 _MAX_ROWS: Final = 256
 _LATENCY_KEYS: Final = tuple(f"{latency.key}_p{p}_s" for latency in LATENCIES for p in (50, 95))
 _UNKNOWN: Final = "unknown"
-"""A figure that is this is left out."""
+"""Text of an unknown figure, which is left out of the summary."""
 MAX_WORST: Final = 12
 MAX_MISSED: Final = 40
 MAX_EVENTS: Final = 40
@@ -75,7 +74,9 @@ def write_report(
     marks: Sequence[Bookmark] = (),
     goals: Goals | None = None,
 ) -> None:
-    """Write all of it; `marks` are the bookmarks and alarms of the range. With `goals` also who missed them."""
+    """Write the report of `span`. `marks` are the bookmarks and alarms of the range. With `goals`, the requests that
+    missed them are listed too.
+    """
     found = digest(recording, overview, span)
     axis = _axis(overview, span, marks)
     title = f"KV cache of {found.model or 'an engine'}"
@@ -105,7 +106,7 @@ def _head(title: str, recording: Recording, found: Digest) -> str:
 
 
 def _figures(found: Digest) -> list[tuple[str, str, str]]:
-    """Each with the words beside it; where the engine does not tell one, it is left out."""
+    """Return name, value and secondary text of each figure. Figures that the engine does not report are left out."""
 
     texts = {figure.key: _text(figure, found) for figure in FIGURES}
     texts["peak_usage_s"] = f"{found.peak_usage_s or 0:,.0f}"
@@ -115,7 +116,7 @@ def _figures(found: Digest) -> list[tuple[str, str, str]]:
         for card, figure in sorted(cards, key=lambda each: each[0].place)
     ]
     is_of_range = found.figures["waiting_peak"] is None or None not in found.totals.values()
-    if is_of_range:  # what is unknown then: the engine would tell it
+    if is_of_range:  # unknown figures are due to the range, not the engine: show them
         return items
     return [(name, value, "" if _UNKNOWN in more else more) for name, value, more in items if _UNKNOWN not in value]
 
@@ -133,7 +134,7 @@ def _text(figure: Figure, found: Digest) -> str:
 
 
 def _stopped(overview: SessionOverview, span: Span) -> str:
-    """When the engine stood still, and that no latency counts it; empty where it never did."""
+    """Return a note on when the engine was stopped, which latencies exclude; "" if it never was."""
     stopped_ns = overview.stops.stopped_ns(span.from_ns, span.until_ns)
     if not stopped_ns:
         return ""
@@ -146,7 +147,7 @@ def _stopped(overview: SessionOverview, span: Span) -> str:
 
 
 def _bookmarks(marks: Sequence[Bookmark], span: Span) -> str:
-    """Each with its time; on the pictures below they are dashed lines."""
+    """Return a table of the marks with their times. The charts show them as dashed lines."""
     if not marks:
         return ""
     rows = [
@@ -192,7 +193,8 @@ def _curves(overview: SessionOverview, span: Span, axis: ReportTimeAxis) -> list
     ]
     lost = [
         ChartLine("preemptions", "preempted", values("preemptions")),
-        ChartLine("evicted blocks", "queued", values("evicted_blocks")),  # its own red is the preemptions' beside it
+        # Not in its usual red, which would be too similar to that of preemptions.
+        ChartLine("evicted blocks", "queued", values("evicted_blocks")),
         ChartLine("swapped blocks", "swapped", values("swapped_blocks")),
     ]
     slowest_s = max(np.nan_to_num(values(f"{name}_p95_s")).max() for name in ("first_token", "queued", "inter_token"))
@@ -294,9 +296,9 @@ def _time(seconds: float) -> str:
 
 
 def heatmap(overview: SessionOverview, axis: ReportTimeAxis, start_ns: int) -> str:
-    """The pool over time as a picture: time across, address down, colour by what blocks hold.
+    """Draw the pool over time: time across, address down, colour by the use of the blocks.
 
-    SVG with the picture inside; empty where the overview has no bins.
+    Returns an SVG with an embedded image; "" if the overview has no bins.
     """
     seconds = max(1, round(axis.until_s - axis.from_s))
     num_columns = min(_MAX_COLUMNS, seconds)
@@ -323,13 +325,13 @@ def heatmap(overview: SessionOverview, axis: ReportTimeAxis, start_ns: int) -> s
 
 
 def _place(overview: SessionOverview, time_ns: int) -> int:
-    """Of the second at `time_ns`, -1 in a silence."""
+    """Return the index of the second at `time_ns`, -1 if it was not recorded."""
     place = overview.place_at(time_ns)
     return place if place >= 0 and time_ns - int(overview.time_ns[place]) < 2 * SECOND_NS else -1
 
 
 def _fewer(shares: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
-    """Shape (columns, rows): bins put together until they are few; shares 0 to 1."""
+    """Merge bins to at most `_MAX_ROWS` per column, and scale shares to 0 to 1. Shape (columns, rows)."""
     values = shares.astype(np.float64) / 255
     if values.shape[1] <= _MAX_ROWS:
         return values
@@ -346,7 +348,7 @@ def _encoded(pixels: npt.NDArray[np.uint8]) -> str:
 def _pixels(
     active: npt.NDArray[np.float64], cached: npt.NDArray[np.float64], colors: dict[str, str]
 ) -> npt.NDArray[np.uint8]:
-    """Colour by the greater part, opacity by how much there is at all; free is the page's ground."""
+    """Colour by the larger share, opacity by the total; free blocks show the page's background."""
     total = np.clip(active + cached, 0, 1)
     part = np.divide(active, active + cached, out=np.zeros_like(active), where=total > 0)[..., None]
     colour = part * np.array(rgb(colors["active"])) + (1 - part) * np.array(rgb(colors["cached"]))

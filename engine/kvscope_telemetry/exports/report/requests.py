@@ -1,4 +1,4 @@
-"""The requests and events of a report: lanes of phases, and rows of tables."""
+"""Requests and events of a report: lanes with phases, and table rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CLASSES: Final = {
     RequestPhase.SWAPPED: "swapped",
 }
 NOTABLE: Final = tuple(kind.name for kind in EVENT_KINDS if kind.is_reported)
-"""Kinds of events that a report tells one by one."""
+"""Kinds of events that a report lists individually."""
 _LANE: Final = 18
 _MAX_PHASES: Final = 200
 _MAX_WORDS: Final = 400
@@ -43,7 +43,7 @@ _MAX_LINKS: Final = 12
 
 
 def request_lanes(worst: Sequence[WorstRequest], axis: ReportTimeAxis, span: Span) -> str:
-    """A lane a request, its phases along it."""
+    """Draw a lane for each request with its phases."""
     height = TOP + _LANE * len(worst) + BOTTOM
     parts = [frame(axis, height)]
     for place, each in enumerate(worst):
@@ -68,7 +68,7 @@ def request_lanes(worst: Sequence[WorstRequest], axis: ReportTimeAxis, span: Spa
 
 
 def _standing(history: RequestHistory, axis: ReportTimeAxis, span: Span, y: int) -> Iterator[str]:
-    """Over its phases, while the engine stood still: nothing was done for it then."""
+    """Cover the request's phases while the engine was stopped, when it made no progress."""
     end_s = span.until_s if history.end_ns is None else span.seconds(history.end_ns)
     for band in axis.bands:
         first_s, last_s = max(band.from_s, span.seconds(history.arrival_ns)), min(band.until_s, end_s)
@@ -79,7 +79,6 @@ def _standing(history: RequestHistory, axis: ReportTimeAxis, span: Span, y: int)
 
 
 def request_rows(worst: Sequence[WorstRequest]) -> list[list[str]]:
-    """Cells of the table of the worst."""
     rows = []
     for each in worst:
         history, info = each.history, each.history.info
@@ -90,7 +89,8 @@ def request_rows(worst: Sequence[WorstRequest]) -> list[list[str]]:
             [
                 _named(history),
                 f"{each.lost_ns / 1e9:,.2f} s",
-                f"{info.num_prompt_tokens:,}{cached}" if info.num_prompt_tokens else "–",  # aborted before it was read
+                # 0: aborted before its prompt was read.
+                f"{info.num_prompt_tokens:,}{cached}" if info.num_prompt_tokens else "–",
                 f"{history.num_output_tokens:,}",
                 "<br>".join(clean(_short(reason, _MAX_WORDS)) for reason in _few(each.reasons)),
             ]
@@ -99,7 +99,6 @@ def request_rows(worst: Sequence[WorstRequest]) -> list[list[str]]:
 
 
 def missed_rows(missed: Sequence[MissedRequest]) -> list[list[str]]:
-    """Cells of the table of those that missed a goal."""
     return [
         [
             _named(each.history),
@@ -116,8 +115,10 @@ def _named(history: RequestHistory) -> str:
 
 
 def event_rows(overview: SessionOverview, span: Span, count: int) -> tuple[list[list[str]], int]:
-    """Cells of the first notable events and gaps, and how many there are. Pauses go before others where there is no
-    room for all: they explain them."""
+    """Return the table cells of the first notable events and gaps, and their total number.
+
+    If there are too many, up to half of the rows are for pauses, because they explain other events.
+    """
     places = overview.events.find(span.from_ns, span.until_ns, kinds=NOTABLE).tolist()
     first = [place for place in places if overview.events[place].event.kind in STOP_KINDS][: count // 2]
     others = [place for place in places if place not in first][: count - len(first)]
@@ -136,7 +137,7 @@ def _words(overview: SessionOverview, place: int) -> tuple[str, str]:
 
 
 def _gaps(overview: SessionOverview, span: Span) -> Iterator[tuple[int, str, str]]:
-    """Where nothing is known of the engine, and where it began anew."""
+    """Yield the recording gaps, seconds with lost frames, and restarts of the engine."""
     rows = rows_in(overview, span)
     times, lost = overview.time_ns[rows].tolist(), overview.column("num_lost_frames")[rows].tolist()
     for time_ns, num_lost in zip(times, lost, strict=True):

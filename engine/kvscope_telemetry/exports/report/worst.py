@@ -10,7 +10,7 @@ from kvscope_telemetry.request_phase import PREEMPTED_PHASES, WAITING_PHASES, Re
 
 _NOTABLE_NS = 50_000_000
 _SLOW_PREFILL_NS = 1_000_000_000
-"""A prefill of less is no delay: a prompt has to be computed."""
+"""Duration from which a prefill counts as a delay. Each prompt takes some time to compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class WorstRequest:
 
 
 def worst_requests(histories: Sequence[RequestHistory], until_ns: int, count: int) -> list[WorstRequest]:
-    """Return requests that were refused, then those that waited longest, the worst first."""
+    """Return the `count` worst requests: refused ones, then those that waited longest."""
     rated = [(history.end == "refused", _lost_ns(history, until_ns), history) for history in histories]
     rated = [each for each in rated if each[0] or each[1] >= _NOTABLE_NS]
     rated.sort(key=lambda each: (not each[0], -each[1], each[2].info.number))
@@ -31,7 +31,7 @@ def worst_requests(histories: Sequence[RequestHistory], until_ns: int, count: in
 
 
 def without(history: RequestHistory, phases: Sequence[PhaseSpan], until_ns: int) -> str:
-    """Return the time that is left out of the length of `phases`; empty if the engine was not stopped in them."""
+    """Return a text on the stopped time that is excluded from the length of `phases`; "" if there is none."""
     stopped_ns = sum(history.stopped_ns(phase, until_ns) for phase in phases)
     return f" (without {stopped_ns / 1e9:.2f} s {history.stopped_text(phases, until_ns)})" if stopped_ns else ""
 
@@ -43,7 +43,7 @@ def _lost_ns(history: RequestHistory, until_ns: int) -> int:
 
 
 def _slow_prefill_ns(history: RequestHistory, until_ns: int) -> int:
-    """Return the time that its prompt took to compute, 0 where that is no delay."""
+    """Return the time of the request's prefill, or 0 if it is no delay."""
     prefill = [phase for phase in history.phases if phase.kind is RequestPhase.PREFILL]
     took_ns = sum(history.length_ns(phase, until_ns) for phase in prefill)
     return took_ns if took_ns >= _SLOW_PREFILL_NS else 0

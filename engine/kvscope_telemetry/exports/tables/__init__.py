@@ -1,1 +1,1 @@
-"""Tables of a recording, and the formats they are written in."""
+"""Tables of a recording, and their file formats."""

@@ -1,4 +1,4 @@
-"""What any table says of where it is from."""
+"""Metadata that all tables share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from kvscope_telemetry.recordings.reader import Recording
 
 
 def about(recording: Recording, span: Span) -> dict[str, str]:
-    """Model, device, pool and range, by name; seconds count from `recording_start_ns`."""
+    """Return model, device, pool and range by name. Seconds count from `recording_start_ns`."""
     hello = recording.info.hello
     return {
         "model": hello.model.name,

@@ -1,6 +1,6 @@
-"""A table as Parquet or as an Arrow IPC file, with types, and units and descriptions in the metadata of its columns.
+"""Writes a table as Parquet or Arrow IPC, with types, and with units and descriptions in the metadata of columns.
 
-Needs pyarrow, which kvscope does not bring by itself: says how to get it.
+Requires pyarrow, which is not a dependency of kvscope; the error explains how to install it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ _ROWS_A_GROUP: Final = 1 << 16
 
 
 def require_pyarrow(suffix: str) -> None:
-    """Raise BadInput where it is missing."""
     if importlib.util.find_spec("pyarrow") is None:
         raise BadInput(
             f"{suffix} needs pyarrow, which is not installed: pip install 'kvscope[export]' (.csv needs none)"
@@ -24,21 +23,21 @@ def require_pyarrow(suffix: str) -> None:
 
 
 def write_parquet(table: Table, file: BinaryIO) -> None:
-    """Write all of it, compressed with zstd."""
+    """Write `table` as Parquet, compressed with zstd."""
     importlib.import_module("pyarrow.parquet").write_table(
         _as_arrow(table), file, compression="zstd", row_group_size=_ROWS_A_GROUP
     )
 
 
 def write_arrow(table: Table, file: BinaryIO) -> None:
-    """Write all of it as an IPC file (also known as Feather)."""
+    """Write `table` as an Arrow IPC file (also known as Feather)."""
     pa, made = _pyarrow(), _as_arrow(table)
     with pa.ipc.new_file(file, made.schema) as writer:
         writer.write_table(made, max_chunksize=_ROWS_A_GROUP)
 
 
 def _pyarrow() -> Any:
-    """It bears no types, and is imported only where it is needed."""
+    """Import pyarrow on demand. Returns Any, because it has no types."""
     return importlib.import_module("pyarrow")
 
 
@@ -55,7 +54,7 @@ def _as_arrow(table: Table) -> Any:
         metadata = {"unit": column.unit, "description": column.description}
         return pa.field(column.name, types[column.type], metadata={k: v for k, v in metadata.items() if v})
 
-    # NaN is what numpy has for "not known"; Arrow has a word for it.
+    # NaN marks unknown values in numpy; `from_pandas` converts it to null.
     arrays = [pa.array(column.values, types[column.type], from_pandas=True) for column in table.columns]
     schema = pa.schema([field(column) for column in table.columns], metadata={"table": table.name, **table.about})
     return pa.Table.from_arrays(arrays, schema=schema)

@@ -1,8 +1,8 @@
-"""A table as CSV, for programs and spreadsheets: UTF-8, a header of column names with their units, empty cells for
-unknown values.
+"""Writes a table as CSV for programs and spreadsheets: UTF-8, a header of column names, and empty cells for unknown
+values.
 
-Each `time` column has a second one in front of it with the time as text (UTC, milliseconds): spreadsheets understand
-it, while they round the 19 digits of nanoseconds.
+Each `time` column is preceded by a column with the time as text (UTC, milliseconds), because spreadsheets round the 19
+digits of nanoseconds.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
 def write_csv(table: Table, file: BinaryIO) -> None:
-    """Write `table` to `file`."""
-    if file.seekable():  # not a pipe; without the byte order mark spreadsheets guess the encoding
+    if file.seekable():  # not a pipe; without the byte order mark, spreadsheets guess the encoding
         file.write(codecs.BOM_UTF8)
     text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
     writer = csv.writer(text)
@@ -37,7 +36,7 @@ def write_csv(table: Table, file: BinaryIO) -> None:
 
 
 def readable_name(column: Column) -> str:
-    """Name of the text column that stands in front of the `time` column `column`."""
+    """Return the name of the text column that precedes the `time` column `column`."""
     return column.name.removesuffix("_ns") + "_utc"
 
 
@@ -51,7 +50,7 @@ def _with_readable_times(columns: tuple[Column, ...]) -> list[Column]:
 
 
 def _readable(times_ns: npt.NDArray[np.int64]) -> list[str]:
-    """Such as `2026-11-29 12:34:56.789`."""
+    """Format times like `2026-11-29 12:34:56.789`."""
     texts = np.datetime_as_string((times_ns // 1_000_000).astype("datetime64[ms]"), unit="ms")
     return [str(text).replace("T", " ") for text in texts]
 
@@ -65,6 +64,6 @@ def _cells(column: Column, first: int) -> list[str]:
 
 
 def _text(value: str) -> str:
-    """Return `value` without what a spreadsheet would run or could not hold: prompts' names come from any client."""
+    """Make text safe for spreadsheets: no formulas, no control characters. Clients choose the ids of their requests."""
     value = printable(value, keep="\n\t\r", replacement="\ufffd")
     return f"'{value}" if value.startswith(_FORMULA) else value

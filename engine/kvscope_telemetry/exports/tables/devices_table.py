@@ -1,6 +1,6 @@
-"""The table of devices: a row a GPU and a row the host for each sample that the engine's machine took.
+"""Table of devices: one row per GPU and one for the host for each sample taken on the engine's machine.
 
-Owns which figures a row has and their units. What was not told is empty, never 0.
+Owns the columns and their units. Values that were not reported are empty, never 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvscope_telemetry.messages.devices import Devices, Gpu, Host
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 
 _Figure = tuple[str, str, str]
-"""A field of `Gpu`, which names the column, its unit and its description."""
+"""Field of `Gpu` (also the column's name), unit and description."""
 
 _FLOATS: Final[tuple[_Figure, ...]] = (
     ("utilization", "share", "of the time that a kernel ran; of the host: of all its cores"),
@@ -47,7 +47,7 @@ _Row = tuple[int, Devices, Gpu | Host]
 
 
 def devices_table(content: Content) -> Table:
-    """A row a device and sample, in the order of time; none where no machine told of itself."""
+    """Return one row per device and sample, sorted by time; empty if no devices were recorded."""
     span, rows = content.span, _rows(content.messages(), content.span)
     times = np.array([time_ns for time_ns, _, _ in rows], np.int64)
     devices = [device for _, _, device in rows]

@@ -1,4 +1,4 @@
-"""A table to be taken elsewhere: columns with a type, a unit and a word on what they are. Knows no format."""
+"""Table for export: columns with a type, a unit and a description. Knows no file format."""
 
 from __future__ import annotations
 
@@ -16,26 +16,23 @@ DTYPES: Final = {"int": np.dtype(np.int64), "float": np.dtype(np.float64), "time
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One of a table. `values` holds a value a row; None, and NaN in floats, where it is not known."""
+    """A column of a table. `values` has one value per row; unknown ones are None, or NaN in floats."""
 
     name: str
     type: ColumnType
     values: Sequence[int | None] | Sequence[str] | npt.NDArray[np.float64] | npt.NDArray[np.int64]
     unit: str = ""
-    """"s", "ns", "tokens", "blocks", …; empty where there is none."""
+    """"s", "ns", "tokens", "blocks", ...; "" if there is none."""
     description: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Columns of the same length."""
-
     name: str
     columns: tuple[Column, ...]
     about: dict[str, str]
-    """What the whole is of: model, range, where times count from."""
+    """Metadata of the table: model, range, origin of times."""
 
     @property
     def num_rows(self) -> int:
-        """Rows."""
         return len(self.columns[0].values)

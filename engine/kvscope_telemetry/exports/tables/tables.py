@@ -1,6 +1,6 @@
-"""The tables of a recording: a row a second, a row a request, a row an event, a row a bookmark or an alarm.
+"""Tables of a recording: one row per second, request, event, or bookmark and alarm.
 
-Owns their columns, types and units. Times bear two columns: `…_ns` by the wall clock, and seconds of the recording.
+Owns their columns, types and units. Times have two columns: `..._ns` on the wall clock, and seconds of the recording.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _COUNTED: Final = {
 
 
 def metrics_table(content: Content) -> Table:
-    """Return a row per second; seconds of silence have none. A row's time is the end of its second."""
+    """Return one row per second; seconds that were not recorded have none. A row's time is the end of its second."""
     recording, overview, span = content.recording, content.overview, content.span
     rows = rows_in(overview, span)
     times = ends_of(overview, rows, span)
@@ -77,7 +77,7 @@ def metrics_table(content: Content) -> Table:
 
 
 def requests_table(content: Content) -> Table:
-    """A row a request that was there in the range, in the order they were announced."""
+    """Return one row per request that existed in the range, in the order they were announced."""
     recording, span = content.recording, content.span
     there = within(content.histories(), span.from_ns, span.until_ns)
 
@@ -135,7 +135,6 @@ def requests_table(content: Content) -> Table:
 
 
 def events_table(content: Content) -> Table:
-    """A row an event."""
     recording, overview, span = content.recording, content.overview, content.span
     places = overview.events.find(span.from_ns, span.until_ns).tolist()
     found = [overview.events[place] for place in places]
@@ -159,7 +158,6 @@ def events_table(content: Content) -> Table:
 
 
 def bookmarks_table(content: Content) -> Table:
-    """A row a bookmark or an alarm that rang."""
     recording, marks, span = content.recording, content.marks, content.span
     times = np.array([mark.time_ns for mark in marks], np.int64)
     lengths = np.array([end_of(mark) - mark.time_ns for mark in marks], np.float64) / 1e9
@@ -176,19 +174,21 @@ def bookmarks_table(content: Content) -> Table:
 
 
 def unit_of(name: str) -> str:
-    """Of a column of the overview, by its name."""
+    """Return the unit of an overview column, derived from its name."""
     if name in _SHARES:
         return "share"
     return _COUNTED.get(name) or next((unit for end, unit in _SUFFIX_UNITS.items() if name.endswith(end)), "")
 
 
 def _is_of_any_use(name: str, overview: SessionOverview, rows: slice) -> bool:
-    """Columns that only some engines need are left out where all of them is empty; the others say that it is."""
+    """Whether to include a column. Columns that only some engines need are left out if they are empty; others are
+    kept.
+    """
     return not name.endswith(_OF_SOME_ENGINES) or bool(np.isfinite(overview.column(name)[rows]).any())
 
 
 def _achieved(name: str, done: str, unit: str, overview: SessionOverview, rows: slice) -> Column:
-    """Of what was `done`, a second of the forward passes."""
+    """Return a column of the amount `done` per second of forward pass."""
     amounts, forward_ns = overview.column(done)[rows], overview.column("forward_ns")[rows]
     is_known = (amounts > 0) & (forward_ns > 0)
     values = np.where(is_known, amounts * 1e9 / np.where(is_known, forward_ns, 1.0), np.nan)
