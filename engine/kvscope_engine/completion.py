@@ -64,7 +64,6 @@ class Completion:
     """For each entry of `logprobs`, the text of its token, followed by those of its `top` tokens."""
 
     def add_output(self, message: Tokens | Finished) -> None:
-        """Append a message of the engine to this completion."""
         if isinstance(message, Tokens):
             self.token_ids.extend(message.token_ids)
             self.text += message.text

@@ -128,7 +128,7 @@ class EngineComponents:
     utilization: float
     """Value of `--gpu-memory-utilization`."""
     work: ModelWork | None
-    """Cost model from which the FLOPs and bytes of a step are computed; None if the model's costs are unknown."""
+    """Cost model from which the FLOPs and bytes of a step are computed; None if they are not reported."""
     modules: tuple[ModuleBytes, ...]
     """Bytes of the weights by part of the model."""
     lora: LoraAdapters | None
@@ -140,7 +140,6 @@ class EngineComponents:
 
     @property
     def limits(self) -> SubmissionLimits:
-        """Limits of a request's length."""
         return SubmissionLimits(self.loaded.max_model_len, self.scheduler.max_request_tokens)
 
     def memory_breakdown(self) -> MemoryBreakdown:

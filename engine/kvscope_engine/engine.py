@@ -297,7 +297,6 @@ class Engine:
         self._record_idle()
 
     def memory(self) -> MemoryBreakdown:
-        """Return the memory in use by purpose, in bytes."""
         return self.components.memory_breakdown()
 
     @property
@@ -332,7 +331,6 @@ class Engine:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Data type of weights and activations."""
         return self.components.loaded.dtype
 
     @property
@@ -370,7 +368,6 @@ class Engine:
 
     @property
     def num_unfinished(self) -> int:
-        """Number of waiting and running requests."""
         return self.components.scheduler.num_running + self.components.scheduler.num_waiting
 
     @property
@@ -403,8 +400,9 @@ class Engine:
             raise EngineDead("the engine is closed")
 
     def _requests_of(self, submit: Submit, token_ids: Callable[[], list[int]]) -> list[Request]:
-        """Create the numbered requests of a submission without queueing them. They are of equal size, so all fit or
-        none does.
+        """Create the numbered requests of a submission without queueing them.
+
+        They are of equal size, so all fit or none does.
         """
         try:
             if submit.request_id in self._clients:

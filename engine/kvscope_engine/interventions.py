@@ -47,12 +47,11 @@ class Interventions:
 
     @property
     def limits(self) -> tuple[int, int]:
-        """Current `max_num_seqs` and `max_num_batched_tokens`."""
+        """`max_num_seqs` and `max_num_batched_tokens`."""
         return self._scheduler.max_num_seqs, self._scheduler.max_num_batched_tokens
 
     @property
     def adapters(self) -> tuple[LoadedAdapter, ...]:
-        """LoRA adapters that requests can use."""
         return () if self._lora is None else self._lora.loaded
 
     @property
@@ -101,7 +100,6 @@ class Interventions:
         return pinnable
 
     def unpin(self, blocks: Sequence[int], by: str) -> None:
-        """Allow eviction of these blocks again."""
         gone = [block for block in blocks if block in self._pool.pinned]
         self._pool.unpin(gone)
         if gone:
@@ -135,7 +133,6 @@ class Interventions:
         return words + (f"; {running} run and end first" if running > wanted[0] else "")
 
     def load_adapter(self, name: str, path: str, by: str) -> str:
-        """Load the LoRA adapter in the folder `path` under `name`."""
         self._loader().load(name, path)
         self._forget_unused()
         what = f"LoRA adapter {name!r} was loaded from {path!r}"

@@ -1,6 +1,6 @@
 """Polls the GPU's memory between steps and limits steps while other programs hold memory that was planned for them.
 
-Owns the polling, what is given up and restored, and the notes about it. `memory_watch` decides how much; the block pool
+Owns the polling, what is released and restored, and the notes about it. `memory_watch` decides how much; the block pool
 is never resized. A poll queries two numbers from the driver and waits for no kernel.
 """
 

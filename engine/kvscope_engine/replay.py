@@ -144,7 +144,7 @@ class ReplayComparison:
     first: str
     """Description of the first difference; empty if there is none."""
     left_out: tuple[str, ...] = ()
-    """What could not be compared: counts with reasons."""
+    """Counts of requests, blocks and tokens that could not be compared, with reasons."""
     surroundings: str = ""
     """Differences of the machine and its software; empty if there are none."""
 

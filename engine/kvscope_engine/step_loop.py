@@ -307,11 +307,10 @@ class StepRunner(Protocol):
     before.
     """
 
-    def run(self, plan: StepPlan) -> StepResult:
-        """Run one step to its end."""
+    def run(self, plan: StepPlan) -> StepResult: ...
 
     def launch(self, plan: StepPlan, after: Any = None) -> Launched:
-        """Launch one step, which runs after the last one launched."""
+        """Launch one step, to run after the last one launched."""
 
     def is_well(self) -> bool:
         """Whether the device still computes after an error other than a lack of memory. Runs a check on the device."""
@@ -325,7 +324,7 @@ class StepRunner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What was run of a plan after all retries."""
+    """Result of running a plan, with retries where necessary."""
 
     plan: StepPlan
     result: StepResult

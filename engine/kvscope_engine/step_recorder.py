@@ -120,7 +120,6 @@ class StepRecorder:
         )
 
     def _info(self, request: Request) -> RequestInfo:
-        """Properties of a request that never change."""
         clients = self._clients
         if request.client and request.client not in clients and len(clients) < _MAX_CLIENTS:
             clients[request.client] = len(clients) + 1

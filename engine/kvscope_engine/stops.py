@@ -113,7 +113,6 @@ class EngineStops:
         self._paused_ns = 0
 
     def pause(self, by: str) -> None:
-        """Record that `by` paused the engine."""
         if self._running.open is None:
             self._paused_ns = time.monotonic_ns()
             self._running.note(self._tell(self._paused_ns, EventData(kind="engine_paused", by=by)))
@@ -122,7 +121,6 @@ class EngineStops:
         self._record()
 
     def resume(self, why: str) -> None:
-        """Record that steps run again, for the reason `why`."""
         stop = self._running.open
         if stop is not None:
             now_ns = time.monotonic_ns()

@@ -86,7 +86,6 @@ def keys_for(endpoint: str, warn: Callable[[str], None]) -> KeyRing | None:
 
 
 def _descriptors() -> list[int]:
-    """Return the open file descriptors of this process."""
     with contextlib.suppress(OSError):
         return [int(name) for name in os.listdir("/dev/fd") if name.isdigit()]
     return []

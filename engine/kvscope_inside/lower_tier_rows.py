@@ -104,7 +104,7 @@ class LowerTierRows:
         return held, hashes
 
     def clear(self) -> Rows:
-        """Free all rows. Return those that held something."""
+        """Free all rows. Returns those that held something."""
         self._storing.clear()
         held = self.held(np.arange(self.first, self._state.ledger.num_blocks))
         self._state.free_blocks(held)

@@ -1,4 +1,4 @@
-"""Sockets of a foreign engine: publishes the telemetry of a `CacheState` and answers clients' queries.
+"""Sockets of another engine: publishes the telemetry of a `CacheState` and answers clients' queries.
 
     publisher = Publisher("ipc:///tmp/mine", state)
     with publisher.telling():           # after each step
@@ -67,7 +67,7 @@ class OperatorActions(Protocol):
 
 
 class Publisher:
-    """Publishes the state of a foreign engine from construction to `close`; also a context manager.
+    """Publishes the state of another engine from construction to `close`; also a context manager.
 
     Args:
         keyless: Role of clients without a key.

@@ -29,7 +29,7 @@ MAX_NOTES: Final = 10_000
 
 
 class StepNotes(Protocol):
-    """What the hooks of a host engine recorded in its steps, oldest first."""
+    """Notes that the hooks of a host engine recorded in its steps, oldest first."""
 
     notes: deque[Any]
     step_started_ns: int

@@ -33,7 +33,7 @@ from kvscope_telemetry.state.cache_state import CacheState, KnownRequest
 
 
 class HostNote(Protocol):
-    """What happened in the host up to a moment, recorded on the host's thread; usually one step."""
+    """Record of everything that happened in the host up to a moment, made on the host's thread; usually one step."""
 
     @property
     def time_ns(self) -> int:
@@ -58,7 +58,6 @@ class HostRequest:
 
     @property
     def is_running(self) -> bool:
-        """Whether the request is in the batch."""
         return self.known.state is RequestState.RUNNING
 
 
@@ -88,7 +87,7 @@ class StepFigures(NamedTuple):
 
 
 class PrefixMiss(NamedTuple):
-    """Why no more of a prompt was cached: `EventData.missed`, `missed_token` and `missed_step`."""
+    """Reason why no more of a prompt was cached: `EventData.missed`, `missed_token` and `missed_step`."""
 
     kind: str = ""
     token: int = 0
@@ -155,7 +154,6 @@ class Translator(ABC, Generic[Request]):
     # One note.
 
     def apply(self, note: HostNote) -> Frame:
-        """Apply a note and return the frame that publishes it."""
         state = self.state
         self.step = StepChanges(state.step + (note.timings is not None), note.time_ns)
         figures = self.convert(note)
@@ -474,7 +472,6 @@ class Translator(ABC, Generic[Request]):
         self.state.add_event(with_cause(Event(kind=kind, time_ns=time_ns or self.step.time_ns, **fields)))
 
     def report_pause(self, by: str) -> None:
-        """Publish that the user `by` paused the host."""
         self.report("engine_paused", data=EventData(kind="engine_paused", by=by))
 
     def report_resume(self, by: str, lasted_ns: int, why: str) -> None:

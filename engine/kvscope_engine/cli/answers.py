@@ -44,7 +44,6 @@ class PrintedAnswer:
         return self.submit.request_id
 
     def add_output(self, output: Tokens | Finished) -> None:
-        """Append an output of the engine."""
         if isinstance(output, Tokens):
             self.token_ids += output.token_ids
             self.text += output.text
@@ -78,11 +77,9 @@ class PrintedAnswer:
 class Printer(Protocol):
     """Prints answers while they grow. `show` is called after each step, `close` once at the end."""
 
-    def show(self, answers: Sequence[PrintedAnswer]) -> None:
-        """Print what is new."""
+    def show(self, answers: Sequence[PrintedAnswer]) -> None: ...
 
-    def close(self, answers: Sequence[PrintedAnswer]) -> None:
-        """Print the rest."""
+    def close(self, answers: Sequence[PrintedAnswer]) -> None: ...
 
 
 class JsonPrinter:
@@ -98,7 +95,6 @@ class JsonPrinter:
             self._num_printed += 1
 
     def close(self, answers: Sequence[PrintedAnswer]) -> None:
-        """Print the rest: all answers have ended."""
         self.show(answers)
 
 

@@ -19,7 +19,6 @@ BENCHMARKS: Final = ("decode", "gpu", "kernels", "memory", "kv-cache", "attentio
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """Add the parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "bench",
         help="run benchmarks beside the alternatives",
@@ -33,7 +32,6 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the benchmark and return its exit code."""
     module = _benchmark(args.name)
     parser = CommandParser(prog=f"kvscope-engine bench {args.name}", description=module.__doc__)
     module.add_arguments(parser)

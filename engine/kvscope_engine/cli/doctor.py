@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """Add the parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "doctor",
         help="check what this machine has and lacks",

@@ -6,7 +6,6 @@ from kvscope_telemetry.termination import leaving_while_importing
 
 
 def main() -> int:
-    """Run the command line of this process."""
     with leaving_while_importing("kvscope-engine"):
         from kvscope_engine.cli.main import main as run
     return run()

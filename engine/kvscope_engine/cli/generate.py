@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """Add the parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "generate",
         help="run prompts and print completions",

@@ -21,7 +21,6 @@ ABOUT = (
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """Add the parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "keys", help="manage who may connect over tcp, and their roles", description=ABOUT
     )

@@ -9,7 +9,6 @@ from kvscope_telemetry.printable import print_line
 
 
 def print_notes(notes: Sequence[str]) -> None:
-    """Print each note on a line."""
     for note in notes:
         print_note(note)
 

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 def followed(config: EngineConfig) -> int | None:
     """Run as the rank that torchrun made of this process until rank 0 ends.
 
-    Returns the exit code, or None on rank 0.
-
-    Raises BadInput if torchrun started another number of ranks than `config` requires.
+    Returns the exit code, or None on rank 0. Raises BadInput if torchrun started another number of ranks than `config`
+    requires.
     """
     found = torchrun_rank()
     if found is None:

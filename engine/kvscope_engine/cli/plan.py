@@ -27,7 +27,6 @@ MAX_LENGTHS: Final = 16
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """Add the parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "plan",
         help="estimate a model's GPU memory",

@@ -21,7 +21,6 @@ from kvscope_telemetry.recordings.sample import named_recording
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """Add the parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "replay",
         help="run a recording again and say where the two runs part",

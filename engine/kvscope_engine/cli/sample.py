@@ -20,7 +20,6 @@ from kvscope_telemetry.termination import handling_signals
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """Add the parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "sample",
         help="publish this machine's GPUs, memory and cores for the desktop, without an engine",
@@ -49,7 +48,6 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 
 def run(args: argparse.Namespace) -> int:
-    """Publish until a signal. Returns 0."""
     endpoint = args.endpoint or default_sample_endpoint()
     keys = KeyRing(args.keys, warn=print_note) if endpoint.startswith("tcp") and not args.keyless else None
     with _ended_by_signals() as over, DevicePublisher(endpoint, keys=keys, interval_s=args.interval) as publisher:

@@ -44,7 +44,6 @@ HTTP_FLAGS: Final = ("no_metrics", "metrics_open", "trust_forwarded")
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """Add the parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "serve", help="run the engine as a server", description="Runs the engine until stopped."
     )

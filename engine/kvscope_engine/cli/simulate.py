@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """Add the parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "simulate",
         help="simulate the scheduler and block pool without a model",
@@ -64,7 +63,6 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run all policies. Returns 0."""
     from kvscope_engine.simulator.report import report
     from kvscope_engine.simulator.report_text import text
     from kvscope_engine.simulator.simulation import Simulation

@@ -51,11 +51,9 @@ class Stopping:
         self._recorder = recorder
 
     def serves(self, service: EngineService) -> None:
-        """Set the service to stop."""
         self._service = service
 
     def ask(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal."""
         if not self._is_asked:
             self._is_asked = True
             last_resort = threading.Timer(self._limit_s * LEAVING_SHARE, self._leave)

@@ -14,7 +14,6 @@ _NICENESS: Final = 10
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """Add the parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "what-if",
         help="place running requests with other allocators",
@@ -27,7 +26,6 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer until the input ends. Returns 0."""
     from kvscope_engine.simulator.what_if.conversation import converse
 
     os.nice(_NICENESS)

@@ -18,7 +18,6 @@ from kvscope_telemetry.messages.commands import Failed, LoadAdapter, UnloadAdapt
 
 
 async def load_adapter(request: Request) -> Response:
-    """Handle `POST /v1/load_lora_adapter`."""
     api: Api = request.app.state.api
     body = await read_body(request, LoadAdapterBody, api.settings.limits)
     if body.lora_name == api.model_name:
@@ -28,7 +27,6 @@ async def load_adapter(request: Request) -> Response:
 
 
 async def unload_adapter(request: Request) -> Response:
-    """Handle `POST /v1/unload_lora_adapter`."""
     body = await read_body(request, UnloadAdapterBody, request.app.state.api.settings.limits)
     await _done(request, UnloadAdapter(name=body.lora_name))
     return PlainTextResponse(f"Success: LoRA adapter {body.lora_name!r} removed successfully.")

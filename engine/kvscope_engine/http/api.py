@@ -109,7 +109,6 @@ class Api:
 
     @property
     def model_name(self) -> str:
-        """Model name for clients."""
         return self.settings.served_name or self.hello.model.name
 
     @property

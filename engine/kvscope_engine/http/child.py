@@ -63,7 +63,7 @@ class HttpChild:
             raise BadInput(f"--http {address} is not accepted without an API key: beyond loopback --api-key is needed")
 
     def close(self) -> None:
-        """Close the socket, if the child was never started."""
+        """Close the listening socket. Needed only if `running` was not entered."""
         self._listener.close()
 
     @contextmanager

@@ -51,7 +51,7 @@ def _hashed(text: str) -> str:
 
 @dataclass(slots=True)
 class Holding:
-    """What one client, or all clients together, occupy."""
+    """Requests, body bytes and choices that one client, or all clients together, occupy."""
 
     requests: int = 0
     body_bytes: int = 0
@@ -59,7 +59,7 @@ class Holding:
 
 
 class Clients:
-    """What is occupied, by client and in total. Used on the event loop only."""
+    """Counts of requests, body bytes and choices, by client and in total. Used on the event loop only."""
 
     def __init__(self, limits: HttpLimits) -> None:
         self.limits = limits
@@ -85,7 +85,7 @@ class Clients:
 
 
 class Slot:
-    """What one request occupies until it ends."""
+    """Counts of one request, from its arrival to its end."""
 
     def __init__(self, clients: Clients, name: str) -> None:
         self.client = name
@@ -136,7 +136,6 @@ class Slot:
         self._add(choices=count)
 
     def leave(self) -> None:
-        """Release everything."""
         self._add(-self._mine.requests, -self._mine.body_bytes, -self._mine.choices)
 
     def _add(self, requests: int = 0, body_bytes: int = 0, choices: int = 0) -> None:
@@ -147,7 +146,6 @@ class Slot:
 
 
 def too_large(limits: HttpLimits) -> ApiError:
-    """Return the error for a body beyond the limit."""
     return ApiError(413, f"a body of more than {limits.max_body_bytes} bytes is not accepted")
 
 

@@ -389,7 +389,6 @@ class Generation:
         return news
 
     async def rest(self) -> News:
-        """Wait for the end and return all remaining replies."""
         news: News = []
         while more := await self.next():
             news += more
@@ -411,7 +410,6 @@ class Generation:
         return UsageInfo(prompt, new, prompt + new)
 
     def close(self) -> None:
-        """Abort what has not ended."""
         for request_id in self._request_ids:
             self._line.abandon(request_id)
 

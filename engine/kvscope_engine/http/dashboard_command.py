@@ -14,7 +14,6 @@ ABOUT = (
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """Add the parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "dashboard", help="the Grafana dashboard for /metrics", description=ABOUT
     )
@@ -24,7 +23,6 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the dashboard, or its path. Returns 0."""
     dashboard = files("kvscope_resources").joinpath("grafana", "kvscope.json")
     if args.path:
         print(dashboard)

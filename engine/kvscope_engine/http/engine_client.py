@@ -124,7 +124,6 @@ class EngineClient:
 
     @property
     def num_open(self) -> int:
-        """Number of unfinished prompts."""
         return len(self._open)
 
     def submit(self, submit: Submit, inbox: Inbox, prompt: int) -> None:
@@ -270,7 +269,7 @@ class EngineClient:
         self._outgoing.send_all(self._sockets.send, self._awaited.sent)
 
     def _miss(self, now_s: float) -> None:
-        """Give up the session and its requests once the connection has been missing for too long."""
+        """End the session and its requests once the connection has been missing for too long."""
         if self._away_s is None:
             self._away_s = now_s
         patience_s = 0.0 if self._sockets.is_ipc else AWAY_S
@@ -323,7 +322,6 @@ class Inbox:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, prompt: int, reply: Said, num_bytes: int) -> None:
-        """Append a reply for the prompt with this index."""
         if self.overflowed:
             return
         self._num_bytes += num_bytes + SAID_OVERHEAD_BYTES

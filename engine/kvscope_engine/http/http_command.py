@@ -34,7 +34,6 @@ ABOUT: Final = (
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """Add the parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "http", help="serve the OpenAI API for a running engine", description=ABOUT
     )
@@ -125,7 +124,7 @@ def api_key(args: argparse.Namespace) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal. Returns 0."""
+    """Serve until a signal."""
     if args.max_requests < 1 or args.max_connections < 1 or args.drain_seconds < 0:
         names = "--max-requests, --max-connections and --drain-seconds"
         raise BadInput(f"{names} must be whole numbers above 0 (the last: 0 or more)")

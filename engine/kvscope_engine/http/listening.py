@@ -41,7 +41,6 @@ def listen(text: str) -> socket.socket:
 
 
 def is_loopback(listener: socket.socket) -> bool:
-    """Whether only this machine can connect."""
     return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
 
 

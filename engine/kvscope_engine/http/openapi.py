@@ -61,13 +61,11 @@ ERRORS: Final = {
 
 
 async def openapi(request: Request) -> Response:
-    """Handle `GET /openapi.json`."""
     return Response(_encoded(), media_type="application/json")
 
 
 @cache
 def document() -> Document:
-    """Return the OpenAPI 3.1 document."""
     kinds = [ErrorBody, *(kind for post in POSTS.values() for kind in post[:2]), *(get[0] for get in GETS.values())]
     _, schemas = msgspec.json.schema_components([kind for kind in kinds if kind is not str], ref_template=REFS)
     paths: dict[str, Any] = {path: {"post": _post(*post)} for path, post in POSTS.items()}

@@ -33,18 +33,15 @@ PAUSED_S: Final = 60.0
 
 
 def json_response(answer: msgspec.Struct) -> Response:
-    """Return `answer` as JSON with status 200."""
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
 async def models(request: Request) -> Response:
-    """Handle `GET /v1/models`."""
     api: Api = request.app.state.api
     return json_response(ModelList(data=[_model(api), *(_adapter(api, one) for one in api.adapters.values())]))
 
 
 async def model(request: Request) -> Response:
-    """Handle `GET /v1/models/NAME`."""
     api: Api = request.app.state.api
     adapter = await api.adapter_of(request.path_params["name"])
     return json_response(_adapter(api, api.adapters[adapter]) if adapter else _model(api))
@@ -85,14 +82,12 @@ def why_not_served(status: Status, silent_s: float) -> str:
 
 
 async def version(request: Request) -> Response:
-    """Handle `GET /version`."""
     status = request.app.state.api.line.status
     hello = status.hello if status is not None else None
     return json_response(Version(program_version(), hello.engine_version if hello is not None else ""))
 
 
 async def tokenize(request: Request) -> Response:
-    """Handle `POST /tokenize`."""
     api: Api = request.app.state.api
     body = await read_body(request, TokenizeBody, api.settings.limits)
     await api.adapter_of(body.model)
@@ -111,7 +106,6 @@ async def tokenize(request: Request) -> Response:
 
 
 async def detokenize(request: Request) -> Response:
-    """Handle `POST /detokenize`."""
     api: Api = request.app.state.api
     body = await read_body(request, DetokenizeBody, api.settings.limits)
     await api.adapter_of(body.model)
@@ -148,5 +142,4 @@ def _model(api: Api) -> Model:
 
 
 def _adapter(api: Api, adapter: LoadedAdapter) -> Model:
-    """Return an adapter as vLLM lists it."""
     return Model(id=adapter.name, created=api.started_s, root=adapter.path, parent=api.model_name)

@@ -226,7 +226,6 @@ def head_refusal(head: bytes) -> tuple[int, str] | None:
 
 
 def bounded(limits: HttpLimits, max_connections: int) -> type[HttpConnection]:
-    """Return a subclass of HttpConnection with these limits."""
     return type("BoundedConnection", (HttpConnection,), {"limits": limits, "max_connections": max_connections})
 
 

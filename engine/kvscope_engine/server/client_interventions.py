@@ -46,8 +46,8 @@ class HeartbeatFacts:
 class ClientInterventions:
     """Carries out the interventions of clients on one engine.
 
-    `tell` receives the facts for heartbeats, `reply` sends replies that are due later, and `name_of` returns the
-    display name of a client.
+    `tell` receives the facts for heartbeats, `reply` sends delayed replies, and `name_of` returns the display name of a
+    client.
     """
 
     def __init__(
@@ -92,7 +92,6 @@ class ClientInterventions:
         return "" if self.steps.first is None else self._name_of(self.steps.first)
 
     def stepped(self) -> None:
-        """Count a step that ran."""
         if not self.steps.any:
             return
         self.steps.ran(self._engine.step_count)
@@ -177,11 +176,9 @@ class PinBook:
         return list(self._blocks)
 
     def name(self, client: bytes) -> str:
-        """Return the display name of a client that pins blocks."""
         return self._names.get(client, "somebody")
 
     def add(self, client: bytes, name: str, blocks: Iterable[int]) -> None:
-        """Record that the client pinned `blocks`."""
         self._blocks.setdefault(client, set()).update(blocks)
         self._names[client] = name
 
@@ -224,7 +221,6 @@ class SingleSteps:
 
     @property
     def any(self) -> bool:
-        """Whether a single step is to run."""
         return bool(self._asked)
 
     @property
@@ -251,7 +247,6 @@ class SingleSteps:
             self._answer(self._asked.popleft(), step, why)
 
     def forget(self, client: bytes) -> None:
-        """Drop a client's requested steps."""
         self._asked = deque(asked for asked in self._asked if asked.client != client)
 
     def _answer(self, asked: _Asked, step: int, why: str = "") -> None:
@@ -298,7 +293,6 @@ class Pauses:
         return list(self._pauses)
 
     def pause(self, client: bytes, name: str, lease_s: float) -> None:
-        """Pause the engine for this client."""
         self._pauses[client] = _Pause(name, int(lease_s * 1e9), time.monotonic_ns())
         self._tell()
 
@@ -309,12 +303,10 @@ class Pauses:
             pause.heard_ns = time.monotonic_ns()
 
     def end(self, client: bytes) -> None:
-        """End the pause of a client, if any."""
         self._pauses.pop(client, None)
         self._tell()
 
     def end_all(self) -> None:
-        """End all pauses."""
         self._pauses.clear()
         self._tell()
 

@@ -146,7 +146,6 @@ class CommandReceiver:
         self.tasks.put_first(client, ClientLost())
 
     def tick(self) -> None:
-        """Queue a `Tick` for the engine's thread."""
         self.tasks.put(b"", Tick())
 
     # Called on the engine's thread.
@@ -166,7 +165,6 @@ class CommandReceiver:
         self.tasks.move(before, client)
 
     def submits_of(self, client: bytes) -> set[str]:
-        """Return the request ids of the client's queued submissions."""
         return {task.request_id for task in self.tasks.of(client) if isinstance(task, Submit)}
 
     def withdraw(self, client: bytes, request_id: str) -> list[Submit]:
@@ -185,7 +183,6 @@ class CommandReceiver:
         return replies
 
     def ready(self, hello: Hello) -> None:
-        """Enter the phase "ready"."""
         self.hello = hello
         self.phase = "ready"
 
@@ -197,7 +194,6 @@ class CommandReceiver:
     # Called on any thread.
 
     def put_prepared(self, client: bytes, prepared: Prepared) -> None:
-        """Queue a submission whose prompt was tokenized."""
         self.tasks.put(client, prepared, whose=Whose(prepared.submit.client, prepared.submit.batch))
 
     def name_of(self, client: bytes) -> str:
@@ -370,7 +366,6 @@ class CommandQueue(Generic[_Task]):
             return bool(self._clients)
 
     def has(self, client: bytes) -> bool:
-        """Whether the client has tasks."""
         with self._lock:
             return client in self._clients
 

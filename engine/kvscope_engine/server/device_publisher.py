@@ -140,7 +140,10 @@ class DevicePublisher:
 
 
 def _hello(devices: Devices) -> Hello:
-    """Describe the devices. The pool has one row, the minimum that a hello allows, which stands for no block."""
+    """Describe the devices.
+
+    The pool has one row, the minimum that a hello allows, although there is no block.
+    """
     gpu = devices.gpus[0] if devices.gpus else None
     host = devices.host
     name = gpu.name if gpu is not None else host.name if host is not None else ""

@@ -68,7 +68,6 @@ class Dispatcher:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is a step to run."""
         may_step = not self._receiver.pauses.any or self._intervening.steps.any
         return may_step and (self._engine.has_unfinished or self.touched)
 
@@ -78,7 +77,6 @@ class Dispatcher:
             self._receiver.wants_ticks = True
 
     def do(self, client: bytes, task: Task) -> None:
-        """Carry out one task."""
         if isinstance(task, ClientLost):
             self.lose(client)
         elif isinstance(task, ClientJoined):
@@ -369,7 +367,6 @@ class PendingSubmits:
         return True
 
     def belongs_to(self, request_id: str, client: bytes) -> bool:
-        """Whether the submission is pending and `client` sent it."""
         prepared = self._pending.get(request_id)
         return prepared is not None and prepared.client == client
 
@@ -384,7 +381,6 @@ class PendingSubmits:
             self._pending[request_id].client = client
 
     def cancel(self, request_id: str) -> Prepared:
-        """Cancel and return a pending submission."""
         prepared = self._pending.pop(request_id)
         self._preparation.cancel(prepared)
         return prepared

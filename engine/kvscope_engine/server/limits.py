@@ -67,7 +67,6 @@ class Allowance:
         return reason or self._over(self._total, self._total_bound, count, num_bytes, "all clients")
 
     def give(self, client: Hashable, num_bytes: int, count: int = 1) -> None:
-        """Release what was counted by `take`."""
         self._add(client, self._held[client], -count, -num_bytes)
 
     def move(self, before: Hashable, client: Hashable) -> None:

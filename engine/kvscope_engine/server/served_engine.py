@@ -30,11 +30,10 @@ class ServedInterventions(Protocol):
 
     @property
     def limits(self) -> tuple[int, int]:
-        """Current `max_num_seqs` and `max_num_batched_tokens`."""
+        """`max_num_seqs` and `max_num_batched_tokens`."""
 
     @property
-    def adapters(self) -> tuple[LoadedAdapter, ...]:
-        """LoRA adapters that requests can use."""
+    def adapters(self) -> tuple[LoadedAdapter, ...]: ...
 
     @property
     def takes_adapters(self) -> bool:
@@ -53,8 +52,7 @@ class ServedInterventions(Protocol):
     def unpin(self, blocks: Sequence[int], by: str) -> None:
         """Allow eviction of these blocks again. Blocks that are not pinned are ignored."""
 
-    def evict(self, blocks: Sequence[int], by: str) -> str:
-        """Evict cached blocks."""
+    def evict(self, blocks: Sequence[int], by: str) -> str: ...
 
     def set_limits(self, max_num_seqs: int, max_num_batched_tokens: int, by: str) -> str:
         """Change the limits of the following steps; 0 keeps a limit."""
@@ -68,11 +66,9 @@ class ServedInterventions(Protocol):
 class ServedStops(Protocol):
     """Pauses and suspensions of the engine, published as events."""
 
-    def pause(self, by: str) -> None:
-        """Record that `by` paused the engine."""
+    def pause(self, by: str) -> None: ...
 
-    def resume(self, why: str) -> None:
-        """Record that steps run again, for the reason `why`."""
+    def resume(self, why: str) -> None: ...
 
     def single_step(self, by: str) -> AbstractContextManager[None]:
         """Count time as running time inside the context, in which a step requested by `by` runs although the engine
@@ -97,8 +93,7 @@ class ServedEngine(Protocol):
     """
 
     @property
-    def hello(self) -> Hello:
-        """Description of the engine, model and cache."""
+    def hello(self) -> Hello: ...
 
     @property
     def interventions(self) -> ServedInterventions: ...
@@ -115,8 +110,7 @@ class ServedEngine(Protocol):
         """Whether `step` has something to compute or outputs to return."""
 
     @property
-    def num_unfinished(self) -> int:
-        """Number of waiting and running requests."""
+    def num_unfinished(self) -> int: ...
 
     @property
     def step_count(self) -> int:
@@ -178,11 +172,9 @@ class ServedEngine(Protocol):
     def reset_prefix_cache(self) -> None:
         """Drop all cached blocks that no request uses."""
 
-    def memory(self) -> MemoryBreakdown:
-        """Return the memory in use by purpose, in bytes."""
+    def memory(self) -> MemoryBreakdown: ...
 
-    def close(self) -> None:
-        """Free all resources."""
+    def close(self) -> None: ...
 
 
 MessagesDropped: TypeAlias = Callable[[], int]

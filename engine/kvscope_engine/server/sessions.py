@@ -289,7 +289,6 @@ class OpenRequests:
         )
 
     def open(self, client: bytes, submit: Submit, accepted: Accepted) -> None:
-        """Record an accepted request."""
         completions = dict.fromkeys(range(len(accepted.numbers)), 0)
         num_bytes = _num_bytes(submit, accepted.num_prompt_tokens)
         request = OpenRequest(
@@ -319,7 +318,6 @@ class OpenRequests:
         return request.client
 
     def belongs_to(self, request_id: str, client: bytes) -> bool:
-        """Whether the request is open and `client` sent it."""
         request = self._requests.get(request_id)
         return request is not None and request.client == client
 
@@ -334,7 +332,7 @@ class OpenRequests:
             self._of_client[client] = ids | self._of_client.get(client, {})
 
     def of(self, client: bytes) -> list[str]:
-        """Return the ids of the client's requests."""
+        """Return the request ids of the client."""
         return list(self._of_client.get(client, ()))
 
     def ids(self) -> list[str]:

@@ -66,7 +66,6 @@ class SharedSnapshots:
         self._waiting.pop(client, None)
 
     def refuse_all(self, reason: str) -> None:
-        """Refuse all waiting queries."""
         waiting, self._waiting = self._waiting, {}
         for client, tags in waiting.items():
             for tag in tags:

@@ -31,16 +31,13 @@ class Turns(Generic[_Work]):
 
     @property
     def clients(self) -> list[str]:
-        """Clients with queued work."""
         return list(self._clients)
 
     def put(self, client: str, batch: str, work: _Work) -> None:
-        """Append `work` to its batch."""
         self._clients.setdefault(client, OrderedDict()).setdefault(batch, deque()).append(work)
         self._count += 1
 
     def join(self, later: Turns[_Work]) -> None:
-        """Append all work of `later`."""
         for client, batches in later._clients.items():
             for batch, waiting in batches.items():
                 for work in waiting:

@@ -35,7 +35,6 @@ class SglangActions:
     # Called on the scheduler's thread.
 
     def run(self) -> None:
-        """Carry out queued commands."""
         while self._waiting:
             command, answer = self._waiting.popleft()
             try:

@@ -15,7 +15,7 @@ from kvscope_inside.sglang.pools import full_allocator
 
 
 class Evicted(NamedTuple):
-    """What one eviction freed."""
+    """Tokens and states that one eviction freed."""
 
     num_tokens: int
     num_window_tokens: int

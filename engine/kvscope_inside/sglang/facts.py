@@ -48,7 +48,6 @@ def adapter_names(scheduler: Any) -> Callable[[str], str | None]:
 
 
 def rank_of(scheduler: Any) -> SchedulerRank:
-    """Return the rank of this process."""
     from sglang.srt.runtime_context import get_parallel
 
     parallel, args = get_parallel(), scheduler.server_args

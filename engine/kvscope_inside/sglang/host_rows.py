@@ -76,7 +76,6 @@ class HostRows:
         return rows[:0]
 
     def clear(self) -> None:
-        """Free all rows."""
         self._tier.clear()
         self._loading.clear()
 

@@ -1,4 +1,4 @@
-"""Ledger rows of what exists besides full attention: pages of sliding windows, and recurrent states.
+"""Ledger rows of pages of sliding windows and of recurrent states, which exist in addition to full attention's pages.
 
 Each is recomputed from every copy of page tables, and only differences are written. Used on the publishing thread only.
 """

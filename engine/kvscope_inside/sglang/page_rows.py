@@ -35,7 +35,10 @@ class SglangRequest(HostRequest):
     num_retractions: int = 0
     has_ended: bool = False
     num_hits: int = 0
-    """Number of its leading pages that were found cached."""
+    """Number of its leading pages that were found cached.
+
+    `num_hits_counted` is how many of these were counted as hits.
+    """
     num_hits_counted: int = 0
     num_filled: int = 0
     """Number of tokens in its pages, as of the last copy."""

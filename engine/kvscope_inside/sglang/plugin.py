@@ -25,7 +25,6 @@ def load() -> None:
 
 
 def made(_: None, scheduler: Any, *args: Any, **kwargs: Any) -> None:
-    """Watch a scheduler that was just created."""
     try:
         from kvscope_inside.sglang.watch import watch
 

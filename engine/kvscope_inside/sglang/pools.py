@@ -76,7 +76,6 @@ def pools_of(scheduler: Any) -> Pools:
 
 
 def full_allocator(scheduler: Any) -> Any:
-    """Return the allocator of full attention's pages."""
     allocator = scheduler.token_to_kv_pool_allocator
     return getattr(allocator, "full_attn_allocator", allocator)
 
@@ -87,7 +86,6 @@ def num_pages_of(allocator: Any) -> int:
 
 
 def knows_free(allocator: Any) -> bool:
-    """Whether the allocator has a list of free pages."""
     return getattr(allocator, "free_pages", None) is not None
 
 

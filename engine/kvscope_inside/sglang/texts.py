@@ -1,4 +1,5 @@
-"""What distinguishes texts of SGLang with equal tokens: adapter, cache salt and extra key of the radix tree; and media.
+"""Keys that distinguish texts of SGLang with equal tokens (adapter, cache salt, extra key of the radix tree), and
+media.
 
 Reads of SGLang's requests only what never changes again.
 """
@@ -33,7 +34,6 @@ class TextKey(NamedTuple):
         return int.from_bytes(hashlib.blake2b(repr(tuple(self)).encode(), digest_size=8).digest(), "little")
 
     def notes(self) -> BlockNotes:
-        """Return the key as notes of a block."""
         words = zip(("LoRA", "Cache salt", "Extra key"), self, strict=True)
         return tuple((name, value) for name, value in words if value)
 

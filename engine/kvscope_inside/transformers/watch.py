@@ -154,7 +154,6 @@ class _CacheWatch:
         self._teller.start(publisher, endpoint, notes, translator.apply, ends=[detokenizer.close])
 
     def is_of(self, processor: Any) -> bool:
-        """Whether this watches `processor`."""
         return self._processor is processor
 
     def close(self, reason: str = "") -> None:

@@ -47,7 +47,6 @@ class VllmActions:
         self._put(hooks)
 
     def bind(self, notes: VllmStepNotes, translator: VllmTranslator) -> None:
-        """Set the scheduler's notes and translator."""
         self._notes, self._translator = notes, translator
 
     # Called on other threads.
@@ -111,7 +110,6 @@ class VllmActions:
         self.run()
 
     def run(self) -> None:
-        """Carry out queued commands."""
         while self._waiting:
             client, command, by, answer = self._waiting.popleft()
             try:

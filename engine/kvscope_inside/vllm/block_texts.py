@@ -1,4 +1,4 @@
-"""Block hashes of vLLM in the ledger's format, and what they depend on besides tokens: adapter, salt, media.
+"""Block hashes of vLLM in the ledger's format, and the adapter, cache salt and media that they depend on.
 
 Reads of vLLM's requests only what never changes again, or only grows.
 """

@@ -80,7 +80,6 @@ def hello_of(scheduler: Any, epoch: int) -> Hello:
 
 
 def rank_of(scheduler: Any) -> int:
-    """Return the data-parallel rank."""
     config = scheduler.vllm_config.parallel_config
     return int(getattr(config, "data_parallel_index", None) or config.data_parallel_rank or 0)
 

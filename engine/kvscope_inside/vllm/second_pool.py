@@ -1,7 +1,7 @@
 """The second pool of vLLM's SimpleCPUOffloadConnector, in host memory or on disk, published as rows below the first.
 
-Its blocks have the size of the first pool's, and their contents and hashes were copied from there. `note_second_pool`
-is used on the engine core's thread, `SecondPoolRows` on the publishing thread.
+Its blocks are of the same kind as the first pool's, and their contents and hashes were copied from there.
+`note_second_pool` is used on the engine core's thread, `SecondPoolRows` on the publishing thread.
 """
 
 from __future__ import annotations

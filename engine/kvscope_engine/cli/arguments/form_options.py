@@ -20,7 +20,6 @@ NAMES: Final = ("json_schema", "json_object", "regex", "grammar", "choice")
 
 
 def add_form_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options in a group."""
     add = parser.add_argument_group("structured output (one of these)").add_argument
     add("--json-schema", metavar="FILE|JSON", help="a JSON schema, or a file with one")
     add("--json-object", action="store_true", help="the answer is any JSON object")

@@ -10,7 +10,6 @@ from kvscope_telemetry.options import options_of
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options, in groups."""
     options = options_of(EngineConfig)
     titles = dict.fromkeys(option.group for option in options.values())
     groups = {title: parser.add_argument_group(title) for title in titles}

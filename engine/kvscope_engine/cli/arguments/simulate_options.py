@@ -48,7 +48,6 @@ DEFAULT_REQUESTS: Final = 1000
 
 
 def add_workload_options(group: argparse._ArgumentGroup) -> None:
-    """Add the options of the workload."""
     group.add_argument(
         "--requests",
         type=whole_number,
@@ -80,7 +79,6 @@ def add_workload_options(group: argparse._ArgumentGroup) -> None:
 
 
 def add_engine_options(group: argparse._ArgumentGroup) -> None:
-    """Add the options of the simulated engine's size."""
     group.add_argument(
         "--allocator",
         action="append",
@@ -123,7 +121,6 @@ def add_engine_options(group: argparse._ArgumentGroup) -> None:
 
 
 def add_model_options(group: argparse._ArgumentGroup) -> None:
-    """Add the options of the model's KV layout."""
     group.add_argument(
         "--model",
         metavar="M",
@@ -157,7 +154,6 @@ def add_model_options(group: argparse._ArgumentGroup) -> None:
 
 
 def add_tier_options(group: argparse._ArgumentGroup) -> None:
-    """Add the options of the lower tiers."""
     group.add_argument(
         "--kv-host-memory",
         type=parse_size,
@@ -181,7 +177,6 @@ def add_tier_options(group: argparse._ArgumentGroup) -> None:
 
 
 def add_cost_options(group: argparse._ArgumentGroup) -> None:
-    """Add the options of the cost model."""
     add = group.add_argument
     add(
         "--model-preset",

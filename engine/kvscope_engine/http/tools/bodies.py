@@ -87,7 +87,6 @@ class NamedJson:
     head: re.Pattern[str]
 
     def __call__(self, text: GrowingText, start: int, tools: Tools) -> Search[BodyResult]:
-        """Read one call."""
         head = yield from text.match(self.head, start)
         if head is None:
             return BodyResult(None, start)
@@ -114,10 +113,9 @@ class Fields:
     close: str
     tail: str
     has_value_lines: bool = False
-    """Whether each value stands on lines of its own."""
+    """Whether each value is on separate lines."""
 
     def __call__(self, text: GrowingText, start: int, tools: Tools) -> Search[BodyResult]:
-        """Read one call."""
         head = yield from text.match(self.head, start)
         if head is None:
             return BodyResult(None, start)

@@ -137,7 +137,6 @@ class MarkedText:
         self._decoder = IncrementalDecoder(decode)
 
     def add(self, reply: Tokens | Finished) -> str:
-        """Return the text that the reply adds."""
         if isinstance(reply, Finished):
             return self._decoder.flush()
         return "".join(map(self._decoder.add_token, reply.token_ids))
