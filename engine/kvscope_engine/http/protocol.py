@@ -77,7 +77,7 @@ class HttpConnection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Parse `data` in slices with a turn of the event loop between them.
 
-        h11 takes about 20 µs for a chunk, so that 256 kB of one-byte chunks would hold all clients for a second.
+        h11 takes about 20 us per chunk, so that 256 kB of one-byte chunks would block all clients for a second.
         """
         self._unparsed += data
         if self._next_slice is None:

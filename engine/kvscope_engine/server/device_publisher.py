@@ -1,4 +1,4 @@
-"""Publishes samples of a machine's devices on an engine's sockets without an engine, for machines without one.
+"""Publishes samples of a machine's devices on an engine's sockets, next to an engine that does not (vLLM, SGLang).
 
 Owns the sampling thread. Its hello declares neither blocks nor requests, and it refuses all commands but status and
 snapshot queries. Imports no torch.

@@ -110,7 +110,7 @@ class Dispatcher:
             if client is not None:
                 self._say(client, output)
 
-    # Clients that come, go and come back.
+    # Clients that connect, disconnect and reconnect.
 
     def join(self, client: bytes, joined: ClientJoined) -> None:
         """Register a client's session.
@@ -168,7 +168,7 @@ class Dispatcher:
         for request_id in (*self._pending.of(client), *self._open.of(client)):
             self._abort(request_id)
 
-    # The end.
+    # Shutdown.
 
     def end_all(self, reason: FinishReason, error: str = "") -> None:
         """Send the last message of every open request and refuse all that waits, without the engine."""

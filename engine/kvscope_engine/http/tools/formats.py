@@ -1,6 +1,6 @@
-"""Table of the formats in which models write calls: by vLLM's names, and by what a chat template says of them.
+"""Table of the formats in which models write tool calls, by vLLM's names and by signs in the chat template.
 
-A format is data: the marks around its calls, and one of the bodies of `bodies.py` between them.
+A format is data: the marks around its calls, and one of the parsers of `bodies.py` between them.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class ToolFormat:
     name: str
     spans: tuple[CallSpan, ...] = ()
     starts: tuple[str, ...] = ()
-    """Beginnings of an answer that may consist of calls alone, of functions in the request."""
+    """Prefixes of an answer that may consist only of calls to functions in the request."""
     prefixes: tuple[str, ...] = ()
-    """Beginnings like `starts` that are marks: calls follow them."""
+    """Prefixes like `starts` that are marks and are followed by the calls."""
     whole: tuple[Body, ...] = ()
     """Parsers of an answer that consists only of calls; the first one that succeeds is used."""
     silent: tuple[str, ...] = ()
