@@ -1,4 +1,4 @@
-"""The engine: runs a model on a paged KV cache, and publishes everything about each block."""
+"""Inference engine: runs a model on a paged KV cache and publishes the state of each block."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for, and torch with the engine, only then: `--help` and Ctrl-C stay quick."""
+    """Import exported names lazily, so that `--help` and Ctrl-C do not wait for torch."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -1,7 +1,7 @@
-"""Publishes the changes of the prefix cache after each step, as vLLM's KV events.
+"""Publishes changes of the prefix cache after each step, in the format of vLLM's KV events.
 
-Owns the publisher, and the salt by which engines with the same seed give the same text the same hash. Where it was not
-asked for there is none.
+Owns the publisher, and the hash salt, which is equal for all engines with the same seed. Exists only if the
+configuration enables KV events.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from kvscope_telemetry.kv_events.publisher import KvEventPublisher
 
 
 class CacheEvents:
-    """Published until `close`; the sockets are up from the beginning, before a model is loaded.
+    """Log of prefix cache changes and their ZeroMQ publisher. Its sockets are open before the model is loaded.
 
-    Raises EndpointInUse and BadInput for endpoints that cannot be had.
+    Raises EndpointInUse or BadInput for endpoints that cannot be bound.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -26,30 +26,30 @@ class CacheEvents:
 
     @property
     def note(self) -> str:
-        """What who started the engine should know."""
+        """One-line warning for the user that prompt tokens are published to any client that connects."""
         where = self._publisher.endpoint
         if self._publisher.replay_endpoint:
             where += f", replays on {self._publisher.replay_endpoint}"
         return f"KV events, with the tokens of prompts, are published on {where} to everybody who connects"
 
     def publish(self) -> None:
-        """What changed since the last call is a batch, unless it is nothing. Never waits."""
+        """Publish the changes since the last call as one batch; nothing if there are none. Does not block."""
         events = self.log.drain()
         if events:
             self._publisher.publish(events)
 
     def close(self) -> None:
-        """What is cached goes with the engine: consumers see the connection end. Idempotent."""
+        """Close the sockets. No removal events are sent: consumers see the connection end. Idempotent."""
         self._publisher.close()
 
 
 def make_cache_events(config: EngineConfig) -> CacheEvents | None:
-    """None where the configuration asks for no KV events."""
+    """Return the publisher, or None if KV events are disabled."""
     return CacheEvents(config) if config.publishes_kv_events else None
 
 
 def shared_salt(config: EngineConfig) -> bytes | None:
-    """The salt of all engines with this seed that publish KV events; None, for one of its own, where none are."""
+    """Return the hash salt shared by all engines with this seed; None (use a random salt) without KV events."""
     if not config.publishes_kv_events:
         return None
     return hashlib.sha256(f"kvscope KV events, seed {config.seed}".encode()).digest()

@@ -1,6 +1,6 @@
-"""Where downloaded and converted models are kept, and how several engines that start at once share it.
+"""Folder of downloaded and converted models, shared by engines that start concurrently.
 
-Whatever is put there is built in a temporary folder beside its place and renamed: half a file is never seen.
+Everything is written to a temporary folder in the same directory and renamed, so that partial files are never visible.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SCRATCH: Final = "tmp-"
 
 
 def cache_folder() -> Path:
-    """`$KVSCOPE_CACHE`, or `kvscope` in `$XDG_CACHE_HOME` or `~/.cache`. Made when missing."""
+    """Return `$KVSCOPE_CACHE`, or `kvscope` in `$XDG_CACHE_HOME` or `~/.cache`. Creates it if missing."""
     own = os.environ.get("KVSCOPE_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(own) if own else Path(base) / "kvscope"
@@ -35,9 +35,9 @@ def cache_folder() -> Path:
 
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Hold the lock of `path`; others that want it wait. The lock of a process that died is free.
+    """Hold the file lock of `path`, waiting for other processes. The kernel frees the lock of a process that died.
 
-    Raises KvscopeError, naming the lock file, when there can be none.
+    Raises KvscopeError, naming the lock file, if it cannot be created or locked.
     """
     lock = path.with_name(f"{path.name}.lock")
     fd = _opened_lock(lock)
@@ -51,14 +51,14 @@ def exclusive(path: Path) -> Iterator[None]:
 
 @contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
-    """Make a new folder in `parent`, and remove it with its content at the end.
+    """Create a folder in `parent`, and remove it with its contents at the end.
 
-    Folders that killed processes left in `parent` are removed as well. The lock on a folder tells whether its process
-    lives: the kernel releases it when that process ends, however it ends.
+    Folders that killed processes left in `parent` are removed as well. Each folder is locked while its process lives;
+    the kernel releases the lock when the process ends.
     """
     with errors_named(parent):
         parent.mkdir(parents=True, exist_ok=True)
-        with _locked(parent):  # or another process could remove the new folder before it is locked
+        with _locked(parent):  # otherwise another process could remove the new folder before it is locked
             _remove_abandoned(parent)
             folder = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=parent))
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -93,7 +93,7 @@ def _remove_abandoned(parent: Path) -> None:
 
 @contextmanager
 def errors_named(path: Path) -> Iterator[None]:
-    """What the file system refuses inside is a KvscopeError that names `path` and what can be done."""
+    """Convert an OSError to a KvscopeError that names `path` and suggests a remedy."""
     try:
         yield
     except OSError as error:
@@ -104,7 +104,7 @@ def errors_named(path: Path) -> Iterator[None]:
 
 
 def _opened_lock(lock: Path) -> int:
-    """Never waits for who reads a pipe, and never follows a link out of the cache."""
+    """Open the lock file without blocking on a pipe and without following a symbolic link."""
     with errors_named(lock):
         lock.parent.mkdir(parents=True, exist_ok=True)
         if lock.is_symlink() or (lock.exists() and not lock.is_file()):
@@ -113,7 +113,7 @@ def _opened_lock(lock: Path) -> int:
 
 
 def replace_folder(new: Path, place: Path) -> None:
-    """Put the folder `new` where `place` is; what was there goes. Call with the lock of `place` held."""
+    """Rename the folder `new` to `place`, replacing an existing folder. The caller holds the lock of `place`."""
     if place.exists():
         shutil.rmtree(place)
     os.rename(new, place)

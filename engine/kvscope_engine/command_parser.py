@@ -1,6 +1,6 @@
-"""argparse the way our commands use it: errors are BadInput, help shows units and defaults.
+"""Argument parser of all commands: errors are BadInput, help shows units and defaults.
 
-Owns how options are read from text (sizes, counts); knows no command.
+Owns how options are parsed from text (sizes, numbers). Knows no command.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from kvscope_telemetry.options import read_size
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Raises BadInput where argparse would print its usage and exit; no abbreviated options."""
+    """ArgumentParser that raises BadInput in place of printing its usage and exiting, and accepts no abbreviated
+    options.
+    """
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs | {"allow_abbrev": False, "formatter_class": HelpFormatter})
 
     def error(self, message: str) -> NoReturn:
-        """What argparse calls for anything it cannot accept."""
         raise BadInput(f"{message} (see `{self.prog} --help`)")
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Defaults are shown, except where the text already tells what happens without the option."""
+    """Shows the default of each option unless its help text states it."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32)
@@ -32,13 +33,13 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.default in (None, False, argparse.SUPPRESS, []) or not action.option_strings:
             return action.help
-        if "(default:" in (action.help or ""):  # with a unit, or in words
+        if "(default:" in (action.help or ""):  # with a unit or as text
             return action.help
         return super()._get_help_string(action)
 
 
 def parse_size(text: str) -> int:
-    """Parse a size in bytes, as `read_size` does."""
+    """Parse a size in bytes with `read_size`."""
     try:
         return read_size(text)
     except ValueError as error:
@@ -46,7 +47,7 @@ def parse_size(text: str) -> int:
 
 
 def whole_number(text: str) -> int:
-    """A whole number; its range is checked by who uses it."""
+    """Parse an integer. The caller checks its range."""
     try:
         return int(text)
     except ValueError:
@@ -54,7 +55,7 @@ def whole_number(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """A number; its range is checked by who uses it."""
+    """Parse a float. The caller checks its range."""
     try:
         return float(text)
     except ValueError:

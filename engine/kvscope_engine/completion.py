@@ -1,4 +1,4 @@
-"""Completions for the Python API: prompts in, whole answers out, on the engine's own step loop."""
+"""Completions for the Python API: run prompts on the engine's own step loop and collect whole answers."""
 
 from __future__ import annotations
 
@@ -27,22 +27,28 @@ class CompletionEngine(Protocol):
     is_closed: bool
 
     @property
-    def has_unfinished(self) -> bool:
-        """Whether any request is unfinished."""
+    def has_unfinished(self) -> bool: ...
 
     def submit(self, submit: Submit) -> Accepted:
-        """Take a request into the queue, or raise BadInput."""
+        """Queue a request. Raises BadInput."""
 
-    def abort(self, request_id: str) -> None:
-        """End a request wherever it is."""
+    def abort(self, request_id: str) -> None: ...
 
     def step(self) -> list[Tokens | Finished]:
-        """One step; what there is to be told, oldest first."""
+        """Run one step. Returns its outputs, oldest first."""
 
 
 @dataclass(slots=True)
 class Completion:
-    """One answer. `index` is that of its prompt, `completion` which of the `n` it is."""
+    """One answer to a prompt.
+
+    Attributes:
+        index: Index of the prompt in the call.
+        prompt: The prompt's text, or the last message of a conversation.
+        completion: Index of the answer among the `n` completions of its prompt.
+        finish_reason: Why the answer ended; None while it is running, "error" if it was refused or failed.
+        error: Reason of the refusal or failure; empty otherwise.
+    """
 
     index: int
     prompt: str
@@ -55,10 +61,9 @@ class Completion:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     error: str = ""
     logprob_texts: list[tuple[str, ...]] = field(default_factory=list)
-    """For each of `logprobs` the text of its token, then of each of its `top`."""
+    """For each entry of `logprobs`, the text of its token, followed by those of its `top` tokens."""
 
     def add_output(self, message: Tokens | Finished) -> None:
-        """Add what the engine said of it."""
         if isinstance(message, Tokens):
             self.token_ids.extend(message.token_ids)
             self.text += message.text
@@ -72,7 +77,7 @@ class Completion:
 def collect(
     engine: CompletionEngine, prompts: Sequence[str | Submit], sampling: SamplingParams
 ) -> Iterator[Completion]:
-    """Submit all prompts, step until each is done, yield completions in order as soon as that allows."""
+    """Submit all prompts and step the engine. Yields completions in prompt order, each once all before it are done."""
     if engine.has_unfinished:
         raise BadInput("generate needs an idle engine: a request is unfinished; call step() until none is")
     waiting: list[Completion] = []

@@ -1,6 +1,6 @@
-"""Building an engine's parts from its configuration: model, pool, scheduler, storage, runner.
+"""Builds an engine's components from its configuration: model, block pool, scheduler, KV storage, runner.
 
-The one place that knows all of them; each of them knows at most what `architecture` allows.
+This is the only module that knows all of them. Each component imports at most what the import contracts allow.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ from kvscope_telemetry.messages.telemetry import (
 from kvscope_telemetry.sockets.host_id import host_id
 
 PUT_AWAY_S = 5.0
-"""For what is cached to reach a file that is kept: nobody waits for an engine's end for longer."""
+"""Maximum seconds that closing an engine spends writing cached blocks to a KV file that outlives it."""
 
 
 NO_ROOM_FOR_PIECES: Final = (
@@ -100,54 +100,53 @@ NO_ROOM_FOR_PIECES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineComponents:
-    """What an engine is made of."""
+    """Components of one engine, in the state in which `build_components` left them."""
 
     epoch: int
     loaded: LoadedModel
     storage: KVStorage
     states: StateStorage | None
-    """Of the model's recurrent layers; None without any."""
+    """Storage of the states of recurrent layers; None for a model without such layers."""
     pool: BlockPool
     scheduler: Scheduler
     runner: ModelRunner
     hello: Hello
     mover: BlockMover | None
-    """Of the bytes between the tiers; None without lower ones."""
+    """Copies blocks between the tiers; None without lower tiers."""
     notes: list[str]
-    """What is not as it was asked for, a line each; the runner adds what it gives up in service."""
+    """Deviations from the configuration, one line each. The runner appends the features that it disables later."""
     threads: CpuThreads | None
-    """Those that a CPU computes a step with."""
+    """Threads that compute a step on a CPU; None on a GPU."""
     plan: MemoryPlan | None
-    """Of a GPU's memory, where the size of the pool was left to it."""
+    """Plan of the GPU's memory; None if the pool's size was configured, and on a CPU."""
     forms: Forms | None
-    """That answers can be asked for in; None for a model without text."""
+    """Compiler and cache of grammars for structured output; None for a model without a tokenizer."""
     leader: Leader | None
-    """Of the other ranks; None where this is the only one."""
+    """Connection to the other tensor-parallel ranks; None if there are none."""
     overlaps: bool
-    """Whether a step is launched while the one before runs."""
+    """Whether async scheduling is enabled: a step is launched while the previous one runs."""
     utilization: float
-    """`--gpu-memory-utilization`."""
+    """Value of `--gpu-memory-utilization`."""
     work: ModelWork | None
-    """What the work of a step is reckoned from."""
+    """Cost model from which the FLOPs and bytes of a step are computed; None if they are not reported."""
     modules: tuple[ModuleBytes, ...]
-    """The weights by part."""
+    """Bytes of the weights by part of the model."""
     lora: LoraAdapters | None
-    """None where requests may ask for none."""
+    """LoRA adapters; None if the engine accepts none."""
     register: GpuRegister
-    """Of engines on the same GPUs."""
+    """Register of the user's engines on the same GPUs and of the memory that each has yet to allocate."""
     guard: MemoryGuard | None
-    """Against other programs on the GPU; None on a CPU."""
+    """Shrinks steps while other programs use the GPU's memory; None on a CPU."""
 
     @property
     def limits(self) -> SubmissionLimits:
-        """How long a request may be."""
         return SubmissionLimits(self.loaded.max_model_len, self.scheduler.max_request_tokens)
 
     def memory_breakdown(self) -> MemoryBreakdown:
-        """Where the memory went, in bytes."""
+        """Return the memory in use by purpose, in bytes; -1 where a number is unknown."""
         resident_bytes = self.storage.resident_bytes()
         states_bytes = self.states.num_bytes if self.states is not None else 0
-        torch_kv_bytes = self.storage.num_bytes if resident_bytes < 0 else 0  # pages are not of torch's allocator
+        torch_kv_bytes = self.storage.num_bytes if resident_bytes < 0 else 0  # pages are not allocated by torch
         use = allocator_use(self.loaded.device)
         return MemoryBreakdown(
             epoch=self.epoch,
@@ -170,14 +169,17 @@ class EngineComponents:
 
     @property
     def copied_seconds(self) -> float:
-        """How long blocks were copied between the tiers since the start."""
+        """Seconds spent copying blocks between the tiers since the start."""
         if self.mover is None:
             return 0.0
         stats = self.mover.stats
         return stats.saved_seconds + stats.loaded_seconds + stats.risen_seconds
 
     def work_of(self, plan: StepPlan, result: StepResult, copied_s: float) -> Work:
-        """What a step had to do, as what it ran, and what was waited for; `copied_s`: since the step before."""
+        """Return the work of a completed step: FLOPs, bytes, CUDA graph and times.
+
+        `copied_s`: seconds of copying between the tiers since the previous step.
+        """
         work = self.work.of(plan) if self.work is not None else Work()
         return replace_fields(
             work,
@@ -189,7 +191,7 @@ class EngineComponents:
         )
 
     def explain_shortage(self, plan: StepPlan) -> str:
-        """Why there was no memory for a step, and the option that would have prevented it."""
+        """Return why a step ran out of memory, and the option that would have prevented it."""
         device, is_gpu = self.loaded.device, self.loaded.device.type == "cuda"
         free, total = torch.cuda.mem_get_info(device) if is_gpu else (free_bytes(device), -1)
         return shortage_report(
@@ -217,7 +219,7 @@ class EngineComponents:
         return self.leader.memory(first, device.uuids)
 
     def close(self) -> EngineComponents:
-        """Close all of it; what is left holds no tensor, and is there to be asked."""
+        """Close all components. Returns a copy that references no tensor and whose counters can still be read."""
         self.register.close()
         self.runner.close()
         if self.forms is not None:
@@ -242,13 +244,16 @@ class EngineComponents:
 def build_components(
     config: EngineConfig, epoch: int, progress: Callable[[Progress], None], cache_log: CacheLog | None = None
 ) -> EngineComponents:
-    """Load the model and make everything around it; `cache_log` is told what is cached.
+    """Load the model and build all components around it. Changes of the prefix cache are logged in `cache_log`.
 
-    In this order, for memory's sake: what fusing gives up is gone when a step is profiled, and blocks get what the
-    profile leaves. What is captured comes last, over blocks that are there, out of what was set aside for it.
-    Raises BadInput or KvscopeError, with nothing left allocated.
+    The order matters for memory: fusing frees the separate weights before a step is profiled, the pool gets what the
+    profile leaves, and CUDA graphs are captured last, over allocated blocks, from the memory reserved for them.
+
+    Raises:
+        BadInput: for an unsupported model, option or adapter; nothing stays allocated.
+        KvscopeError: when loading fails; nothing stays allocated.
     """
-    with ExitStack() as undo:  # a driver's pages, pinned memory, files and processes are not collected like tensors
+    with ExitStack() as undo:  # pages, pinned memory, files and processes are not garbage-collected as tensors are
         leader = lead_ranks(config)
         if leader is not None:
             undo.callback(leader.close)
@@ -267,7 +272,8 @@ def build_components(
         cache = _build_cache(config, loaded, size, states, model.fingerprint, cache_log, undo, leader)
         scheduler = _build_scheduler(config, loaded, cache, states)
         streamed = streamed_weights(loaded.module)
-        notes = model.attention.failures  # a library that fails in service is added, as what the runner gives up is
+        # the same list object: libraries that fail later, and features that the runner disables, are appended to it
+        notes = model.attention.failures
         has_pieces = config.wants_piecewise_graphs
         if has_pieces and size.plan is not None and not size.plan.reserves.piecewise_graphs:
             has_pieces = False
@@ -327,22 +333,22 @@ def build_components(
 
 @dataclass(frozen=True, slots=True)
 class _ReadyModel:
-    """A model as its steps run it."""
+    """A loaded and fused model with its attention and matrix-multiplication kernels chosen."""
 
     loaded: LoadedModel
     fused: Fused
     attention: LibraryChoice
     products: str
-    """For a person: whose kernels multiply few rows. Empty where there was nothing to choose."""
+    """Description of the kernels that multiply few rows; empty if there was no choice."""
     fingerprint: str
     lora: LoraAdapters | None
     tiles: tuple[int, ...]
-    """Sizes of tiles of tokens, where it is deterministic; none otherwise."""
+    """Tile sizes in tokens of a deterministic engine; empty otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Cache:
-    """The block pool and what its blocks lie in."""
+    """The block pool, the storage of its blocks, and the tiers below."""
 
     storage: KVStorage
     pool: BlockPool
@@ -350,11 +356,13 @@ class _Cache:
     virtual: VirtualCache | None
     groups: tuple[LayerGroup, ...]
     expanded: Sequence[LayerShape]
-    """What each layer would keep if none held latents; empty: unknown."""
+    """Shape of each layer's keys and values if no layer stored MLA latents; empty if unknown."""
 
     def shown_groups(self, states: tuple[KVGroup, ...]) -> tuple[KVGroup, ...]:
-        """As they are told, `states` behind them; nothing where one group keeps keys and values of all layers, and lets
-        go of nothing."""
+        """Return the KV groups for telemetry, followed by `states`.
+
+        Empty if a single group keeps the full keys and values of all layers, which needs no description.
+        """
         shown = (*map(self._shown, self.groups), *states)
         return () if len(shown) == 1 and shown[0].kind == "full" else shown
 
@@ -375,7 +383,7 @@ class _Cache:
         )
 
     def notes(self, config: EngineConfig) -> list[str]:
-        """What is not as it was asked for."""
+        """Return deviations from the configuration, one line each."""
         if self.mover is None:
             return []
         found = [self.mover.note] if self.mover.note else []
@@ -385,14 +393,20 @@ class _Cache:
 
 
 def _as_it_runs(config: EngineConfig) -> EngineConfig:
-    """Streamed weights, and tiles of tokens, do not go together with CUDA graphs, and what is reserved for graphs hangs
-    on it too."""
+    """Disable CUDA graphs for streamed weights and deterministic tiles, which do not support them.
+
+    Done first, because the memory reserved for graphs depends on it.
+    """
     return replace(config, enforce_eager=True) if config.cpu_offload_gb or config.deterministic else config
 
 
 def _as_model_allows(config: EngineConfig, module: torch.nn.Module) -> EngineConfig:
-    """No CUDA graphs for a model that is run by its own code, or whose layers attend one request after the other; of
-    one with recurrent layers for decodes alone, where each layer takes them together."""
+    """Disable CUDA graphs that the model does not support.
+
+    All graphs are disabled if the model runs through transformers' own forward, if a layer adds a bias to attention
+    scores (its requests run one after the other), or if recurrent layers cannot decode as a batch. Other recurrent
+    models keep the graphs of decode-only steps.
+    """
     recurrent = recurrent_layers(module)
     has_bias = any(call.options.bias is not None for call in check_hook(module))
     if own_forward(module) is not None or has_bias or not recurrent.decode_together:
@@ -407,7 +421,7 @@ def _ready_model(
     undo: ExitStack,
     register: GpuRegister,
 ) -> _ReadyModel:
-    adapters = read_given(config)  # before the model: what is wrong with one is said at once
+    adapters = read_given(config)  # before loading the model, so that a bad adapter fails fast
 
     def await_turn(device: torch.device) -> None:
         if device.type == "cuda":
@@ -419,8 +433,8 @@ def _ready_model(
     undo.callback(close_streaming, loaded.module)
     if leader is not None:
         leader.load(config, layers_of(adapters))
-    _device_info(loaded.device, loaded.dtype)  # measures it, while there is memory for that
-    fingerprint = _fingerprint(config, loaded)  # of the weights by their names, which fusing gives up
+    _device_info(loaded.device, loaded.dtype)  # measures and caches the device's limits while memory is free
+    fingerprint = _fingerprint(config, loaded)  # before fusing, which removes the weights' names
     progress(Progress(stage="warm up"))
     fused = make_ready_to_run(loaded.module, loaded.quantization)
     check_options_with_own_forward(config, loaded)
@@ -438,7 +452,7 @@ def _ready_model(
 
 
 def check_options_with_own_forward(config: EngineConfig, loaded: LoadedModel) -> None:
-    """Raise BadInput, naming the option, for what is not done with a model that is run by its own code."""
+    """Raise BadInput, naming the option, for options that a model run by transformers' own code does not support."""
     own = own_forward(loaded.module)
     if own is None:
         return
@@ -460,7 +474,7 @@ def check_options_with_own_forward(config: EngineConfig, loaded: LoadedModel) ->
 def _agreed_size(
     config: EngineConfig, model: _ReadyModel, leader: Leader | None, progress: Callable[[Progress], None]
 ) -> PoolSize:
-    """The pool's, which is that of all ranks."""
+    """Return the pool size on which all ranks agree: the smallest number of blocks of any rank."""
     with in_full(None if model.lora is None else model.lora.slots):
         size = pool_size(config, model.loaded)
     if leader is not None:
@@ -510,14 +524,14 @@ def _build_cache(
     )
     if cache_log is not None:
         cache_log.has_groups = len(groups) > 1
-    pool.cache_log = cache_log  # before the tiers: they tell what a kept file holds
+    pool.cache_log = cache_log  # before the tiers, which log the blocks of a kept file
     is_own = own_forward(loaded.module) is not None
     expanded = () if is_own else expanded_layers(check_hook(loaded.module))
     return _Cache(storage, pool, mover, virtual, groups, expanded)
 
 
 def _group_of_states(loaded: LoadedModel, states: StateStorage | None) -> tuple[KVGroup, ...]:
-    """As it is told, where there are states."""
+    """Return the KV group that describes recurrent states in telemetry; empty without such states."""
     if states is None:
         return ()
     layers, size = len(states.layers), most_told(loaded.max_model_len)
@@ -534,7 +548,7 @@ def _build_states(config: EngineConfig, loaded: LoadedModel, size: PoolSize, und
 
 
 def expanded_notes(module: torch.nn.Module) -> list[str]:
-    """What it takes that a model of latents keeps keys and values in their place; nothing for other models."""
+    """Return a note if an MLA model caches expanded keys and values in place of latents; empty for other models."""
     config: Any = module.config
     config = config.get_text_config(decoder=True)
     calls = check_hook(module)
@@ -551,7 +565,7 @@ def expanded_notes(module: torch.nn.Module) -> list[str]:
 
 
 def _notes_on_bias(module: torch.nn.Module) -> list[str]:
-    """How layers attend that add numbers of their queries to scores; nothing for other models."""
+    """Return a note if layers add a bias to their attention scores; empty for other models."""
     calls = check_hook(module)
     count = sum(call.options.bias is not None for call in calls)
     if not count:
@@ -563,7 +577,7 @@ def _notes_on_bias(module: torch.nn.Module) -> list[str]:
 
 
 def _notes_on_own_forward(config: EngineConfig, loaded: LoadedModel) -> list[str]:
-    """That requests do not run together, and what does not go with that."""
+    """Return a note if the model is run by transformers' own code, one request after the other."""
     own = own_forward(loaded.module)
     if own is None:
         return []
@@ -575,7 +589,7 @@ def _notes_on_own_forward(config: EngineConfig, loaded: LoadedModel) -> list[str
 
 
 def _notes_on_states(config: EngineConfig, states: StateStorage | None, *, together: bool) -> list[str]:
-    """What recurrent layers cost, and what is not as it was asked for."""
+    """Return notes on the memory of recurrent states and on the limits that follow from it."""
     if states is None:
         return []
     running = min(config.max_num_seqs, states.num_slots - 1)
@@ -597,7 +611,7 @@ def _notes_on_states(config: EngineConfig, states: StateStorage | None, *, toget
 
 
 def _notes_on_states_below(config: EngineConfig, states: StateStorage) -> list[str]:
-    """What of host memory is theirs, and what that means for the tiers."""
+    """Return notes on recurrent states in host memory and their effect on the lower tiers."""
     if not config.host_kv_memory_bytes:
         return []
     if not states.num_host_slots:
@@ -687,7 +701,7 @@ def _build_guard(
     most, plan = (max_batched_tokens(config, loaded.device.type), config.max_num_seqs), size.plan
     return MemoryGuard(
         size.memory,
-        0 if plan is None else plan.needed + min(max(plan.kv, 0), taken),  # ranks agree on the fewest blocks
+        0 if plan is None else plan.needed + min(max(plan.kv, 0), taken),  # other ranks may have fewer blocks
         step_costs(plan, *most, has_graphs=runner.has_graphs),
         *(scheduler, runner, runner.notes.append),
         others=None if plan is None else plan.others,
@@ -698,15 +712,20 @@ def _build_guard(
 
 
 def overlaps_steps(config: EngineConfig, device: torch.device) -> bool:
-    """Where the host does the computing there is nobody to do it beside; where it cuts tiles it has to know their
-    tokens."""
+    """Whether steps overlap (async scheduling).
+
+    Off by default on a CPU, where the host is the device, and in deterministic mode, where the host has to know the
+    tokens to cut tiles.
+    """
     is_default = device.type == "cuda" and not config.deterministic
     return is_default if config.async_scheduling is None else config.async_scheduling
 
 
 def _fingerprint(config: EngineConfig, loaded: LoadedModel) -> str:
-    """Only a file that is kept is ever read by another engine. Rounded weights compute other KV, and so does attention
-    to a part of it."""
+    """Return the identity of the KV values for a kept disk file; empty if no file is kept.
+
+    Quantization and sparse attention are part of it because they change the KV values.
+    """
     if not config.keep_disk_kv:
         return ""
     sparse = f";sparse {config.sparse_decode}" if config.sparse_decode is not None else ""
@@ -798,16 +817,14 @@ def _cpu_name() -> str:
 
 
 def _workspace_bytes(use: AllocatorUse, weights_bytes: int, kv_bytes: int) -> int:
-    """What torch's allocator holds beyond weights and KV; a CPU's allocator cannot tell: -1."""
+    """Bytes that torch's allocator holds beyond weights and KV; -1 if unknown (CPU)."""
     return max(0, use.reserved - weights_bytes - kv_bytes) if use.reserved >= 0 else -1
 
 
 def bent_to_allocator(config: EngineConfig, loaded: LoadedModel, num_blocks: int) -> tuple[LoadedModel, list[str]]:
-    """What an allocator other than `paged` changes of options that were left to the engine. Asked for, they are
-    refused.
+    """Adapt defaults to an allocator other than `paged`. Explicitly set options are refused elsewhere, not changed.
 
-    The model with a length that the pool can reserve, and a line for each thing that is not as without the
-    allocator.
+    Returns the model with a `max_model_len` that the pool can reserve contiguously, and a note for each change.
     """
     notes = []
     if config.allocator != "paged" and config.enable_prefix_caching is None:

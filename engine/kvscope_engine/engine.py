@@ -1,9 +1,9 @@
-"""The engine: `step()` is schedule, run, commit, record.
+"""The engine: each `step()` schedules, runs, commits and records one step.
 
 On a GPU the next step is scheduled and runs while this one is committed and recorded (`step_loop`).
 
-Owns the parts and the streams of the requests; the policy is in `policy`, the tensors in `model`. One thread
-drives an engine; whoever serves several clients hands it their commands between steps.
+Owns the components and the output streams of the requests. Scheduling policy is in `policy`, tensors are in `model`. An
+engine is driven by one thread; a server passes its clients' commands to that thread between steps.
 """
 
 from __future__ import annotations
@@ -69,15 +69,22 @@ ProgressCallback = Callable[[Progress], None]
 Publish = Callable[[TelemetryMessage], None]
 
 FAILURE_NS: Final = 60_000_000_000
-"""Between two notes about steps in which a library failed."""
+"""Minimum nanoseconds between two notes about steps in which a library failed."""
 
 
 class Engine:
     """A model, its paged KV cache, and the requests that run on it.
 
-    `publish` takes each telemetry message and must not block, `messages_dropped` says how many it threw away;
-    `progress` is told how far the load is, `on_note` what is given up in service, on one line, at once.
-    Raises BadInput for a configuration or model that cannot be accepted, KvscopeError when the load fails.
+    Args:
+        config: Model, device, limits and features.
+        progress: Called with each stage of loading.
+        publish: Called with each telemetry message; must not block.
+        messages_dropped: Returns how many messages `publish` dropped.
+        on_note: Called with one line for each feature that is disabled in service.
+
+    Raises:
+        BadInput: for a configuration or model that is not supported.
+        KvscopeError: when loading fails.
     """
 
     def __init__(
@@ -103,7 +110,7 @@ class Engine:
             raise
         if self.cache_events is not None:
             self.components.notes.append(self.cache_events.note)
-            self.cache_events.publish()  # what a kept file holds
+            self.cache_events.publish()  # the blocks of a kept file
         self.step_recorder = StepRecorder(
             self._epoch,
             self.components.pool,
@@ -118,7 +125,8 @@ class Engine:
         self._loop = StepLoop(
             self.components.scheduler,
             self.components.runner,
-            lambda plan: self.components.explain_shortage(plan),  # of those it has then: once closed, no weights
+            # a lambda, not the bound method: `close` replaces the components, and the old ones hold the weights
+            lambda plan: self.components.explain_shortage(plan),
             overlaps=self.components.overlaps,
         )
         self._eased = EasedLimits(self.components.scheduler)
@@ -130,7 +138,7 @@ class Engine:
         self.stops = EngineStops(self.components.scheduler, self._record_idle)
         self.streams: dict[int, OutputStream] = {}
         self._spoken: dict[int, OutputStream] = {}
-        """Those of them with something to hand out: thousands may wait in the queue and say nothing."""
+        """Streams with outputs to return, so that a step does not visit thousands of waiting requests."""
         self._clients: dict[str, list[Request]] = {}
         self._num_noted = len(self.components.notes)
         self._copied_s = self.components.copied_seconds
@@ -145,25 +153,31 @@ class Engine:
         self._publish(self.memory())
 
     def prompt_token_ids(self, submit: Submit, is_wanted: Callable[[], bool] = always) -> list[int]:
-        """Tokens of the prompt of `submit`, with what it needs of the form of its answer.
+        """Return the prompt's token ids, with the compiled grammar if `submit` asks for structured output.
 
-        May take long, and may be called on any thread; a form is given up once it is not wanted any more. Raises
-        BadInput when the prompt or the form cannot be accepted.
+        Thread-safe, and slow if a grammar has to be compiled; compilation is abandoned once `is_wanted` returns False.
+        Raises BadInput for a prompt or grammar that is not accepted.
         """
         loaded = self.components.loaded
         ids = prompt_token_ids(submit, loaded.tokenizer, loaded.info.vocab_size, self.components.limits.max_model_len)
         return prepared(ids, submit.sampling.structured, self.components.forms, is_wanted)
 
     def has_form(self, submit: Submit) -> bool:
-        """Whether the form that `submit` asks for takes no time any more, or it asks for none. On any thread."""
+        """Whether the grammar of `submit` is compiled, or it needs none. Thread-safe."""
         asked, forms = submit.sampling.structured, self.components.forms
         return asked is None or forms is None or forms.has(asked)
 
     def submit(self, submit: Submit, token_ids: Callable[[], list[int]] | None = None) -> Accepted:
-        """Take a request into the queue. `token_ids` gives its prompt's tokens where they were made before.
+        """Queue a request.
 
-        Raises BadInput, leaving nothing behind, when the prompt or an option cannot be accepted, when the
-        request can never fit, or when its id is in use; EngineDead after `close`.
+        Args:
+            submit: The request and its options.
+            token_ids: Returns the prompt's token ids if they were computed before; default: `prompt_token_ids(submit)`.
+
+        Raises:
+            BadInput: if the prompt or an option is not accepted, the request can never fit, or its id is in use.
+                Nothing is queued then.
+            EngineDead: after `close`.
         """
         self._check_open()
         requests = self._requests_of(submit, token_ids or partial(self.prompt_token_ids, submit))
@@ -178,7 +192,7 @@ class Engine:
         )
 
     def abort(self, request_id: str) -> None:
-        """End a request wherever it is; unknown and finished ones are left alone. Its last message follows."""
+        """Abort a request in any state; unknown and finished ones are ignored. The next step returns its `Finished`."""
         now_ns = time.monotonic_ns()
         for request in self._clients.get(request_id, ()):
             if not request.is_finished:
@@ -187,9 +201,9 @@ class Engine:
                 stream.finish("abort", now_ns)
 
     def list_aborted(self, submit: Submit) -> None:
-        """Tell of a request that was aborted before its prompt was read: its completions are listed, without tokens.
+        """Record the completions of a request that was aborted before its prompt was tokenized, for telemetry only.
 
-        Nothing is said to its client. Does nothing for options that would have been refused.
+        The client gets no message. Requests whose options would have been refused are ignored.
         """
         self._check_open()
         limits, model = self.components.limits, self.components.loaded.info.sampling
@@ -202,9 +216,9 @@ class Engine:
             self.components.scheduler.list_aborted(request, time.monotonic_ns())
 
     def step(self, *, ahead: bool = True) -> list[Tokens | Finished]:
-        """One step: schedule, run, commit, record. Returns what clients are to be told, oldest first.
+        """Schedule, run, commit and record one step. Returns the outputs for clients, oldest first.
 
-        Without `ahead` no other step is begun before this one is over.
+        With `ahead` False, no further step is launched before this one is complete.
         """
         self._check_open()
         self.step_started_ns = time.monotonic_ns()
@@ -221,9 +235,9 @@ class Engine:
         return self._take_outputs()
 
     def while_idle(self) -> bool:
-        """What is better done while nobody waits; may take as long as some steps. Nothing is to be unfinished.
+        """Do deferred maintenance, which may take as long as several steps. No request may be unfinished.
 
-        Whether it is to be called again in a while.
+        Returns whether it should be called again after a while.
         """
         self._check_open()
         guard = self.components.guard
@@ -238,127 +252,131 @@ class Engine:
         return has_more or self._eased.is_eased or (guard is not None and guard.is_lowered)
 
     def settle(self) -> list[Tokens | Finished]:
-        """What a step that was begun ahead has to say, once it is over: the engine stands still afterwards."""
+        """Wait for the step in flight, commit it and return its outputs. No step is in flight afterwards."""
         self._check_open()
         self._settle()
         return self._take_outputs()
 
     def generate(self, prompts: Sequence[str | Submit], sampling: SamplingParams | None = None) -> Iterator[Completion]:
-        """Run prompts together; completions come in the order of the prompts.
+        """Run prompts together and yield completions in the order of the prompts.
 
-        A text goes through the model's chat template. A prompt that is refused gives a completion with
-        `finish_reason` "error" and the reason in `error`; the others go on. Leaving the loop early aborts them.
-        Raises BadInput while the engine has other requests: their outputs would be lost.
+        A string goes through the model's chat template. A refused prompt yields a completion with `finish_reason`
+        "error" and the reason in `error`; the others continue. Leaving the loop early aborts the rest.
+
+        Raises:
+            BadInput: while the engine has other requests, whose outputs would be lost.
         """
         return collect(self, prompts, sampling or SamplingParams())
 
     def snapshot(self, tag: int = 0) -> Snapshot:
-        """The whole state, exact after the last published frame."""
+        """Return the whole state as of the last published frame, after publishing pending changes."""
         return self.step_recorder.snapshot(self.hello, tag, time.monotonic_ns())
 
     def block_text(self, blocks: Sequence[int]) -> tuple[BlockContent, ...]:
-        """What blocks hold, in the order asked. Ids outside the pool hold nothing."""
+        """Return the contents of blocks in the given order. Ids outside the pool are returned as empty blocks."""
         pool, scheduler = self.components.pool, self.components.scheduler
         contents = (block_content(block, pool, scheduler.requests, scheduler.prefix_of) for block in blocks)
         return tuple(with_text(content, self.tokenizer) for content in contents)
 
     def take_ended(self) -> list[RecordedText]:
-        """Requests that ended since it was asked before, with their tokens and options; none the first time.
+        """Return the requests that ended since the last call, with their tokens and options. The first call starts
+        collecting and returns none.
 
-        For a recording with texts, which can be run again.
+        Used for recordings with texts, which can be replayed.
         """
         ended, self._ended = self._ended, []
         return [recorded_request(request, self._epoch) for request in ended or ()]
 
     def allocator_map(self, tag: int = 0) -> AllocatorMap:
-        """How torch's allocator divides the GPU's memory now. Raises BadInput on a CPU."""
+        """Return how torch's allocator divides the GPU's memory now. Raises BadInput on a CPU."""
         return allocator_map(self.components.loaded.device, tag)
 
     def reset_prefix_cache(self) -> None:
-        """Forget every idle cached block."""
+        """Drop all cached blocks that no request uses."""
         self.components.scheduler.reset_prefix_cache(time.monotonic_ns())
         self._record_idle()
 
     def memory(self) -> MemoryBreakdown:
-        """Where the memory went, in bytes."""
         return self.components.memory_breakdown()
 
     @property
     def tier_stats(self) -> TierStats | None:
-        """What the lower tiers did since the start; None without any."""
+        """Transfer counters of the lower tiers since the start; None without lower tiers."""
         mover = self.components.mover
         return None if mover is None else mover.stats
 
     def drain_tiers(self) -> bool:
-        """Wait until all that went to the disk tier is on the drive; whether it is. Only measurements need it."""
+        """Wait until all writes to the disk tier have reached the drive; returns whether they have. Needed only by
+        measurements.
+        """
         mover = self.components.mover
         return mover is None or mover.drain()
 
     @property
     def ranks(self) -> Leader | None:
-        """The other ranks of tensor parallel; None without any."""
+        """Connection to the other tensor-parallel ranks; None without any."""
         return self.components.leader
 
     @property
     def failure(self) -> str:
-        """Why it cannot go on: which rank is lost, and how, or that blocks could not be copied; empty while it can."""
+        """Reason why the engine cannot continue: a lost rank, or blocks that could not be copied. Empty if it can."""
         leader, mover = self.components.leader, self.components.mover
         lost_rank = "" if leader is None else leader.failure
         return lost_rank or ("" if mover is None else mover.copy_failure)
 
     @property
     def overlaps(self) -> OverlapCounts:
-        """How often a step was begun while another ran, and why not."""
+        """Counts of steps that overlapped, and reasons of those that did not."""
         return self._loop.counts
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and activations."""
         return self.components.loaded.dtype
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The model's, None when it has none."""
+        """The model's tokenizer; None if it has none."""
         return self.components.loaded.tokenizer
 
     @property
     def memory_plan(self) -> str:
-        """Where a GPU's memory went, on one line; empty where the size of the pool was given, and on a CPU."""
+        """One-line plan of the GPU's memory; empty if the pool's size was configured, and on a CPU."""
         plan = self.components.plan
         return "" if plan is None else plan.summary(str(self.components.loaded.device))
 
     @property
     def weights(self) -> str:
-        """How the weights are held, and how much of them a step reads, on one line."""
+        """One-line description of the weights: quantization, fusion, and the bytes that a step reads."""
         return weights_line(self.components.loaded, self.components.runner.fused, self.components.work)
 
     @property
     def attention(self) -> str:
-        """Whose attention runs prompts on a GPU, and why, on one line; empty on a CPU."""
+        """One-line description of the attention library that runs prompts on a GPU, with the reason; empty on a CPU."""
         return self.components.hello.device.attention
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is not as it was asked for, a line each; after `close` also what failed and what could not be kept."""
+        """Deviations from the configuration, one line each. After `close` also failures of closing and data that could
+        not be kept.
+        """
         return tuple(self.components.notes)
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether a step has something to do, or something to say."""
+        """Whether a request is unfinished or has outputs that were not returned yet."""
         return self.num_unfinished > 0 or bool(self.streams)
 
     @property
     def num_unfinished(self) -> int:
-        """Requests waiting or running."""
         return self.components.scheduler.num_running + self.components.scheduler.num_waiting
 
     @property
     def last_seq(self) -> int:
-        """The last frame published."""
+        """Number of the last published frame."""
         return self.step_recorder.seq
 
     def close(self) -> None:
-        """Give the memory back; the engine is of no use afterwards. Idempotent."""
+        """Free the memory. The engine cannot be used afterwards. Idempotent."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -382,7 +400,10 @@ class Engine:
             raise EngineDead("the engine is closed")
 
     def _requests_of(self, submit: Submit, token_ids: Callable[[], list[int]]) -> list[Request]:
-        """The requests of a submission, numbered, not yet in the queue. They are alike: all fit, or none."""
+        """Create the numbered requests of a submission without queueing them.
+
+        They are of equal size, so all fit or none does.
+        """
         try:
             if submit.request_id in self._clients:
                 raise BadInput(f"request id {submit.request_id!r} is in use: an id is free once its request ended")
@@ -405,7 +426,7 @@ class Engine:
         return requests
 
     def _adapter(self, name: str) -> Adapter | None:
-        """Raises BadInput for one that is not loaded."""
+        """Return the named adapter, or None for "". Raises BadInput if it is not loaded."""
         if not name:
             return None
         if self.components.lora is None:
@@ -423,15 +444,15 @@ class Engine:
         return OutputStream(request, submit.request_id, detokenizer, loaded.eos_token_ids, token_text, running_time)
 
     def _settle(self) -> None:
-        """What was begun ahead is over and written down; its words are handed out with the next."""
+        """Commit and record the step in flight, if any. Its outputs are returned with those of the next step."""
         ran = self._loop.settle()
         if ran is not None:
             self._write_down(ran)
 
     def _write_down(self, ran: CompletedStep) -> None:
-        """Commit and record a step that was run."""
+        """Commit and record a completed step, and launch the next one in between where possible."""
         self.step_count += 1
-        self.stops.notice()  # before its latencies are measured
+        self.stops.notice()  # suspensions must be known before latencies are measured
         if self.components.threads is not None:
             self.components.threads.look()
         if self.components.guard is not None:
@@ -466,7 +487,7 @@ class Engine:
         self._loop.wrote_down(ran.ended_ns)
 
     def _end_or_restart(self, ran: CompletedStep) -> int:
-        """Of the requests that were not run, how many ended."""
+        """Queue the requests that failed again where possible, and finish the others. Returns the number finished."""
         ended = 0
         for request, reason in zip(ran.failed, ran.reasons, strict=True):
             if not self.components.scheduler.restart(request, reason, ran.ended_ns):
@@ -475,7 +496,7 @@ class Engine:
         return ended
 
     def _tell_failure(self, ran: CompletedStep, num_ended: int) -> None:
-        """Of a step in which a library failed: once a minute."""
+        """Add a note about a step in which a library failed, at most once per `FAILURE_NS`."""
         if ran.ended_ns < self._next_failure_ns:
             self._untold_failures += 1
             return
@@ -490,7 +511,7 @@ class Engine:
             self.components.notes.append(what)
 
     def _tell_notes(self, now_ns: int) -> bool:
-        """What was noted since it was last told, as events too; whether there was anything."""
+        """Publish notes added since the last call as events. Returns whether there were any."""
         new_notes = self.components.notes[self._num_noted :]
         self._num_noted += len(new_notes)
         for note in new_notes:
@@ -499,7 +520,10 @@ class Engine:
         return bool(new_notes)
 
     def _commit(self, plan: StepPlan, result: StepResult, now_ns: int) -> tuple[StepPlan, StepResult]:
-        """Tokens are said, blocks written down up to the last of them, and then requests end; returns what was run."""
+        """Emit the sampled tokens, commit the blocks up to the last emitted token, then finish ended requests.
+
+        Returns the plan and result without drafts that were not emitted.
+        """
         logprobs = result.logprobs or ((),) * len(plan.scheduled)
         num_emitted: list[int] = []
         ends: list[tuple[Request, FinishReason, str]] = []
@@ -512,7 +536,7 @@ class Engine:
             self.components.forms.send()
         if plan.has_drafts:
             plan, result = keep_emitted(plan, result, num_emitted)
-        if self._fingerprints is not None:  # while the blocks of requests that end are theirs
+        if self._fingerprints is not None:  # before ended requests free their blocks
             self._fingerprints.record(plan, result, self.step_count, now_ns)
         self.components.scheduler.commit(plan, self.step_count, now_ns)
         for request, reason, error in ends:
@@ -522,7 +546,10 @@ class Engine:
     def _say(
         self, request: Request, token_ids: tuple[int, ...], details: tuple[TokenLogprobs, ...], now_ns: int
     ) -> tuple[int, FinishReason | None, str]:
-        """What a request sampled goes to its stream, up to its end: how many tokens, why it ends and what failed."""
+        """Add a request's sampled tokens to its stream until one ends it.
+
+        Returns the number of tokens emitted, the finish reason if the request ends, and the error if it failed.
+        """
         stream = self._spoken[request.number] = self.streams[request.number]
         for num_emitted, (token_id, token_logprobs) in enumerate(zip_longest(token_ids, details), 1):
             error = ""
@@ -530,7 +557,7 @@ class Engine:
                 reason = stream.add_token(token_id, token_logprobs, now_ns)
             except KvscopeError as failure:
                 reason, error = "error", str(failure)
-            except Exception as failure:  # its text cannot be made: nobody else's is, and the step's state is whole
+            except Exception as failure:  # its text cannot be decoded: only this request fails
                 reason, error = "error", f"its output could not be written: {failure!r:.200}"
             if reason is not None:
                 return num_emitted, reason, error
@@ -540,7 +567,7 @@ class Engine:
         self, request: Request, stream: OutputStream, reason: FinishReason, now_ns: int, error: str = ""
     ) -> None:
         self.components.scheduler.finish(request, reason, now_ns)
-        self._spoken[request.number] = stream  # it has a last word, if no token in this step
+        self._spoken[request.number] = stream  # its last message is due even if it sampled nothing
         stream.finish(reason, now_ns, error)
 
     def _idle(self) -> list[Tokens | Finished]:
@@ -578,20 +605,19 @@ class Engine:
         return outputs
 
     def _forget(self, stream: OutputStream) -> None:
-        """Free the client's id once its last completion ended."""
+        """Free the client's request id once all its completions ended and their outputs were returned."""
         requests = self._clients.get(stream.client_id, [])
         if all(request.is_finished and request.number not in self.streams for request in requests):
             self._clients.pop(stream.client_id, None)
 
 
-def _discard(message: object) -> None:
-    """Where messages go that nobody asked for."""
+def _discard(message: object) -> None: ...
 
 
 def with_text(content: BlockContent, tokenizer: Tokenizer | None) -> BlockContent:
-    """What blocks hold as text, asked for by a person who points at one. Never on the telemetry socket.
+    """Return `content` with its tokens decoded; unchanged if the model has no tokenizer.
 
-    The same content with its tokens decoded; a model without a tokenizer has no text.
+    Only sent in reply to a query for specific blocks, never published on the telemetry socket.
     """
     if tokenizer is None or not content.token_ids:
         return content

@@ -1,4 +1,4 @@
-"""Turns a client's request into token ids: template, tokens, limits. Owns nothing; knows no blocks."""
+"""Converts a client's request into token ids: chat template, tokenizer, limits. Keeps no state and knows no blocks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def prompt_token_ids(submit: Submit, tokenizer: Tokenizer | None, vocab_size: int, max_len: int) -> list[int]:
-    """Token ids of the prompt of `submit`.
+    """Return the token ids of the prompt of `submit`.
 
-    Raises BadInput when not exactly one form of prompt is given, when it is empty, longer than `max_len` allows
-    for sure, or holds a token id outside `vocab_size`; and for options that this model cannot serve.
+    Raises BadInput unless exactly one kind of prompt is given; if the prompt is empty, certainly longer than `max_len`,
+    or contains an id outside `vocab_size`; and for options that the model does not support.
     """
     given = [name for name in ("prompt", "messages", "prompt_token_ids") if getattr(submit, name) is not None]
     if len(given) != 1:
@@ -40,7 +40,9 @@ def prompt_token_ids(submit: Submit, tokenizer: Tokenizer | None, vocab_size: in
 
 
 def tools_of(text: str) -> list[dict[str, Any]] | None:
-    """The functions that a model may call; None where there are none. Raises BadInput for what is no list of them."""
+    """Parse the functions that a model may call; None if there are none. Raises BadInput unless it is a JSON array of
+    objects.
+    """
     if not text:
         return None
     try:

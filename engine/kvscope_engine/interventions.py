@@ -1,7 +1,7 @@
-"""What a person does to a running engine between two steps: preempt, pin, evict, change the limits.
+"""Manual interventions between two steps: preempt, pin, evict, change limits, load LoRA adapters.
 
-Says in one line what was done, and raises BadInput with the reason where it was not. Knows scheduler and pool; neither
-clients nor whose a pin is.
+Methods return what was done as one line, and raise BadInput with the reason if nothing was done. Knows scheduler and
+block pool; knows neither clients nor who pinned a block.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 class Interventions:
-    """One for an engine. `record` publishes what changed without a step; after `settle` no step is in flight."""
+    """Carries out interventions on one engine.
+
+    `record` publishes changes made without a step. `settle` completes the step in flight.
+    """
 
     def __init__(
         self,
@@ -44,26 +47,25 @@ class Interventions:
 
     @property
     def limits(self) -> tuple[int, int]:
-        """`max_num_seqs` and `max_num_batched_tokens` as they are now."""
+        """`max_num_seqs` and `max_num_batched_tokens`."""
         return self._scheduler.max_num_seqs, self._scheduler.max_num_batched_tokens
 
     @property
     def adapters(self) -> tuple[LoadedAdapter, ...]:
-        """LoRA adapters that requests may ask for."""
         return () if self._lora is None else self._lora.loaded
 
     @property
     def takes_adapters(self) -> bool:
-        """Whether `load_adapter` and `unload_adapter` may do anything."""
+        """Whether `load_adapter` and `unload_adapter` are enabled."""
         return self._lora is not None and self._lora.takes_more
 
     @property
     def pinned(self) -> list[int]:
-        """Blocks that are not evicted, ascending."""
+        """Ids of the pinned blocks, ascending."""
         return sorted(self._pool.pinned)
 
     def preempt(self, number: int, how: str, by: str) -> str:
-        """A running request gives up its blocks: by `swap`, `recompute`, or "" as the engine would."""
+        """Preempt a running request by "swap" or "recompute", or "" to let the engine choose."""
         self._settle()
         request = self._running(number)
         if how == "swap" and not self._pool.num_host:
@@ -79,7 +81,10 @@ class Interventions:
         return f"request {number} was preempted: {moved} {went}"
 
     def pin(self, blocks: Sequence[int], by: str, *, with_prefix: bool) -> list[int]:
-        """Keep these from being evicted; returns the blocks that are pinned by this, those that were before too."""
+        """Protect cached blocks from eviction, with `with_prefix` also the blocks before them in their prefix.
+
+        Returns the ids of the protected blocks, including those that were pinned already.
+        """
         wanted = self._checked(blocks)
         if self._pool.index is None:
             raise BadInput("this engine has no prefix cache, so nothing can be pinned")
@@ -95,14 +100,13 @@ class Interventions:
         return pinnable
 
     def unpin(self, blocks: Sequence[int], by: str) -> None:
-        """They may be evicted again."""
         gone = [block for block in blocks if block in self._pool.pinned]
         self._pool.unpin(gone)
         if gone:
             self._note(f"{counted(len(gone), 'block')} pinned by {by} may be evicted again")
 
     def evict(self, blocks: Sequence[int], by: str) -> str:
-        """Idle cached blocks that are not pinned lose their prefix and are free."""
+        """Evict those of `blocks` that are cached, unused and not pinned."""
         wanted = self._checked(blocks)
         evictable = [block for block in wanted if self._pool.is_evictable(block)]
         if not evictable:
@@ -116,7 +120,7 @@ class Interventions:
         return "; ".join(parts)
 
     def set_limits(self, max_num_seqs: int, max_num_batched_tokens: int, by: str) -> str:
-        """For the steps from now on; 0 leaves one as it is."""
+        """Change the limits of the following steps; 0 keeps a limit."""
         now = self.limits
         wanted = (max_num_seqs or now[0], max_num_batched_tokens or now[1])
         for name, value, most in zip(("max_num_seqs", "max_num_batched_tokens"), wanted, self._most, strict=True):
@@ -129,7 +133,6 @@ class Interventions:
         return words + (f"; {running} run and end first" if running > wanted[0] else "")
 
     def load_adapter(self, name: str, path: str, by: str) -> str:
-        """Requests may ask for the LoRA adapter in the folder `path` from now on."""
         self._loader().load(name, path)
         self._forget_unused()
         what = f"LoRA adapter {name!r} was loaded from {path!r}"
@@ -137,7 +140,7 @@ class Interventions:
         return what
 
     def unload_adapter(self, name: str, by: str) -> str:
-        """They may no more; those that have it go on."""
+        """Unload a LoRA adapter. Unfinished requests that use it continue."""
         self._loader().unload(name)
         self._forget_unused()
         requests = self._scheduler.requests.values()
@@ -164,7 +167,7 @@ class Interventions:
         return request
 
     def _checked(self, blocks: Sequence[int]) -> list[int]:
-        """Each once. Raises BadInput for none, and for those that are not of the pool."""
+        """Return the blocks without duplicates. Raises BadInput if there are none or one is not in the pool."""
         wanted = list(dict.fromkeys(blocks))
         if not wanted:
             raise BadInput("no block was named: at least 1 is needed")
@@ -174,7 +177,7 @@ class Interventions:
         return wanted
 
     def _prefix_of(self, block: int) -> list[int]:
-        """A block and those before it in its text, as far as the pool has them."""
+        """Return a block and the cached blocks before it in its prefix, nearest first."""
         found, index = [block], self._pool.index
         prefix = self._pool.prefix(block)
         while index is not None and prefix is not None and prefix.parent:

@@ -1,4 +1,4 @@
-"""Reads JSON objects from files that nobody has checked."""
+"""Reads JSON objects from untrusted files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ MAX_JSON_BYTES: Final = 64 << 20
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in `path`. Raises BadInput when it is not there, too large, no JSON, or no object."""
+    """Return the JSON object in `path`. Raises BadInput if it is missing, larger than `MAX_JSON_BYTES`, or no JSON
+    object.
+    """
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise BadInput(f"{path} is not accepted: larger than {MAX_JSON_BYTES} bytes")

@@ -1,7 +1,7 @@
-"""Looks between steps at who has the GPU's memory, and has steps take less while others have what was planned for them.
+"""Polls the GPU's memory between steps and limits steps while other programs hold memory that was planned for them.
 
-Owns when it looks, what is given up and given back, and the notes about it. How much is decided by `memory_watch`; the
-pool of blocks is never touched. A look asks the driver for two numbers and waits for no kernel.
+Owns the polling, what is released and restored, and the notes about it. `memory_watch` decides how much; the block pool
+is never resized. A poll queries two numbers from the driver and waits for no kernel.
 """
 
 from __future__ import annotations
@@ -19,29 +19,31 @@ from kvscope_engine.model.device_memory.paging import PagingWatch
 from kvscope_engine.policy.plan import StepPlan, StepResult
 
 LOOK_S: Final = 2.0
-"""Between two looks, and as long as an engine that stands still does not look."""
+"""Minimum seconds between two polls."""
 SLACK_BYTES: Final = 128 << 20
-"""What others may take in any case since the engine began: its own driver, too, loads some kernels late."""
+"""Growth of other memory since the start that is always tolerated: the engine's own driver also loads some kernels
+late.
+"""
 LOW_BYTES: Final = 256 << 20
-"""With less free, other programs may fail for want of memory."""
+"""Free memory below which allocations of other programs may fail."""
 UNUSED_BYTES: Final = 512 << 20
-"""That torch keeps and no tensor has: so much is worth waiting for steps in flight."""
+"""Unused memory in torch's allocator that is worth waiting for steps in flight to release."""
 RELEASE_S: Final = 30.0
-"""Between two times that it is given back, since the next large step takes it again."""
+"""Minimum seconds between two such releases, since the next large step allocates the memory again."""
 
 
 class CappedSteps(Protocol):
-    """As `policy.scheduling.scheduler.Scheduler`."""
+    """The part of `policy.scheduling.scheduler.Scheduler` that the guard needs."""
 
     def cap_tokens(self, max_tokens: int | None) -> None:
-        """Steps compute no more than these."""
+        """Limit the tokens per step; None removes the limit."""
 
 
 class KeptGraphs(Protocol):
-    """What captured the CUDA graphs and can give some of them back: `model.runner.model_runner.ModelRunner`."""
+    """The part of `model.runner.model_runner.ModelRunner` that the guard needs."""
 
     def keep_graphs(self, *, of_decodes: bool, of_prefills: bool) -> None:
-        """Keep CUDA graphs of these steps alone."""
+        """Free the CUDA graphs of the kinds of steps that are False."""
 
 
 def _in_a_thread(work: Callable[[], object]) -> None:
@@ -49,10 +51,18 @@ def _in_a_thread(work: Callable[[], object]) -> None:
 
 
 class MemoryGuard:
-    """Made when the engine has all that it keeps. `planned` are bytes that it may take in all, 0 where nobody planned:
-    then steps are left as they are. `others` had those bytes when that was planned; None: what they have now counts.
-    `pages` are bytes that it has beside torch's; `note` takes lines on any thread; `promise` is told what is planned
-    and not taken yet; `paging` is None where no driver pages; `beside` does what may wait for the driver."""
+    """Limits steps while other programs hold too much of the GPU's memory. Created once the engine has allocated
+    everything.
+
+    Args:
+        planned: Bytes that the engine may allocate in total; 0 without a plan, which leaves steps unlimited.
+        note: Called with one line about each change, on any thread.
+        others: Bytes that other programs held when that was planned; None: what they hold now.
+        pages: Returns the bytes that the engine allocated outside torch.
+        promise: Called with the bytes that are planned and not allocated yet.
+        paging: Detects memory paged out by the driver; None where drivers do not page.
+        beside: Runs work that may wait for the driver; default: a new thread.
+    """
 
     def __init__(
         self,
@@ -89,7 +99,7 @@ class MemoryGuard:
         self._next_s = clock_s() + LOOK_S
 
     def look(self, settle: Callable[[], object]) -> None:
-        """Before a step, at most every `LOOK_S`. After `settle` none is in flight."""
+        """Poll before a step, at most every `LOOK_S`. `settle` completes the step in flight."""
         now_s = self._clock_s()
         if now_s < self._next_s:
             return
@@ -118,7 +128,7 @@ class MemoryGuard:
         self._beside(lambda: self._note(self._change(level, missing, is_down=is_down)))
 
     def ran(self, plan: StepPlan, result: StepResult) -> None:
-        """A step came back."""
+        """Report a completed step, whose time may reveal paging."""
         if self._paging is not None:
             is_replayed = bool(result.graph_size or result.graph_tokens)
             context = sum(one.start for one in plan.scheduled)
@@ -128,17 +138,21 @@ class MemoryGuard:
 
     @property
     def is_lowered(self) -> bool:
-        """Whether steps may take less than was planned."""
+        """Whether steps are limited to less than planned."""
         return self._watch.is_lowered
 
     def takers(self) -> str:
-        """Who has more memory of the GPU than when the engine began; empty where the driver does not tell. May wait for
-        it."""
+        """Describe processes that hold more GPU memory than at the engine's start; empty if the driver does not report
+        them.
+
+        May wait for the driver.
+        """
         return holders_words(grown(self._memory.holders.others(), self._before))
 
     def _give_back(self, free: int, now_s: float, settle: Callable[[], object]) -> None:
-        """What torch keeps unused, where that is much. What graphs keep cannot be given back: then it is long until the
-        next time."""
+        """Release torch's unused memory if it is large. If that freed little (CUDA graphs may hold it), wait longer
+        before the next time.
+        """
         if self._memory.reserved_bytes() - self._memory.held_bytes() < UNUSED_BYTES:
             return
         settle()
@@ -147,13 +161,14 @@ class MemoryGuard:
         self._release_s = now_s + (RELEASE_S if was_of_use else 10 * RELEASE_S)
 
     def _read(self) -> tuple[int, int]:
-        """Bytes of the GPU that nobody has, and those of this process: torch's, pages, and what the driver took for
-        graphs, as far as it was planned."""
+        """Return the GPU's free bytes and this process's bytes: torch's, pages, and the driver's for graphs as far as
+        planned.
+        """
         ours = self._memory.reserved_bytes() + max(0, self._pages()) + self._graph_nodes
         return self._memory.free_bytes(), ours
 
     def _change(self, level: Level, missing: int, *, is_down: bool) -> str:
-        """May wait for the driver, to say who it was."""
+        """Describe a change of the level. May wait for the driver to name the other processes."""
         if not is_down:
             return f"a part of the GPU's memory is free again: {self._words(level)}, until all of it is"
         who = self.takers()

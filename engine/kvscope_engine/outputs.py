@@ -1,6 +1,6 @@
-"""From sampled tokens to what a client reads: text pieces, the reason of the end, usage and times.
+"""Converts sampled tokens to client messages: text pieces, finish reason, usage and times.
 
-One `OutputStream` a request, from its admission to its end. Knows no tensors and no blocks.
+Owns one `OutputStream` per request, from admission to end. Knows no tensors and no blocks.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ NANOSECONDS = 1e9
 
 @dataclass(slots=True)
 class OutputStream:
-    """What one request has said so far. `detokenizer` is None for a model without a tokenizer."""
+    """Output of one request. `detokenizer` is None for a model without a tokenizer."""
 
     request: Request
     client_id: str
-    """The request id that the client gave; completions of `n > 1` share it."""
+    """Request id given by the client, shared by all completions of `n > 1`."""
     detokenizer: Detokenizer | None
     eos_token_ids: frozenset[int]
     token_text: Callable[[int], str] | None = None
-    """Of a token on its own, for who asks for log-probabilities."""
+    """Returns the text of a single token, for log-probabilities."""
     running_time: RunningTime = field(default_factory=RunningTime)
-    """Of the engine, in which its times are told."""
+    """Converts spans to the engine's running time, without pauses and suspensions."""
     pending: list[Tokens | Finished] = field(default_factory=list)
 
     def add_token(self, token_id: int, logprobs: TokenLogprobs | None, now_ns: int) -> FinishReason | None:
-        """Take a sampled token; the reason when it ends the completion, else None."""
+        """Append a sampled token. Returns the finish reason if it ends the completion, else None."""
         request = self.request
         request.output_token_ids.append(token_id)
         if request.first_token_ns is None:
@@ -55,7 +55,7 @@ class OutputStream:
         return reason
 
     def finish(self, reason: FinishReason, now_ns: int, error: str = "") -> None:
-        """Write the last message; what a stop string held back comes before it."""
+        """Append the `Finished` message, preceded by text that was held back for a possible stop string."""
         rest = self._flush()
         if rest:
             self.pending.append(Tokens(request_id=self.client_id, index=self.request.index, token_ids=(), text=rest))
@@ -71,12 +71,12 @@ class OutputStream:
         )
 
     def drain(self) -> list[Tokens | Finished]:
-        """What has not been handed out yet."""
+        """Return and clear the pending messages."""
         pending, self.pending = self.pending, []
         return pending
 
     def _flush(self) -> str:
-        """What the detokenizer still holds; nothing when it fails: a request must end even then."""
+        """Return the text held by the detokenizer; empty if that fails, because a request must end in any case."""
         detokenizer, self.detokenizer = self.detokenizer, None
         try:
             return detokenizer.flush() if detokenizer is not None else ""
@@ -112,7 +112,6 @@ class OutputStream:
 
 
 def usage(request: Request) -> Usage:
-    """Tokens of the request."""
     return Usage(
         prompt_tokens=request.num_prompt_tokens,
         cached_tokens=request.num_cached_tokens,
@@ -121,7 +120,10 @@ def usage(request: Request) -> Usage:
 
 
 def timing(request: Request, now_ns: int, running_time: RunningTime) -> RequestTiming:
-    """Times of the request, in seconds since its arrival."""
+    """Return the request's times in seconds since its arrival.
+
+    `queue_s` and `ttft_s` exclude pauses and suspensions; `total_s` includes them; `stopped_s` is their share.
+    """
 
     def since_arrival(end_ns: int | None) -> float | None:
         return None if end_ns is None else running_time.running_ns(request.arrival_ns, end_ns) / NANOSECONDS

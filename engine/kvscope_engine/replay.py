@@ -1,8 +1,8 @@
-"""Running a recording of a deterministic engine again, and finding where the two runs part.
+"""Replays a recording of a deterministic engine and finds where the two runs diverge.
 
-Owns what a recording must hold, how an engine is set up as its own was, and the comparison. Whatever is compared is
-found by the text that it follows from, so neither run's schedule matters: blocks that one found in its cache, or
-computed twice, are compared all the same.
+Owns what a recording must contain, how an engine is configured like the recorded one, and the comparison. Blocks and
+logits are matched by the token prefix that they were computed from, so the runs may differ in schedule, cache hits and
+recomputation.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
 
 HOW: Final = "start the engine with --deterministic --fingerprints --record FILE.mcap --record-text"
 _SAME: Final = ("architecture", "num_layers", "vocab_size", "dtype", "quantization", "quantization_option")
-"""Of a model, what must be as it was."""
+"""Model properties that must equal those of the recording."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """What of a recording is run again."""
+    """The contents of a recording that are replayed and compared."""
 
     hello: Hello
     requests: tuple[RecordedText, ...]
-    """Those that ended and did not fail, in the order of their numbers."""
+    """Requests that ended without an error, ordered by number."""
     fingerprints: tuple[Fingerprints, ...]
     failed: frozenset[int] = frozenset()
     """Numbers of requests that ended in an error of the engine."""
 
 
 def read_run(path: Path) -> RecordedRun:
-    """Raises BadInput, in one line, for a recording that cannot be run again, and says what it lacks."""
+    """Read the recorded run at `path`. Raises BadInput with what is missing if it cannot be replayed."""
     recording = Recording.open(path)
     hello, name = recording.info.hello, str(path)
     if not hello.capabilities.deterministic:
@@ -67,13 +67,13 @@ def read_run(path: Path) -> RecordedRun:
 
 
 def _fingerprints(recording: Recording) -> tuple[Fingerprints, ...]:
-    """In the order of the engine's steps. Only messages besides frames are decoded."""
+    """Return the fingerprints in step order. Of the recording, only messages other than frames are decoded."""
     messages = (message for each in recording.segments for _, message in each.messages((MESSAGES,), 0, FOREVER_NS))
     return tuple(message for message in messages if isinstance(message, Fingerprints))
 
 
 def config_of_run(hello: Hello, given: Mapping[str, Any]) -> EngineConfig:
-    """An engine as the recorded one was, but for the fields that are `given`. Raises BadInput."""
+    """Return the configuration of the recorded engine, overridden by the fields in `given`. Raises BadInput."""
     cache = hello.cache
     recorded: dict[str, Any] = {
         "model": hello.model.name,
@@ -93,7 +93,9 @@ def config_of_run(hello: Hello, given: Mapping[str, Any]) -> EngineConfig:
 
 
 def check_same_engine(recorded: Hello, now: Hello) -> None:
-    """Raise BadInput where it is another kind of model or of device, or adds with another number of threads."""
+    """Raise BadInput if the model, the kind of device, the number of threads or the KV format differs from the
+    recording.
+    """
     pairs = [(name, getattr(recorded.model, name), getattr(now.model, name)) for name in _SAME]
     pairs.append(("device", recorded.device.kind, now.device.kind))
     pairs.append(("num_threads", recorded.device.num_threads, now.device.num_threads))
@@ -107,7 +109,7 @@ def check_same_engine(recorded: Hello, now: Hello) -> None:
 
 
 def _surroundings(recorded: Hello, now: Hello) -> str:
-    """What else may change last bits and is another than it was, in words; empty: nothing that is told."""
+    """Describe differences of CPU or GPU, software and kvscope version that may change the last bits; empty if none."""
     pairs = (
         ("the CPU" if now.device.kind == "cpu" else "the GPU", recorded.device.name, now.device.name),
         ("the software", recorded.device.software, now.device.software),
@@ -117,38 +119,38 @@ def _surroundings(recorded: Hello, now: Hello) -> str:
 
 
 class Moment(NamedTuple):
-    """Where in a run something was computed; the least is the first, its lowest layer first."""
+    """When something was computed in a run. Ordered: the least is the earliest step and the lowest layer."""
 
     step: int
     layer: int
     number: int
     place: int
-    """Which of the request's blocks; of logits, how many tokens it had said before."""
+    """Index of the block in its request; for logits, the number of tokens that the request had generated before."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayComparison:
-    """What two runs have in common."""
+    """Result of comparing a replay with its recording."""
 
     num_requests: int
     num_layers: int
     num_blocks: int
-    """That both computed, and that are equal; the next two are the same of sampled tokens' logits."""
+    """Number of blocks that both runs computed."""
     num_equal_blocks: int
     num_logits: int
     num_equal_logits: int
     num_same_tokens: int
-    """Requests that said the same."""
+    """Number of requests with equal output tokens."""
     first: str
-    """Where they part first, in words; empty: nowhere."""
+    """Description of the first difference; empty if there is none."""
     left_out: tuple[str, ...] = ()
-    """What could not be compared: how many, and why."""
+    """Counts of requests, blocks and tokens that could not be compared, with reasons."""
     surroundings: str = ""
-    """What of the machine and its software is another, in words."""
+    """Differences of the machine and its software; empty if there are none."""
 
     @property
     def lines(self) -> list[str]:
-        """For a person."""
+        """The result as text for the terminal, one string per line."""
         left_out = [f"not compared: {'; '.join(self.left_out)}"] if self.left_out else []
         counts = f"{self.num_requests} requests, {self.num_blocks} blocks, {self.num_layers} layers"
         if not self.first and not self.num_blocks and not self.num_logits:
@@ -168,21 +170,21 @@ class ReplayComparison:
 
 @dataclass(slots=True)
 class RunDigests:
-    """What a run computed, by the text that it follows from."""
+    """Digests of a run's KV blocks and logits, keyed by the token prefix that they were computed from."""
 
     blocks: defaultdict[bytes, dict[bytes, Moment]] = field(default_factory=lambda: defaultdict(dict))
-    """Digests of all layers of a block, and when it first had them; `Moment.layer` is 0."""
+    """Prefix key -> digests of all layers of a block -> when they were first computed (`Moment.layer` is 0)."""
     logits: defaultdict[bytes, dict[int, Moment]] = field(default_factory=lambda: defaultdict(dict))
-    """Sums of a token's logits, and when they first were these."""
+    """Prefix key -> sum of a token's logits -> when it was first computed."""
 
     def add(self, message: Fingerprints, texts: dict[int, PrefixKeys], block_size: int) -> None:
-        """What a step told; of requests that are not among `texts` nothing is known."""
+        """Add the digests of one step. Requests that are not in `texts` are skipped."""
         number, place = np.frombuffer(message.number, "<u4").tolist(), np.frombuffer(message.place, "<u4").tolist()
         width = 8 * message.num_layers
         for row, (request, block) in enumerate(zip(number, place, strict=True)):
             digests = message.digests[row * width : (row + 1) * width]
             key = _key(texts, request, (block + 1) * block_size)
-            if key is not None and any(digests):  # of 0 they say nothing
+            if key is not None and any(digests):  # all zeros: no digest is known
                 self.blocks[key].setdefault(digests, Moment(message.step, 0, request, block))
         sampled = np.frombuffer(message.sampled_number, "<u4").tolist()
         places = np.frombuffer(message.sampled_place, "<u4").tolist()
@@ -194,7 +196,7 @@ class RunDigests:
 
 
 class PrefixKeys:
-    """Names of the beginnings of a request's text."""
+    """Hash keys of all prefixes of a request's tokens."""
 
     def __init__(self, token_ids: Sequence[int], num_prompt_tokens: int) -> None:
         self.num_prompt_tokens = num_prompt_tokens
@@ -205,7 +207,7 @@ class PrefixKeys:
             self._keys.append(digest.digest())
 
     def key(self, num_tokens: int) -> bytes | None:
-        """Of its first so many tokens; None where it has not as many."""
+        """Return the key of the first `num_tokens` tokens; None if there are fewer, or for 0."""
         return self._keys[num_tokens - 1] if 0 < num_tokens <= len(self._keys) else None
 
 
@@ -215,21 +217,21 @@ def _key(texts: dict[int, PrefixKeys], number: int, num_tokens: int) -> bytes | 
 
 
 class Replayer:
-    """Runs what was recorded on an engine whose telemetry is given to `take`."""
+    """Replays a recorded run on an engine whose telemetry messages are passed to `take`."""
 
     def __init__(self, run: RecordedRun) -> None:
         self._run = run
         self._told: list[Fingerprints] = []
 
     def take(self, message: TelemetryMessage) -> None:
-        """What the engine publishes."""
+        """Collect the fingerprints among the engine's telemetry messages."""
         if isinstance(message, Fingerprints):
             self._told.append(message)
 
     def replay(self, engine: Engine) -> ReplayComparison:
-        """All requests, as many at a time as the engine takes.
+        """Run all requests, as many concurrently as the engine admits, and compare.
 
-        Raises BadInput for one that it refuses or fails, and where nothing could be compared.
+        Raises BadInput if a request is refused or fails, and if nothing could be compared.
         """
         check_same_engine(self._run.hello, engine.hello)
         numbers = {text.number: engine.submit(_submit(text)).numbers[0] for text in self._run.requests}
@@ -282,7 +284,7 @@ def _left_out(run: RecordedRun, before: RunDigests, now: RunDigests) -> tuple[st
 
 
 def _numbers(message: Fingerprints) -> tuple[list[int], list[int]]:
-    """Of requests whose blocks, and of such whose tokens, it tells of."""
+    """Return the requests whose blocks, and those whose sampled tokens, the message describes."""
     return np.frombuffer(message.number, "<u4").tolist(), np.frombuffer(message.sampled_number, "<u4").tolist()
 
 
@@ -298,7 +300,7 @@ def _digests(
 
 
 def _compare_blocks(before: RunDigests, now: RunDigests) -> tuple[int, int, list[Moment]]:
-    """How many blocks both have, how many of them are equal, and where others part."""
+    """Return the number of blocks in both runs, the number of equal ones, and where the others first differ."""
     count, parted = 0, list[Moment]()
     for key, computed in before.blocks.items():
         again = now.blocks.get(key)
@@ -324,7 +326,7 @@ def _compare_logits(before: RunDigests, now: RunDigests) -> tuple[int, int, list
 
 
 def _first_layer(digests: bytes, other: bytes) -> int | None:
-    """The lowest that differs; None: none does. A digest of 0 says nothing."""
+    """Return the lowest layer whose digests differ, or None. A digest of 0 means unknown."""
     both = np.frombuffer(digests, "<u8"), np.frombuffer(other, "<u8")
     where = np.flatnonzero((both[0] != both[1]) & (both[0] != 0) & (both[1] != 0))
     return int(where[0]) if len(where) else None
@@ -344,7 +346,7 @@ def _words(moment: Moment, run: RecordedRun, num_layers: int, block_size: int) -
 
 
 def _token_words(others: list[RecordedText], said: dict[int, list[int]]) -> str:
-    """Where nothing else tells; empty: no token is another."""
+    """Describe the first token that differs, for runs without fingerprints; empty if all are equal."""
     if not others:
         return ""
     text = others[0]
@@ -356,7 +358,7 @@ def _token_words(others: list[RecordedText], said: dict[int, list[int]]) -> str:
 
 
 def _submit(text: RecordedText) -> Submit:
-    """The same request, up to as many tokens as it said: what ended it there, a stop string or a person, need not."""
+    """Return the request limited to its recorded number of tokens, because the reason of its end may not recur."""
     asked = _asked(text)
     most = max(1, _num_said(text))
     sampling = replace(
@@ -373,7 +375,7 @@ def _submit(text: RecordedText) -> Submit:
 
 
 def _name(text: RecordedText) -> str:
-    """Ids of a client may come again once a request ended, and completions of one prompt have one."""
+    """Return a unique request id: clients reuse ids, and completions of one prompt share one."""
     return str(text.number)
 
 
@@ -382,7 +384,7 @@ def _prompt(text: RecordedText) -> tuple[int, ...]:
 
 
 def _num_said(text: RecordedText) -> int:
-    """Tokens; none where it was aborted before its first."""
+    """Return the number of output tokens; 0 if the request was aborted before its first."""
     return len(text.token_ids) - _asked(text).num_prompt_tokens
 
 

@@ -1,40 +1,36 @@
-"""Steps one after another, and the next one on the device before the last one's tokens are known.
+"""Runs steps, and with async scheduling launches the next step before the tokens of the current one are known.
 
-Without overlap a step is scheduled, run and returned, and the device waits while its tokens are committed, recorded
-and published and the next step is scheduled. With overlap at most one step more is under way:
+Without overlap, the device waits between two steps while tokens are committed, recorded and published and the next step
+is scheduled. With overlap at most one further step is in flight:
 
     host    schedule n+1, launch | wait for n | commit n, record n, publish | schedule n+2, launch | wait for n+1 ...
     device  ---- n ------------------------->|---- n+1 --------------------------------------------->| ...
 
-- What is launched is a whole step: it waits for nothing that the host has yet to say. Tokens that step n samples stay
-  on the device and are step n+1's inputs there (`ModelRunner.launch`); the host reads them in one copy.
-- Step n+1 is scheduled without knowing them (`Scheduler.schedule_beside`). Drafts, forks, a lack of blocks and
-  allocators that reserve make a step wait for the one before (`why_not_beside`). Ends by length are known; nothing is
-  scheduled past them.
-- A step that waited is launched as soon as the one before is committed, and before that is recorded and published, and
-  clients are told (`begin`): of what the host does between two steps the device waits for committing and scheduling
-  alone. Not where an allocator reserves, nor while a form is waited for.
-- A step in which a form or penalties depend on what step n sampled is launched like any other, up to its logits; what
-  it samples is handed over behind them once step n is committed (`Launched.sample`), so that the device has the whole
-  forward pass to work on meanwhile. A request whose form does not say yet what may come is taken out of it then, as if
-  it had not run.
-- A request that ends in step n by what was sampled (end of sequence, stop strings), or is aborted, has a row in step
-  n+1 that nobody wants: it is dropped when that step comes back, before anything is committed. A step that has no
-  other rows is void: its result is not waited for.
-- Blocks of such a request may belong to another at once. All steps, copies on write and the tiers' gathers and
-  scatters run on one stream in the order they were launched, so the unwanted row's writes are over before the new
-  owner's first. Memory is unmapped only by allocators that never overlap.
-- Between two calls one step may be in flight. Whoever wants to change running requests settles first (`settle`).
+- Step n+1 is launched whole and waits for nothing from the host. Tokens sampled by step n stay on the device and are
+  inputs of step n+1 there (`ModelRunner.launch`); the host reads them in one copy.
+- Step n+1 is scheduled without knowing these tokens (`Scheduler.schedule_beside`). Drafts, forks, a lack of blocks and
+  reserving allocators prevent that (`why_not_beside`). Ends by length are known and respected.
+- A step that was prevented is launched as soon as the previous one is committed, before that is recorded and published
+  (`begin`), so that the device waits only for commit and scheduling. Exceptions: reserving allocators, and requests
+  whose grammar is still computing its next mask.
+- A step in which a grammar or penalties depend on the tokens of step n is launched up to its logits. Its sampling is
+  launched once step n is committed (`Launched.sample`), while the device computes the forward pass. A request whose
+  mask is not ready by then is removed from the step as if it had not run.
+- If a request ends in step n by its sampled token (end of sequence, stop string) or is aborted, its row in step n+1 is
+  dropped before the commit. A step without other rows is void: its result is not awaited.
+- Blocks of an ended request may be reallocated immediately. All steps, copies on write and tier transfers run on one
+  stream in launch order, so the dropped row's writes precede the new owner's. Memory is unmapped only by allocators
+  that never overlap.
+- Between two calls one step may be in flight. Callers that change running requests call `settle` first.
 
-A step for which the device's memory did not suffice, or in which a library failed, is tried again, then without CUDA
-graphs, then in halves, down to one token, before anyone gives up: a plan may be run again, for writing the same keys
-and values comes to the same, and the runner makes a plan's copies once. Not so where layers keep a state that each
-token changes: such a step is tried once, and its requests are to be computed again, in smaller steps. What was not run
-is not committed, so that blocks of requests that end are found by nobody. The engine itself ends of what no library
-raises, of a device that computes no more (`StepRunner.is_well`), and where nothing could be run for some steps in a
-row.
+A step that runs out of memory, or in which a library fails, is retried, then retried without CUDA graphs, then in
+halves down to one token. Rerunning a plan is safe: it writes the same keys and values, and the runner makes a plan's
+copies once. With recurrent layers, whose state each token changes, a step is tried once; its requests are recomputed in
+smaller steps. What did not run is not committed, so its blocks never enter the prefix cache. The engine fails on errors
+that no library raised, on a device that no longer computes (`StepRunner.is_well`), and after `MOST_BARREN` consecutive
+steps in which nothing ran.
 
-Owns what is in flight. Commits nothing, and knows no tensors.
+Owns the step in flight. Commits nothing and knows no tensors.
 
 See docs/internals/decisions/0016-the-next-step-begins-before-the-record.md.
 """
@@ -58,11 +54,14 @@ from kvscope_telemetry.messages.commands import TokenLogprobs
 from kvscope_telemetry.plural import counted
 
 Explain = Callable[[StepPlan], str]
-"""Why there is no memory for a plan, and what would help; empty where nobody knows."""
+"""Function that returns why there is no memory for a plan and what would help; an empty string if unknown."""
 
 MOST_BARREN: Final = 8
-"""Steps in a row of which a library let nothing be run: more of them are no fault of single requests. Where requests
-are computed again, as often for each."""
+"""Number of consecutive steps with nothing run because of library errors at which the error is raised.
+
+More cannot be the fault of single requests. Multiplied by `MOST_RESTARTS + 1` for recurrent models, whose requests are
+recomputed.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,38 +71,37 @@ class CompletedStep:
     plan: StepPlan
     result: StepResult
     failed: tuple[Request, ...]
-    """Planned and not run."""
+    """Requests that were scheduled but did not run."""
     reasons: tuple[str, ...]
-    """Why, of each of them."""
+    """Reason of each of the `failed` requests."""
     schedule_ns: int
-    """Spent on scheduling in this call, for this step or for the next."""
+    """Nanoseconds spent on scheduling in this call, for this step or the next."""
     run_ns: int
-    """The rest of the call: handing steps over, and waiting for this one."""
+    """Nanoseconds of the rest of the call: launching steps and waiting for this one."""
     ended_ns: int
     room_tokens: int | None = None
-    """As in `StepOutcome`."""
+    """See `StepOutcome.room_tokens`."""
     failure: str = ""
-    """The same."""
+    """First line of the last library error in this step; empty if there was none."""
 
 
 @dataclass(slots=True)
 class OverlapCounts:
-    """How often steps overlapped since the start."""
+    """Counts of overlapped steps since the start."""
 
     steps: int = 0
     overlapped: int = 0
-    """While these ran, the next one was launched."""
+    """Steps during which the next one was launched."""
     begun: int = 0
-    """Of those that did not, after these the next one was launched before they were recorded."""
+    """Number of times the next step was launched after a commit and before the step was recorded (`StepLoop.begin`)."""
     void: int = 0
-    """Launched for requests that had all ended, or had no mask of their form in time."""
+    """Steps whose requests had all ended, or whose grammar masks were not ready in time."""
     beside_ns: int = 0
-    """Of the host, while the device had a step to run: scheduling, launching, committing and recording others."""
+    """Nanoseconds of host work (schedule, launch, commit, record) while the device had a step to run."""
     why_not: Counter[str] = field(default_factory=Counter)
-    """Reasons, of steps that did not though they might."""
+    """Reasons why steps that might have overlapped did not, with their counts."""
 
     def summary(self) -> str:
-        """On one line."""
         others = "".join(f"; {count} not: {reason}" for reason, count in self.why_not.most_common())
         begun = f", {self.begun} times it was begun before their record" if self.begun else ""
         shared = f", the host worked {self.beside_ns / 1e6 / max(1, self.steps):.2f} ms a step beside the device"
@@ -114,9 +112,9 @@ class OverlapCounts:
 class _Flight:
     plan: StepPlan
     launched: Launched | None
-    """None: it could not be launched; it is to be run once the step before is over."""
+    """The launched step; None if launching failed: it runs once the previous step is complete."""
     error: Exception | None = None
-    """Of a library, that kept it from being launched."""
+    """Library error that prevented the launch."""
 
     @property
     def is_void(self) -> bool:
@@ -124,7 +122,10 @@ class _Flight:
 
 
 class StepLoop:
-    """`overlaps`: whether a step may be launched before the last one came back."""
+    """Drives the scheduler and the runner, with at most one step in flight between calls.
+
+    `overlaps`: whether a step may be launched before the previous one is complete.
+    """
 
     def __init__(self, scheduler: Scheduler, runner: StepRunner, explain: Explain, *, overlaps: bool) -> None:
         self._scheduler = scheduler
@@ -138,10 +139,11 @@ class StepLoop:
         self.counts = OverlapCounts()
 
     def begin(self, step: int) -> tuple[int, int]:
-        """What was returned last, step number `step`, is committed: launch the next one where that waited for it.
+        """Launch the next step, if it could not be launched earlier. Call it once step number `step`, the last one
+        returned, is committed.
 
-        What is taken for it is dated as of that step, whose frame will tell of it. Returns the nanoseconds that
-        scheduling took, and handing over.
+        Scheduling changes are attributed to step `step`, whose frame reports them. Returns the nanoseconds spent on
+        scheduling and on launching.
         """
         if not self._may_begin or any(request.awaits_its_form for request in self._scheduler.requests.values()):
             return 0, 0
@@ -155,14 +157,14 @@ class StepLoop:
         return scheduled_ns - started_ns, self._begun_ns - scheduled_ns
 
     def wrote_down(self, ended_ns: int) -> None:
-        """What was returned last was committed and recorded; it had ended at `ended_ns`."""
+        """Report that the step returned last, which ended at `ended_ns`, was committed and recorded."""
         if self._flight is not None and self._flight.launched is not None:
             self.counts.beside_ns += time.monotonic_ns() - max(ended_ns, self._begun_ns)
 
     def next(self, step: int, *, ahead: bool) -> CompletedStep | None:
-        """The next step, number `step`, whole; None: there is nothing to run.
+        """Run step number `step` to its end; returns None if there is nothing to run.
 
-        With `ahead` the one after it may have been launched when this returns.
+        With `ahead`, the step after it may be in flight on return.
         """
         clock = _Clock()
         overlaps, self._may_begin = self._overlaps and ahead, False
@@ -178,15 +180,15 @@ class StepLoop:
         return self._finish(flight, clock)
 
     def settle(self) -> CompletedStep | None:
-        """The step in flight, once it is over; None without one. Nothing is in flight afterwards."""
+        """Wait for the step in flight and return it; None if there is none. Nothing is in flight afterwards."""
         flight, self._may_begin = self._take_flight(), False
         return None if flight is None else self._finish(flight, _Clock())
 
     def close(self) -> None:
-        """The device is done with what is about to be given back."""
+        """Wait for the step in flight, so that its memory can be freed."""
         flight, self._flight = self._flight, None
         if flight is not None and flight.launched is not None:
-            with contextlib.suppress(Exception):  # whatever it died of has been told, or is of no interest any more
+            with contextlib.suppress(Exception):  # errors were reported before, or no longer matter
                 flight.launched.result()
 
     def _take_flight(self) -> _Flight | None:
@@ -203,12 +205,12 @@ class StepLoop:
         return None
 
     def _launch_beside(self, running: StepPlan, launched: Launched, clock: _Clock) -> _Flight | None:
-        """The step after the one that runs, where it can be scheduled and has anything to do."""
+        """Schedule and launch the step after the running one; None if that is impossible or it would be empty."""
         started_ns = time.monotonic_ns()
         why_not = self._scheduler.why_not_beside(running)
         if why_not:
             self.counts.why_not[why_not] += 1
-            self._may_begin = why_not != RESERVED  # whose memory may be taken away while a step runs
+            self._may_begin = why_not != RESERVED  # which may unmap memory while a step runs
             return None
         plan = self._scheduler.schedule_beside(running, started_ns)
         clock.scheduled(since_ns=started_ns)
@@ -220,14 +222,14 @@ class StepLoop:
         return flight
 
     def _launched(self, plan: StepPlan, after: Launched | None = None) -> _Flight:
-        """A plan on its way, or to be run later where that failed: what was launched before may still run."""
+        """Launch a plan. If that fails, defer it: the previous step may still run."""
         try:
             return _Flight(plan, self._runner.launch(plan, after))
         except Exception as error:
             return self._put_off(plan, error)
 
     def _sampled(self, plan: StepPlan, launched: Launched) -> _Flight:
-        """What is left of a step once all of it is handed over, or the step, to be run again where that failed."""
+        """Launch the sampling of a step that waited for the previous commit. If that fails, defer the whole step."""
         try:
             return _Flight(launched.sample(), launched)
         except Exception as error:
@@ -253,7 +255,7 @@ class StepLoop:
                 failure = None if is_no_memory(error) else error
                 let_go_of_frames(error)
             self._runner.recover()
-            if self._flight is not None:  # it computed with tokens that never came
+            if self._flight is not None:  # its inputs were tokens of the failed step
                 self._flight = replace(self._flight, launched=None)
         plan = to_run_again(flight.plan)
         outcome = run_with_shortages(self._runner, plan, self._explain)
@@ -268,7 +270,7 @@ class StepLoop:
 
 
 class _Clock:
-    """Where the time of one call goes."""
+    """Splits the time of one call into scheduling and the rest."""
 
     def __init__(self) -> None:
         self.started_ns = time.monotonic_ns()
@@ -278,7 +280,7 @@ class _Clock:
         self.schedule_ns += time.monotonic_ns() - (self.started_ns if since_ns is None else since_ns)
 
     def ran(self, plan: StepPlan, result: StepResult, outcome: StepOutcome | None = None) -> CompletedStep:
-        """`outcome`: of a step that was not over when the device came back."""
+        """Return the completed step. `outcome`: result of the retries, if there were any."""
         now_ns = time.monotonic_ns()
         took = self.schedule_ns, now_ns - self.started_ns - self.schedule_ns, now_ns
         if outcome is None:
@@ -288,57 +290,62 @@ class _Clock:
 
 
 class Launched(Protocol):
-    """A step that was handed to the device."""
+    """A step that was launched on the device."""
 
     def sample(self) -> StepPlan:
-        """Hand over what waited for the step before, which is committed: once, before the next step is launched. What
-        is left of the plan, which is what `result` is of."""
+        """Launch what waited for the previous step's commit. Call it once, before the next step is launched.
+
+        Returns the plan without the requests that were removed; `result` corresponds to it.
+        """
 
     def result(self) -> StepResult:
-        """What came out; waits for it."""
+        """Wait for the step and return its result."""
 
 
 class StepRunner(Protocol):
-    """Runs steps; see `model.runner.ModelRunner`. `launch` takes what it gave before."""
+    """Runs steps (implemented by `model.runner.ModelRunner`). The `after` of `launch` is a step that it returned
+    before.
+    """
 
-    def run(self, plan: StepPlan) -> StepResult:
-        """One step."""
+    def run(self, plan: StepPlan) -> StepResult: ...
 
     def launch(self, plan: StepPlan, after: Any = None) -> Launched:
-        """Hand over one step, after the last one launched."""
+        """Launch one step, to run after the last one launched."""
 
     def is_well(self) -> bool:
-        """Whether the device computes, after a step raised what is no lack of memory; asks it."""
+        """Whether the device still computes after an error other than a lack of memory. Runs a check on the device."""
 
     def recover(self) -> None:
-        """After a step that ran out of memory, or in which a library failed."""
+        """Clean up after a step that ran out of memory or in which a library failed."""
 
     def release_graphs(self) -> bool:
-        """Give back graphs, which steps are only faster with, and their memory; whether there were any."""
+        """Free CUDA graphs and their memory. Returns whether there were any."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What was run in the end."""
+    """Result of running a plan, with retries where necessary."""
 
     plan: StepPlan
     result: StepResult
     failed: tuple[Request, ...] = ()
-    """Planned and not run."""
+    """Requests that were scheduled but did not run."""
     reasons: tuple[str, ...] = ()
-    """Why, of each of them."""
+    """Reason of each of the `failed` requests."""
     room_tokens: int | None = None
-    """Where memory was missing and smaller steps help, the tokens that there seems to be room for: those of the largest
-    part that was run. Half of it where parts cannot be run, whatever was missing: who makes a library fail is alone in
-    the end. None: memory was there, or a token alone found none."""
+    """Tokens per step that fit, if memory was missing and smaller steps help; else None.
+
+    The size of the largest part that ran. For plans that cannot be run in parts, half of the plan's tokens after any
+    failure, so that a request that makes a library fail is alone in the end. None also if a single token did not fit.
+    """
     error: Exception | None = None
-    """The last that a library raised in it."""
+    """Last error that a library raised; None if there was none."""
 
 
 def run_with_shortages(runner: StepRunner, plan: StepPlan, explain: Explain = lambda plan: "") -> StepOutcome:
-    """Run a plan, or as much of it as there is memory for and libraries do. What nobody survives is raised.
+    """Run a plan, or as much of it as memory and libraries permit. Other errors are raised.
 
-    `explain` is asked before anything is given back.
+    `explain` is called before any memory is freed.
     """
     if not plan.scheduled:
         return StepOutcome(plan, StepResult(()))
@@ -348,7 +355,7 @@ def run_with_shortages(runner: StepRunner, plan: StepPlan, explain: Explain = la
         result = tries.run(plan)
         if result is None and runner.release_graphs():
             result = tries.run(plan)
-    elif result is None and plan.num_tokens == 1:  # the next try cannot be smaller
+    elif result is None and plan.num_tokens == 1:  # a retry cannot be smaller
         runner.release_graphs()
     if result is not None:
         return StepOutcome(plan, result, error=tries.error)
@@ -381,7 +388,7 @@ def run_with_shortages(runner: StepRunner, plan: StepPlan, explain: Explain = la
 
 
 class _Done(NamedTuple):
-    """An item as it was run in the end, its tokens and what is told of them."""
+    """An item as it finally ran, with its tokens and their details."""
 
     item: Scheduled
     token_ids: tuple[int, ...]
@@ -393,31 +400,31 @@ T = TypeVar("T")
 
 
 def _or_nothing(of_items: list[tuple[T, ...]]) -> tuple[tuple[T, ...], ...]:
-    """Empty where nobody asked."""
+    """Return `of_items` as a tuple, or an empty tuple if all items are empty."""
     return tuple(of_items) if any(of_items) else ()
 
 
 class _Tries:
-    """Of one plan, and of parts of it."""
+    """Attempts to run one plan and parts of it, with their errors."""
 
     def __init__(self, runner: StepRunner, explain: Explain) -> None:
         self._runner = runner
         self._explain = explain
         self.reason = ""
-        """Why the last one failed."""
+        """Reason of the last failure."""
         self.lost: dict[int, str] = {}
-        """Items of the plan that could not be run, by their places, and why."""
+        """Items that could not be run: index in the plan -> reason."""
         self._explained: str | None = None
         self.forward_ns = 0
         self.most_tokens = 0
-        """Of those that were run."""
+        """Number of tokens of the largest plan that ran."""
         self.is_short = False
-        """Whether memory was missing in any."""
+        """Whether any attempt ran out of memory."""
         self.error: Exception | None = None
-        """The last that a library raised."""
+        """Last error that a library raised."""
 
     def run(self, plan: StepPlan) -> StepResult | None:
-        """None: there is no memory for it, or a library failed."""
+        """Run a plan; returns None if it ran out of memory or a library failed."""
         result: StepResult | None = None
         try:
             result = self._runner.run(plan)
@@ -426,7 +433,7 @@ class _Tries:
                 raise
             if is_no_memory(error):
                 self.is_short = True
-                if self._explained is None:  # once: it may ask the driver
+                if self._explained is None:  # once, because it may query the driver
                     self._explained = _explained(self._explain, plan)
                 self.reason = f"no memory for a step of {_tokens(plan)} ({_first_line(error)}){self._explained}"
             else:
@@ -441,12 +448,15 @@ class _Tries:
         return result
 
     def run_in_halves(self, plan: StepPlan) -> dict[int, _Done]:
-        """What could be run, by its place in the plan. The plan itself failed; each half is tried once, then halved;
-        one token is tried twice, so that nobody ends of a failure that passes."""
+        """Run a failed plan in parts. Returns the items that ran, by index in the plan.
+
+        Each half is tried once and then halved. A single token is tried twice, so that a transient failure ends no
+        request.
+        """
         done: dict[int, _Done] = {}
         whole_plan = list(enumerate(plan.scheduled))
         parts = _halves(whole_plan) or [whole_plan]
-        copies = plan.copies  # are made with the first part: copying again after others wrote would undo it
+        copies = plan.copies  # made with the first part only: repeating them would overwrite later writes
         while parts:
             part = [(number, item) for number, item in parts.pop(0) if number not in self.lost]
             if not part:
@@ -474,7 +484,10 @@ class _Tries:
 
 
 def _halves(part: list[tuple[int, Scheduled]]) -> list[list[tuple[int, Scheduled]]]:
-    """The items of a plan by their places, in two; of one item its tokens, drafts left out. Empty: it is one token."""
+    """Split the indexed items of a plan in two; a single item is split by its tokens, after its drafts are dropped.
+
+    Empty for a single token.
+    """
     if len(part) > 1:
         return [part[: len(part) // 2], part[len(part) // 2 :]]
     ((number, item),) = part
@@ -488,15 +501,18 @@ def _halves(part: list[tuple[int, Scheduled]]) -> list[list[tuple[int, Scheduled
 
 
 def is_survived(runner: StepRunner, error: Exception) -> bool:
-    """Whether steps can go on after one that raised `error`: of want of memory, or of a library, on a device that
-    computes all the same. Our own words may quote another rank's."""
+    """Whether further steps can run after `error`: a lack of memory, or a library error while the device still
+    computes.
+
+    A KvscopeError is never survived, although its text may quote another rank's lack of memory.
+    """
     if isinstance(error, KvscopeError):
         return False
     return is_no_memory(error) or (is_of_library(error) and runner.is_well())
 
 
 def _explained(explain: Explain, plan: StepPlan) -> str:
-    """A report that fails is none: the shortage itself must be told."""
+    """Return the explanation of a shortage; empty if `explain` fails, so that the shortage itself is still reported."""
     try:
         why = explain(plan)
     except Exception:

@@ -1,9 +1,9 @@
-"""Gives the frame builder the facts of each step: which requests ran and changed, their tokens, and the counters.
+"""Passes the facts of each step to the frame builder: requests that ran or changed, their tokens, and counters.
 
-Reads the pool, the scheduler and their requests and writes none of them. The engine calls `record` after each step,
+Reads the pool, the scheduler and their requests and modifies none of them. The engine calls `record` after each step,
 once the sampled tokens are in their requests; `record_idle` whenever something may have changed without a step
 (requests added, aborted or refused while nothing ran), so that a mirror equals the ledger once the engine is idle; and
-`snapshot` when a client asks for one.
+`snapshot` on a client's request.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from kvscope_telemetry.messages.telemetry import (
 from kvscope_telemetry.state.frame_builder import FrameBuilder, pack_batch
 
 _TOTALS: Final = tuple(total.name for total in fields(Totals))
-"""Counters that the scheduler counts, by their names in both classes."""
+"""Names of the counters that `Totals` and `Counters` share."""
 _MAX_CLIENTS: Final = 10_000
-"""Most clients that get a number of their own in one engine start; later ones get 0, which means unknown."""
+"""Maximum number of clients with a number of their own per engine start; later ones get 0, which means unknown."""
 
 
 class StepRecorder:
     """Records the steps of one epoch.
 
-    `publish` receives each frame and must not block; `messages_dropped` returns how many messages the publisher threw
-    away.
+    `publish` receives each frame and must not block; `messages_dropped` returns how many messages the publisher
+    dropped.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class StepRecorder:
         now_ns: int,
         work: Work = NO_WORK,
     ) -> None:
-        """Publish the frame of a step: its plan was committed, its tokens are in the requests.
+        """Publish the frame of a step whose plan was committed and whose tokens are in the requests.
 
-        `result` is None when the step has none (the run failed); `plan` is None when nothing was scheduled.
+        `result` is None if the run failed; `plan` is None if nothing was scheduled.
         """
         if plan is not None and result is not None:
             ran = [item.request for item in plan.scheduled]
@@ -88,7 +88,7 @@ class StepRecorder:
         self._publish(self._scheduler.take_changes(), plan, timings, step, now_ns, work)
 
     def record_idle(self, step: int, now_ns: int) -> bool:
-        """Publish a frame of what changed without a step. Return False, and publish nothing, when nothing did."""
+        """Publish a frame of what changed without a step. Returns False, and publishes nothing, if nothing did."""
         changes = self._scheduler.take_changes()
         if not changes and not self._pool.has_changes:
             return False
@@ -96,7 +96,7 @@ class StepRecorder:
         return True
 
     def snapshot(self, hello: Hello, tag: int, now_ns: int) -> Snapshot:
-        """Return the whole state after frame `seq`; changes that were not published yet are published first."""
+        """Return the whole state as of frame `seq`, after publishing pending changes."""
         self.record_idle(self._builder.step, now_ns)
         requests = list(self._scheduler.requests.values())
         return self._builder.snapshot(hello, now_ns, self._counters(), requests, map(self._info, requests), tag=tag)
@@ -120,7 +120,6 @@ class StepRecorder:
         )
 
     def _info(self, request: Request) -> RequestInfo:
-        """Properties of a request that never change."""
         clients = self._clients
         if request.client and request.client not in clients and len(clients) < _MAX_CLIENTS:
             clients[request.client] = len(clients) + 1
@@ -165,7 +164,7 @@ def _changed_requests(changes: RequestChanges, plan: StepPlan | None) -> list[Re
 
 
 def _batch_of(plan: StepPlan) -> Batch:
-    """Decode tokens are single ones past the prompt, and drafts that were right; every other token is prefill."""
+    """Summarize the plan. Decode tokens are single tokens past the prompt, and accepted drafts; others are prefill."""
     scheduled = plan.scheduled
     decodes = sum(item.start >= item.request.num_prompt_tokens for item in scheduled[: plan.num_single_token])
     decodes += sum(item.num_tokens for item in scheduled[plan.num_single_token :] if item.drafts)

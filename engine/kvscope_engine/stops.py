@@ -1,12 +1,12 @@
-"""When the engine stands still: paused by a person, or suspended with its process or machine. Told as events, at once.
+"""Tracks when the engine does not run: paused by a user, or suspended with its process or machine.
 
-`EngineStops` writes the scheduler's running time, in which every latency of the engine is measured. It knows neither
-who may pause (`server/pauses.py`) nor what a step is.
+`EngineStops` publishes each as an event and writes the scheduler's running time, in which every latency of the engine
+is measured. It knows neither who may pause (`server/client_interventions.py`) nor what a step is.
 
-A process that is suspended cannot say so itself, so `SuspensionWatch` notices afterwards, by one of two signs. The
-clock that counts a machine's sleep (CLOCK_BOOTTIME) went ahead of the one that does not. Or no thread gave a sign of
-life for long beyond what was due, while the process used next to no processor time: one that computes through the
-silence, or waits for the interpreter's lock, uses some.
+A suspended process cannot report that itself, so `SuspensionWatch` detects it afterwards by one of two signs. Either
+CLOCK_BOOTTIME, which counts a machine's sleep, has advanced further than the monotonic clock, or no thread gave a
+heartbeat for much longer than was due while the process used almost no processor time. A process that computes, or
+waits for the interpreter's lock, uses some.
 """
 
 from __future__ import annotations
@@ -23,50 +23,51 @@ from kvscope_telemetry.messages.event_kinds import with_cause
 from kvscope_telemetry.messages.telemetry import Event, EventData
 
 DUE_NS: Final = 500_000_000
-"""Somebody looks at least so often: with each heartbeat."""
+"""Maximum nanoseconds between two heartbeats of a running process."""
 LEAST_NS: Final = 1_500_000_000
-"""Beyond what was due: a busy machine keeps a thread from running for some tenths of a second."""
+"""Silence beyond `DUE_NS` that counts as a suspension: on a busy machine, a thread may not run for some tenths of a
+second.
+"""
 LEAST_SLEEP_NS: Final = 500_000_000
 _MOST_BUSY: Final = 0.2
-"""Of one processor, in a silence that is a suspension."""
+"""Maximum processor time during a suspension, as a fraction of one processor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """What a look reads, all in nanoseconds."""
+    """Clock readings, all in nanoseconds."""
 
     now_ns: int
-    """Monotonic: it stands still while the machine sleeps."""
+    """Monotonic time, which stops while the machine sleeps."""
     slept_ns: int
-    """How long the machine slept since it started."""
+    """Time that the machine slept since it booted."""
     worked_ns: int
     """Processor time of the process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspension:
-    """One silence. Times are monotonic."""
+    """One suspension of the process or machine. Times are monotonic, in nanoseconds."""
 
     begin_ns: int
-    """The last sign of life before it; of a machine's sleep, which takes no monotonic time, the same as its end."""
+    """Last heartbeat before the suspension; equal to `end_ns` for a machine's sleep, which takes no monotonic time."""
     end_ns: int
     slept_ns: int
 
     @property
     def lasted_ns(self) -> int:
-        """How long it was for people."""
+        """Wall time of the suspension, including the machine's sleep."""
         return self.end_ns - self.begin_ns + self.slept_ns
 
 
 def read_clocks() -> Clocks:
-    """As they are now."""
     now_ns = time.monotonic_ns()
     boot_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else now_ns
     return Clocks(now_ns, boot_ns - now_ns, time.process_time_ns())
 
 
 class SuspensionWatch:
-    """One for a process. It watches from the first beat on; all may be called on any thread."""
+    """Detects suspensions of this process from the first `beat` on. Thread-safe."""
 
     def __init__(self, clocks: Callable[[], Clocks] = read_clocks) -> None:
         self._clocks = clocks
@@ -75,7 +76,9 @@ class SuspensionWatch:
         self._found: list[Suspension] = []
 
     def beat(self) -> bool:
-        """A sign of life of a thread that gives one every `DUE_NS`; whether there is something to take."""
+        """Record a heartbeat of a thread that sends one at least every `DUE_NS`. Returns whether suspensions are
+        pending.
+        """
         with self._lock:
             last, now = self._last, self._clocks()
             self._last = now
@@ -84,18 +87,21 @@ class SuspensionWatch:
             return bool(self._found)
 
     def look(self) -> bool:
-        """The same of a thread that gives one when it can; nothing while nobody beats."""
+        """Record a heartbeat of a thread that sends them irregularly; ignored before the first `beat`."""
         return self._last is not None and self.beat()
 
     def drain(self) -> list[Suspension]:
-        """What was found since the last call, oldest first."""
+        """Return and clear the suspensions found, oldest first."""
         with self._lock:
             found, self._found = self._found, []
             return found
 
 
 class EngineStops:
-    """One for an engine. `record` publishes what changed without a step. All but `beat` is for the engine's thread."""
+    """Pauses and suspensions of one engine. `record` publishes changes made without a step.
+
+    All methods but `beat` are called on the engine's thread.
+    """
 
     def __init__(
         self, scheduler: Scheduler, record: Callable[[], None], clocks: Callable[[], Clocks] = read_clocks
@@ -107,7 +113,6 @@ class EngineStops:
         self._paused_ns = 0
 
     def pause(self, by: str) -> None:
-        """No step is run from now on, since `by` asked for it."""
         if self._running.open is None:
             self._paused_ns = time.monotonic_ns()
             self._running.note(self._tell(self._paused_ns, EventData(kind="engine_paused", by=by)))
@@ -116,7 +121,6 @@ class EngineStops:
         self._record()
 
     def resume(self, why: str) -> None:
-        """Steps are run again, for the reason `why`."""
         stop = self._running.open
         if stop is not None:
             now_ns = time.monotonic_ns()
@@ -127,7 +131,9 @@ class EngineStops:
 
     @contextmanager
     def single_step(self, by: str) -> Iterator[None]:
-        """Time runs inside though the engine is paused: `by` asked for the step that is run there."""
+        """Count time as running time inside the context, in which a step requested by `by` runs although the engine is
+        paused.
+        """
         stop, began_ns = self._running.open, time.monotonic_ns()
         self._running.end(began_ns)
         yield
@@ -138,16 +144,16 @@ class EngineStops:
             self._record()
 
     def beat(self) -> bool:
-        """Called with each heartbeat, on its thread; whether there is a suspension to tell of."""
+        """Record a heartbeat, on any thread. Returns whether suspensions are pending."""
         return self._watch.beat()
 
     def report_suspensions(self) -> None:
-        """Publish those that are over, where no step does."""
+        """Publish pending suspensions if no step does."""
         if self._watch.look():
             self._record()
 
     def notice(self) -> None:
-        """Take in suspensions that are over, before a latency is measured or a frame is made."""
+        """Record pending suspensions. Called before a latency is measured or a frame is built."""
         if not self._watch.look():
             return
         for found in self._watch.drain():

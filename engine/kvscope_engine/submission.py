@@ -1,4 +1,4 @@
-"""From a client's submission to the requests of its completions: limits and seeds resolved."""
+"""Converts a client's submission to one request per completion, with limits and seeds resolved."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from kvscope_telemetry.messages.sampling_params import ModelSampling, ResolvedSa
 
 @dataclass(frozen=True, slots=True)
 class SubmissionLimits:
-    """How long a request may be, prompt and output together."""
+    """Maximum tokens of a request, prompt and output together."""
 
     max_model_len: int
     max_pool_tokens: int
-    """Slots of the whole pool."""
+    """Token slots of the whole pool."""
 
 
 def child_requests(
@@ -32,11 +32,10 @@ def child_requests(
     model: ModelSampling | None = None,
     adapter: Adapter | None = None,
 ) -> list[Request]:
-    """One request a completion, numbered from `first_number`; all but the first are forked from that one. What it does
-    not say is as the `model` has it.
+    """Return one request per completion, numbered from `first_number`; all but the first are forked from the first.
 
-    Who asks for no `max_tokens` gets what the model's limit and the whole pool leave. Raises BadInput when the
-    model's limit leaves no room for a single new token.
+    Sampling parameters that the submission leaves open are those of `model`. Without `max_tokens`, a request gets what
+    the model's limit and the whole pool leave. Raises BadInput if the model's limit leaves no new token.
     """
     room = limits.max_model_len - len(prompt_ids)
     if room < 1:
@@ -72,7 +71,7 @@ def child_requests(
 
 
 def _seeded(sampling: ResolvedSampling, index: int, first_number: int, engine_seed: int) -> ResolvedSampling:
-    """A request without a seed gets one from the engine's; each completion of a prompt has its own."""
+    """Set the seed of a sampled request: its own or one derived from the engine's, plus the completion's index."""
     if sampling.is_greedy:
         return sampling
     seed = sampling.seed if sampling.seed is not None else engine_seed * 1_000_003 + first_number

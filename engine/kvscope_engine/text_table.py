@@ -1,4 +1,4 @@
-"""Plain tables for terminals: the first column is aligned left, the others right, except those marked as words."""
+"""Plain-text tables for terminals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Collection, Sequence
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: Collection[int] = (0,)) -> str:
-    """`rows` under `header`, as text without a trailing newline; columns in `words` begin at the left."""
+    """Return `rows` under `header` as text without a trailing newline.
+
+    `words`: indices of the left-aligned columns; the others are right-aligned.
+    """
     lines = [list(header), *[list(row) for row in rows]]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     rule = ["─" * width for width in widths]

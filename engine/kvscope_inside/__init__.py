@@ -1,9 +1,9 @@
-"""What runs inside another engine's process and tells its cache as kvscope's own engine tells its: every block, every
-request, every step, to `kvscope --attach`.
+"""Publishes the KV cache of another engine (vLLM, SGLang, transformers) from inside that engine's process.
 
-It never changes what the engine computes, costs its step no more than docs/guide/inside-vllm.md says, and an
-exception in it ends it and not the engine. It needs what `kvscope_telemetry` needs and nothing more; the engine's own
-modules are imported inside functions alone.
+Every block, request and step is published to `kvscope --attach`, as by kvscope's own engine. The package never changes
+what the engine computes and costs its steps no more than docs/guide/inside-vllm.md says. An exception in it ends the
+watching and not the engine. Its only dependencies are those of `kvscope_telemetry`; the host engine's modules are
+imported inside functions only.
 """
 
 from importlib import import_module
@@ -25,7 +25,7 @@ _PLACES: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when it is asked for: a process of an engine in which nothing is watched pays for none of it."""
+    """Import exported names lazily: processes of an engine that is not watched pay nothing."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_PLACES[name]), name)

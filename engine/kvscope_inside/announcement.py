@@ -1,4 +1,4 @@
-"""Says on an engine's own page of metrics where kvscope tells from inside it: who watches from outside finds it so."""
+"""Announces kvscope's endpoint on the engine's own metrics page, where external tools can discover it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ _MEANS: Final = "Where kvscope tells of this engine from inside it."
 
 
 def announce(endpoint: str, registry: Any = None) -> None:
-    """On the page of `registry`: the one that this process serves, or shares by prometheus_client's folder. Where there
-    is none, nothing."""
+    """Add a gauge with `endpoint` to the metrics of `registry`, by default those of this process.
+
+    Works with prometheus_client's multiprocess folder. Does nothing without prometheus_client.
+    """
     with contextlib.suppress(Exception):
         from prometheus_client import REGISTRY, Gauge
 

@@ -1,7 +1,7 @@
-"""Text of token ids, by the model's tokenizer, in a process of its own: loading one would take the engine's interpreter
-for a second.
+"""Decodes token ids with the model's tokenizer in a separate process.
 
-Owns that process: it is started by the first question, with the lowest priority, and ends with ours.
+Loading a tokenizer in the engine's process would hold its interpreter for about a second. The child process is started
+by the first query, with the lowest priority, and ends with this process.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Final
 
 LOAD_S: Final = 60.0
-"""For the tokenizer to load and answer: after it, there are no texts."""
+"""Maximum seconds to load the tokenizer and answer. If exceeded, no texts are returned from then on."""
 
 
 class DetokenizerProcess:
-    """The process with the tokenizer of a folder or a Hugging Face id. Methods may be called from any thread."""
+    """Process with the tokenizer of a folder or a Hugging Face id. Thread-safe."""
 
     def __init__(self, tokenizer: str) -> None:
         self._tokenizer = tokenizer
@@ -30,7 +30,10 @@ class DetokenizerProcess:
         self._has_failed = False
 
     def texts(self, token_ids: Sequence[Sequence[int]]) -> list[str]:
-        """One for each; empty ones where there is no such tokenizer. Waits for the answer."""
+        """Return the text of each list of token ids; empty texts if there is no such tokenizer.
+
+        Blocks until answered.
+        """
         nothing = [""] * len(token_ids)
         with self._lock:
             if self._has_failed:
@@ -43,7 +46,7 @@ class DetokenizerProcess:
                 return nothing
 
     def close(self) -> None:
-        """End the process; does not wait for a question in progress."""
+        """End the process without waiting for a query in progress."""
         self._has_failed = True
         self._end()
 
@@ -81,7 +84,7 @@ class DetokenizerProcess:
 
 
 def decoder(tokenizer: str) -> Callable[[Sequence[int]], str]:
-    """By the file that `tokenizers` reads, which is there for nearly every model, otherwise by transformers."""
+    """Return a decode function, using `tokenizer.json` if present (true of nearly every model), else transformers."""
     path = Path(tokenizer) / "tokenizer.json"
     if path.is_file():
         from tokenizers import Tokenizer
@@ -95,11 +98,13 @@ def decoder(tokenizer: str) -> Callable[[Sequence[int]], str]:
 
 
 def main() -> None:
-    """The process: a line of lists of ids in, a line of texts out."""
+    """Run the process: each input line is a JSON list of lists of ids, each output line a JSON list of texts."""
     os.nice(10)
     decode = decoder(sys.argv[1])
     for line in sys.stdin:
-        lists = [[each for each in ids if each >= 0] for ids in json.loads(line)]  # below are places of tokens to come
+        lists = [
+            [each for each in ids if each >= 0] for ids in json.loads(line)
+        ]  # negative ids are placeholders for future tokens
         print(json.dumps([decode(ids) for ids in lists]), flush=True)
 
 

@@ -1,6 +1,6 @@
-"""Where an engine that is watched from inside tells: names of variables, addresses of data-parallel ranks, keys.
+"""Endpoints of an engine that is watched from inside: environment variables, addresses of data-parallel ranks, keys.
 
-Imports nothing of kvscope's until something is to be told: each of an engine's processes loads it.
+Imports nothing else of kvscope at module level, because each of an engine's processes loads this module.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ if TYPE_CHECKING:
     from kvscope_telemetry.keys.key_ring import KeyRing
 
 ENDPOINT: Final = "KVSCOPE_INSIDE"
-"""Where to tell: ipc:///PATH, or tcp://HOST:PORT (keys are needed outside loopback)."""
+"""Variable with the endpoint for telemetry: ipc:///PATH, or tcp://HOST:PORT (keys are needed outside loopback)."""
 RECORD: Final = "KVSCOPE_RECORD"
-"""A file for a recording, beside."""
+"""Variable with the path of a recording to write in addition."""
 API: Final = "KVSCOPE_API"
-"""Where the engine takes prompts, http://HOST:PORT. Set by the process of the server, for those that it starts."""
+"""Variable with the engine's HTTP API, http://HOST:PORT.
+
+Set by the server's process for the processes that it starts.
+"""
 _LOOPBACK: Final = ("tcp://127.", "tcp://localhost", "tcp://[::1]")
 
 
 def endpoint_of_rank(endpoint: str, rank: int) -> str:
-    """Where a data-parallel rank tells: the first at `endpoint`, others beside, PATH-1 or PORT + 2, …"""
+    """Return the endpoint of a data-parallel rank: rank 0 uses `endpoint`, rank n PATH-n or PORT + 2 n."""
     if not rank:
         return endpoint
     if endpoint.startswith("tcp://"):
@@ -37,8 +40,10 @@ def endpoint_of_rank(endpoint: str, rank: int) -> str:
 
 
 def note_api() -> None:
-    """In a server's process that has bound its port and not begun to listen: have the processes that it starts know
-    where prompts go. What a person said stands."""
+    """Set `API` for child processes from the server's TCP socket, which is bound and not listening yet.
+
+    An existing value is kept. Nothing is set unless there is exactly one such socket.
+    """
     if API in os.environ:
         return
     found = {where for fd in _descriptors() if (where := _waits_at(fd))}
@@ -48,20 +53,22 @@ def note_api() -> None:
 
 
 def api_of(engine: str, rank: int = 0, said: str = "") -> str:
-    """Where an engine takes prompts, as `Hello.api` has it, by the scheme of its addresses, and what the engine said of
-    it; empty: that is unknown."""
+    """Return the engine's API in the format of `Hello.api`; empty if unknown.
+
+    `said`: address that the engine itself reported.
+    """
     scheme, _, where = (os.environ.get(API) or said).partition("://")
     options = [*(["tls=1"] if scheme == "https" else []), *([f"rank={rank}"] if rank else [])]
     return f"{engine}://{where.rstrip('/')}" + (f"/?{'&'.join(options)}" if options else "") if where else ""
 
 
 def file_of_rank(path: Path, rank: int) -> Path:
-    """Where a data-parallel rank is recorded: the first in the file, others beside, NAME-1, …"""
+    """Return the recording path of a data-parallel rank: rank 0 uses `path`, rank n NAME-n."""
     return path.with_stem(f"{path.stem}-{rank}") if rank else path
 
 
 def free_file(path: Path) -> Path:
-    """`path`, or where there is a recording already, as after a restart, the next free name: NAME.2.mcap, …"""
+    """Return `path`, or the next free name (NAME.2.mcap, ...) if a recording exists, for example after a restart."""
     found, number = path, 1
     while found.exists() or found.with_name(f"{found.name}.part").exists():
         number += 1
@@ -70,7 +77,7 @@ def free_file(path: Path) -> Path:
 
 
 def keys_for(endpoint: str, warn: Callable[[str], None]) -> KeyRing | None:
-    """Of those who may connect; None where nobody from elsewhere can."""
+    """Return the keys of clients that may connect; None if only local clients can."""
     if not endpoint.startswith("tcp") or endpoint.startswith(_LOOPBACK):
         return None
     from kvscope_telemetry.keys.key_ring import KeyRing, default_keys_folder
@@ -79,14 +86,13 @@ def keys_for(endpoint: str, warn: Callable[[str], None]) -> KeyRing | None:
 
 
 def _descriptors() -> list[int]:
-    """Open in this process."""
     with contextlib.suppress(OSError):
         return [int(name) for name in os.listdir("/dev/fd") if name.isdigit()]
     return []
 
 
 def _waits_at(fd: int) -> str:
-    """HOST:PORT of a TCP socket that has a port and does not listen yet; empty for all else."""
+    """Return HOST:PORT of a TCP socket that is bound and not listening yet; empty for all others."""
     with contextlib.suppress(OSError):
         if stat.S_ISSOCK(os.fstat(fd).st_mode):
             with socket.socket(fileno=os.dup(fd)) as found:

@@ -1,4 +1,4 @@
-"""When cached blocks were evicted, by their hashes: why a prompt did not find what was there once."""
+"""Steps at which cached blocks were evicted, by block hash, which explains why a prompt missed the cache."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterable
 from typing import Final
 
 MAX_KNOWN: Final = 200_000
-"""The newest are remembered."""
+"""Maximum number of hashes, of which the newest are kept."""
 
 
 class EvictedHashes:
-    """Bounded, whatever is noted. Belongs to the thread that tells."""
+    """Bounded map from block hash to the step of its last eviction. Used on the publishing thread only."""
 
     def __init__(self) -> None:
         self._steps: OrderedDict[int, int] = OrderedDict()
 
     def note(self, hashes: Iterable[int], step: int) -> None:
-        """Blocks with these hashes were evicted in a step, the last of them last."""
+        """Record that blocks with these hashes were evicted in a step, in order."""
         for value in hashes:
             self._steps[value] = step
             self._steps.move_to_end(value)
@@ -25,9 +25,9 @@ class EvictedHashes:
             self._steps.popitem(last=False)
 
     def step_of(self, value: int) -> int | None:
-        """When a block with this hash was evicted last; None: that is not known."""
+        """Return the step in which a block with this hash was evicted last; None if unknown."""
         return self._steps.get(value)
 
     def clear(self) -> None:
-        """The cache was emptied: nobody misses what was evicted before."""
+        """Forget all evictions: the cache was emptied."""
         self._steps.clear()

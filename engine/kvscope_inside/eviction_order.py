@@ -1,7 +1,7 @@
-"""The order in which a host engine would give out its free blocks, as the ledger's column `eviction_order`: 0 for
-blocks that are held, and numbers that grow from the next block to the last one.
+"""Order in which a host engine would reuse its free blocks, kept in the ledger's column `eviction_order`.
 
-Belongs to the thread that publishes.
+The value is 0 for blocks in use, and grows from the next block to be reused to the last. Used on the publishing thread
+only.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ import numpy.typing as npt
 from kvscope_telemetry.state.cache_state import CacheState
 
 MIDDLE: Final = 1 << 31
-"""Blocks are queued at both ends, so numbers begin in the middle."""
+"""First number in use. Blocks are queued at both ends, so numbering starts in the middle of the range."""
 MAX_ORDER: Final = (1 << 32) - 1
 
 
 class FreeBlockQueue:
-    """Queue of the blocks that may be given out; all but the reserved ones at first, by their ids."""
+    """Queue of reusable blocks. Initially all but the reserved ones, ordered by id."""
 
     def __init__(self, state: CacheState) -> None:
         self._state = state
         self._start = self._end = MIDDLE
-        """The numbers in use are `_start` up to `_end`."""
+        """The numbers in use are `_start` to `_end` - 1."""
         cache = state.hello.cache
         self._renumber(np.arange(cache.num_reserved_blocks, cache.num_blocks))
 
     def append(self, blocks: list[int]) -> None:
-        """Queue blocks to be given out last."""
+        """Queue blocks to be reused last."""
         if self._end + len(blocks) > MAX_ORDER:
             self._renumber(self._queued())
         start, self._end = self._end, self._end + len(blocks)
         self._set(blocks, start)
 
     def prepend(self, blocks: list[int]) -> None:
-        """Queue blocks to be given out first."""
+        """Queue blocks to be reused first."""
         if self._start <= len(blocks):
             self._renumber(self._queued())
         self._start -= len(blocks)

@@ -1,7 +1,7 @@
-"""Puts our functions around an engine's methods, and takes them away again.
+"""Wraps methods of an engine with hooks, and removes them again.
 
-Owns the rules of running inside somebody else's process: what the method does and returns is never changed; a method
-that is not there is noted by name; the first exception of ours removes all hooks and is told once.
+Owns the rules of running inside another engine's process: a method's behaviour and result never change; missing methods
+are collected by name; the first exception in a hook removes all hooks and is reported once.
 """
 
 from __future__ import annotations
@@ -14,26 +14,34 @@ Note = Callable[..., None]
 
 
 class Hooks:
-    """`on_failure` is given the hook's name and the exception, once, after all hooks are gone."""
+    """Hooks on the methods of one engine.
+
+    `on_failure` is called once with the hook's name and the exception, after all hooks were removed.
+    """
 
     def __init__(self, on_failure: Callable[[str, Exception], None]) -> None:
         self.missing: list[str] = []
-        """Methods that this version of the engine does not have."""
+        """Names of methods that this version of the engine lacks."""
         self._on_failure = on_failure
         self._undo: list[Callable[[], None]] = []
         self.are_on = True
-        """Whether notes are taken; one that somebody else has put theirs around stays, and only calls on, when not."""
+        """Whether hooks are called.
+
+        One that other code has wrapped since cannot be removed; it then only calls the original.
+        """
 
     def find(self, owner: Any, name: str) -> Callable[..., Any] | None:
-        """A method of `owner`; None, which is noted, where this version of the engine does not have it."""
+        """Return a method of `owner`, or None and record its name in `missing`."""
         original: Callable[..., Any] | None = getattr(owner, name, None)
         if original is None:
             self.missing.append(name)
         return original
 
     def after(self, owner: Any, name: str, note: Note) -> bool:
-        """`note(result, *args, **kwargs)` after each call of a method of `owner`, an object or a class. Whether there
-        is such a method."""
+        """Call `note(result, *args, **kwargs)` after each call of a method of `owner`, an object or a class.
+
+        Returns whether the method exists.
+        """
         original = self.find(owner, name)
         if original is None:
             return False
@@ -52,7 +60,7 @@ class Hooks:
         return True
 
     def before(self, owner: Any, name: str, note: Note) -> bool:
-        """`note(*args, **kwargs)` before each call."""
+        """Call `note(*args, **kwargs)` before each call of a method. Returns whether the method exists."""
         original = self.find(owner, name)
         if original is None:
             return False
@@ -70,8 +78,10 @@ class Hooks:
         return True
 
     def around(self, owner: Any, name: str, look: Callable[..., Any], note: Note) -> bool:
-        """`look(*args, **kwargs)` before each call, and `note(seen, result, *args, **kwargs)` after it with what that
-        returned."""
+        """Call `look(*args, **kwargs)` before each call, and `note(seen, result, *args, **kwargs)` after it.
+
+        `seen` is the return value of `look`. Returns whether the method exists.
+        """
         original = self.find(owner, name)
         if original is None:
             return False
@@ -97,13 +107,16 @@ class Hooks:
         return True
 
     def put(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
-        """Put a function in the place of a method, until `remove`; it only calls on while not `are_on`."""
+        """Replace a method by `function` until `remove`.
+
+        The function must only call the original while `are_on` is False.
+        """
         own = vars(owner).get(name)
         setattr(owner, name, function)
 
         def undo() -> None:
             if vars(owner).get(name) is not function:
-                return  # somebody else's is around it
+                return  # other code has wrapped it
             if own is None:
                 delattr(owner, name)
             else:
@@ -112,14 +125,14 @@ class Hooks:
         self._undo.append(undo)
 
     def fail(self, name: str, error: Exception) -> None:
-        """A hook of this name raised: none of them runs any more."""
+        """Remove all hooks and report the failure: the hook `name` raised."""
         if not self.are_on:
             return
         self.remove()
         self._on_failure(name, error)
 
     def remove(self) -> None:
-        """The engine is as it was."""
+        """Remove all hooks and restore the original methods."""
         self.are_on = False
         while self._undo:
             self._undo.pop()()

@@ -1,4 +1,4 @@
-"""Parts of a `Hello` that are made alike for every host that runs models of transformers."""
+"""Parts of a `Hello` that are built identically for all hosts that run transformers models."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from kvscope_telemetry.messages.telemetry import DeviceInfo, ModelInfo
 
 
 def dtype_name(dtype: Any) -> str:
-    """Return the name of a torch dtype, or one that is a name already."""
+    """Return the name of a torch dtype, which may be given as a name."""
     return str(dtype).removeprefix("torch.")
 
 
 def model_info(config: Any, text_config: Any, **known: Any) -> ModelInfo:
-    """Return what transformers' configurations of a model and of its text part say, and what else is known."""
+    """Return the model's properties from its transformers configurations, overridden by `known`."""
     heads = int(getattr(text_config, "num_attention_heads", 0) or 0)
     facts: dict[str, Any] = {
         "architecture": str(next(iter(getattr(config, "architectures", None) or ()), "")),
@@ -29,7 +29,7 @@ def model_info(config: Any, text_config: Any, **known: Any) -> ModelInfo:
 
 
 def device_info(device: str) -> DeviceInfo:
-    """Return what this process knows of a device, such as `cpu` or `cuda:0`, without asking it."""
+    """Return what this process knows of a device, such as `cpu` or `cuda:0`, without querying it."""
     kind = device.partition(":")[0]
     name = platform.processor() or platform.machine() if kind == "cpu" else ""
     return DeviceInfo(kind=kind, name=name, num_threads=os.cpu_count() or 0)

@@ -1,4 +1,4 @@
-"""What a model of latents (MLA) would hold as keys and values, by the names that configurations have for its sizes."""
+"""Size of the expanded keys and values of an MLA model relative to its latents, from its transformers configuration."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 
 def expanded_times(config: Any, num_ranks: int = 1) -> float:
-    """How many times as many numbers a token and layer keys and values of a rank's heads are as its latent and rotary
-    key, which each rank has whole; 0: it does not say.
+    """Return the ratio of expanded keys and values to latents, in numbers per token and layer; 0 if unknown.
 
-    Keys and values have one width in a cache: the larger of the two.
+    A rank holds the expanded keys and values of its own heads, but the whole latent and rotary key. Keys and values are
+    counted with the same width, the larger of the two, as caches store them.
     """
     names = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "num_attention_heads")
     sizes = [getattr(config, name, None) for name in names]

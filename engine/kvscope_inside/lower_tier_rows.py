@@ -1,7 +1,7 @@
 """Ledger rows of blocks that a host engine keeps below its pool, in host memory or on disk.
 
-A block that is being written can be found only once its copy is complete. Until then its row is held and empty, and
-what it will hold is kept here. Belongs to the thread that publishes.
+A block that is being written can be found only once its copy is complete. Until then its row is held and empty, and its
+future contents are kept here. Used on the publishing thread only.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class LowerTierRows:
         self._storing: dict[Hashable, StoredBlocks] = {}
 
     def begin_store(self, key: Hashable, blocks: StoredBlocks, step: int) -> None:
-        """Hold the rows of blocks that the host begins to write, until `end_store` or `cancel_store` is given `key`."""
+        """Hold the rows of blocks whose copy begins, until `end_store` or `cancel_store` is called with `key`."""
         self._storing[key] = blocks
         self._state.set_blocks(
             blocks.rows,
@@ -58,12 +58,12 @@ class LowerTierRows:
         )
 
     def end_store(self, key: Hashable, step: int) -> Rows:
-        """Publish a complete copy. Return the rows in which prompts can find something now."""
+        """Publish a complete copy. Returns the rows that prompts can find from now on."""
         blocks = self._storing.pop(key, None)
         if blocks is None:
             return _NO_ROWS
         rows = np.asarray(blocks.rows, np.int64)
-        is_held = self._state.ledger.state[rows] == BlockState.ACTIVE  # otherwise it was dropped meanwhile
+        is_held = self._state.ledger.state[rows] == BlockState.ACTIVE  # otherwise it was evicted in the meantime
         rows, filled = rows[is_held], np.broadcast_to(blocks.filled, is_held.shape)[is_held]
         self._state.set_blocks(
             rows,
@@ -93,7 +93,7 @@ class LowerTierRows:
         return held
 
     def end_load(self, rows: Iterable[int] | Rows, step: int) -> None:
-        """Let go of blocks whose copy into the pool is complete."""
+        """Release blocks whose copy into the pool is complete."""
         self._state.end_read(self.held(rows), step)
 
     def evict(self, rows: Iterable[int] | Rows) -> tuple[Rows, list[int]]:
@@ -104,7 +104,7 @@ class LowerTierRows:
         return held, hashes
 
     def clear(self) -> Rows:
-        """Free all rows. Return those that held something."""
+        """Free all rows. Returns those that held something."""
         self._storing.clear()
         held = self.held(np.arange(self.first, self._state.ledger.num_blocks))
         self._state.free_blocks(held)

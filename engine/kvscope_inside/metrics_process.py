@@ -1,6 +1,7 @@
-"""The page `/metrics` of an engine that is watched from inside, in a process beside it (`KVSCOPE_METRICS`).
+"""Serves `/metrics` of an engine that is watched from inside, in a separate process (`KVSCOPE_METRICS`).
 
-Owns that process: it has the lowest priority, watches as any desktop does, and ends with ours, killed or not.
+Owns that process, which has the lowest priority, attaches as any desktop does, and ends with this process even if that
+is killed.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from collections.abc import Callable
 from typing import Final
 
 METRICS: Final = "KVSCOPE_METRICS"
-"""Where the page is served: HOST:PORT."""
+"""Variable with the address of the page, HOST:PORT."""
 
 
 class MetricsProcess:
-    """Of what is told at `endpoint`, where `METRICS` says, the data-parallel rank's number of ports further; nothing
-    where it says nothing. `tell` is given a line where it does not begin."""
+    """Process that serves the metrics of `endpoint` at the address in `METRICS`; nothing if that is unset.
+
+    Data-parallel rank n uses PORT + n. `tell` is called with one line if the process does not start.
+    """
 
     def __init__(self, endpoint: str, rank: int, tell: Callable[[str], None]) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -33,7 +36,7 @@ class MetricsProcess:
             self._watcher.start()
 
     def close(self) -> None:
-        """End it. Idempotent."""
+        """End the process. Idempotent."""
         process, self._process = self._process, None
         if process is not None and process.stdin is not None:
             process.kill()

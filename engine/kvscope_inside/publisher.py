@@ -1,4 +1,4 @@
-"""The sockets of an engine that is not kvscope's: what `CacheState` tells goes out, what clients ask is answered.
+"""Sockets of another engine: publishes the telemetry of a `CacheState` and answers clients' queries.
 
     publisher = Publisher("ipc:///tmp/mine", state)
     with publisher.telling():           # after each step
@@ -6,7 +6,7 @@
         publisher.publish(state.frame(step, time.monotonic_ns()))
     publisher.close()
 
-Owns when the state may be read: clients are answered on a thread of the sockets, never while it changes.
+Owns when the state may be read: clients are answered on the sockets' thread, never while the state changes.
 """
 
 from __future__ import annotations
@@ -46,32 +46,41 @@ from kvscope_telemetry.sockets.server_sockets import ServerSockets
 from kvscope_telemetry.state.cache_state import CacheState
 
 Answer = Callable[[Reply], None]
-"""Called once with what becomes of a command, from any thread."""
+"""Callback for the result of a command. Called once, on any thread."""
 DOES_NOT_SERVE: Final = "this engine takes requests by its own API alone"
 CANNOT: Final = "this engine cannot do that"
 ACTIONS: Final = (Abort, Control, Preempt, Evict)
 
 
 class OperatorActions(Protocol):
-    """What the host engine does when an operator asks."""
+    """Operators' commands that the host engine carries out."""
 
     @property
     def paused_by(self) -> str:
-        """Who paused it, by name; empty: nobody."""
+        """Name of the user who paused the engine; empty if it is not paused."""
 
     def heard(self, client: bytes) -> None:
-        """A client is there: a pause that it asked for may last."""
+        """Report a message from a client, which renews its pause."""
 
     def ask(self, client: bytes, command: Abort | Control | Preempt | Evict, by: str, answer: Answer) -> None:
-        """Do it when the engine comes to it. This and `heard` come on the sockets' thread, where nothing may wait."""
+        """Queue a command for the engine. Called on the sockets' thread, as `heard` is, and must not block."""
 
 
 class Publisher:
-    """Up from construction to `close`, or as a context.
+    """Publishes the state of another engine from construction to `close`; also a context manager.
 
-    `actions` does what operators ask, `contents` says what blocks hold and `texts` how token ids read, `memory` where
-    the memory went of the process `memory_pid`. With `record` what is published is in a file as well. Raises BadInput
-    and EndpointInUse as `ServerSockets` does, BadInput for a file that will not do.
+    Args:
+        keyless: Role of clients without a key.
+        record: File in which everything published is recorded.
+        actions: Carries out operators' commands; None: they are refused.
+        contents: Returns the contents of blocks.
+        texts: Returns the text of lists of token ids. May be slow.
+        memory: Returns the memory use of the process `memory_pid`.
+        tell: Called with one line about problems of the recording.
+
+    Raises:
+        BadInput: for an endpoint or a recording file that cannot be used.
+        EndpointInUse: if another process serves the endpoint.
     """
 
     def __init__(
@@ -91,7 +100,7 @@ class Publisher:
     ) -> None:
         self.state = state
         self.step_started_ns = 0
-        """When the engine began the step in progress; 0 between steps."""
+        """Monotonic time at which the current step began; 0 between steps."""
         self._actions, self._contents, self._texts = actions, contents, texts
         self._writers = ThreadPoolExecutor(1, "kvscope-texts")
         self._lock = threading.Lock()
@@ -113,26 +122,26 @@ class Publisher:
 
     @property
     def telemetry_endpoint(self) -> str:
-        """What a desktop attaches to."""
+        """Endpoint to which a desktop attaches."""
         return self._sockets.telemetry_endpoint
 
     @property
     def messages_dropped(self) -> int:
-        """Messages that were thrown away because nobody could send them in time."""
+        """Number of messages dropped because they could not be sent in time."""
         return self._sockets.messages_dropped
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
-        """Inside, the state may be changed, and frames of it published; nobody reads it meanwhile."""
+        """Lock the state: inside, it may be changed and its frames published, and no client's query reads it."""
         with self._lock:
             yield
 
     def publish(self, message: TelemetryMessage) -> None:
-        """Send to all who watch; never waits."""
+        """Send a message to all subscribers. Does not block."""
         self._sockets.publish(message)
 
     def close(self, reason: str = "") -> None:
-        """Say goodbye, for an error's `reason` in one line, and end. Idempotent."""
+        """Publish a goodbye, with an error's one-line `reason` if there is one, and stop. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -149,7 +158,7 @@ class Publisher:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    # On the sockets' thread.
+    # Called on the sockets' thread.
 
     def _receive(self, client: bytes, command: Command) -> None:
         self._ready.wait()
@@ -173,7 +182,7 @@ class Publisher:
             self._sockets.reply(client, refuse(command, CANNOT if self._actions else DOES_NOT_SERVE))
 
     def _reply_texts(self, client: bytes, tag: int, contents: list[BlockContent]) -> None:
-        """On a thread of its own: a tokenizer takes its time."""
+        """Decode texts and reply, on a separate thread because tokenizers are slow."""
         if self._texts is not None:
             texts = self._texts([content.token_ids for content in contents])
             contents = [replace(content, text=text) for content, text in zip(contents, texts, strict=True)]
@@ -211,7 +220,7 @@ class Publisher:
         )
 
     def _give_state(self) -> None:
-        """A recording begins with the whole state, and goes on from it after a hole."""
+        """Pass a snapshot to the recorder if it needs one: at the start and after a gap."""
         if self._recorder is not None and self._recorder.wants_snapshot:
             with self._lock:
                 self._recorder.give(self.state.snapshot())

@@ -1,8 +1,8 @@
-"""The thread between what an engine's hooks note and whoever watches it.
+"""Thread that translates the notes of an engine's hooks to frames and publishes them.
 
-Owns the hooks, the thread, and their end: by `close`, or by the first exception of ours, which takes every hook away,
-is one line in the engine's log and the reason of the goodbye. The engine goes on. The thread looks for notes every few
-milliseconds, so that the engine wakes nobody; frames, and what is packed for them, are made there.
+Owns the hooks, the thread, and their end: by `close`, or by the first exception in kvscope's code, which removes all
+hooks, is logged in the engine's log and is the reason of the goodbye. The engine continues. The thread polls for notes
+every few milliseconds, so that the engine never has to wake it.
 
 See docs/internals/decisions/0025-hooks-record-and-a-thread-translates.md.
 """
@@ -23,22 +23,25 @@ from kvscope_inside.publisher import Publisher
 from kvscope_telemetry.messages.telemetry import Event, Frame
 
 NAP_S: Final = 0.004
-"""Between two looks for notes."""
+"""Seconds between two polls for notes."""
 MAX_NOTES: Final = 10_000
-"""That wait to be told: more, and telling has stopped, so noting ends too."""
+"""Maximum number of unpublished notes. More mean that publishing has stalled, so recording ends as well."""
 
 
 class StepNotes(Protocol):
-    """What the hooks of a host engine recorded in its steps, oldest first."""
+    """Notes that the hooks of a host engine recorded in its steps, oldest first."""
 
     notes: deque[Any]
     step_started_ns: int
 
 
 class Teller:
-    """Hooks at once, a thread from `start` to `close`. `engine` is what a person calls it, in `log`, which is its own.
+    """Owns an engine's hooks, and a publishing thread from `start` to `close`.
 
-    `on_failure` is called once, after the hooks are gone, by whoever ends it then; without it all ends by itself.
+    Args:
+        engine: Name of the engine in messages.
+        log: The engine's logger.
+        on_failure: Called once after the hooks were removed, to end everything; default: log the error and close.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class Teller:
 
     @contextlib.contextmanager
     def beginning(self) -> Iterator[None]:
-        """Inside, hooks are put. Where something raises there, all are gone: nobody would tell what they note."""
+        """Install hooks inside. If that raises, all are removed, because nothing would publish their notes."""
         try:
             yield
         except BaseException:
@@ -70,8 +73,17 @@ class Teller:
         look: Callable[[], None] = lambda: None,
         ends: Sequence[Callable[[], None]] = (),
     ) -> None:
-        """Tell notes from now on: `apply` makes a frame of each for which `can_tell`. `look` is called now and then;
-        `ends` once all is over, after the goodbye."""
+        """Start publishing.
+
+        Args:
+            publisher: Publishes the frames.
+            address: Address to log, for `kvscope --attach`.
+            notes: Notes recorded by the hooks.
+            apply: Converts a note to a frame.
+            can_tell: Whether a note can be published yet. Later notes wait for it.
+            look: Called after each poll.
+            ends: Called after the goodbye.
+        """
         if self.hooks.missing:
             missing = ", ".join(self.hooks.missing)
             line = f"this version of {self._engine} does not have {missing}: what they tell is unknown"
@@ -87,7 +99,7 @@ class Teller:
         self._log.info("kvscope: this engine can be seen by kvscope --attach %s", address)
 
     def close(self, reason: str = "") -> None:
-        """The engine is as it was; what was noted is told, then goodbye is said. Idempotent."""
+        """Remove the hooks, publish the remaining notes, then a goodbye. Idempotent."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -110,7 +122,7 @@ class Teller:
             self.hooks.fail("the thread that tells", error)
 
     def _tell(self) -> None:
-        """All up to the first that cannot be told yet."""
+        """Publish notes up to the first one that cannot be published yet."""
         notes, publisher = self._notes.notes, self._publisher
         publisher.step_started_ns = self._notes.step_started_ns
         if not notes:
@@ -127,8 +139,10 @@ class Teller:
 
 
 def end_after(error: Exception, name: str, log: logging.Logger, who: str, close: Callable[[str], None]) -> None:
-    """It went wrong on this thread, which may be the engine's: `log` has why, and that `who` goes on; `close` is given
-    that reason on a thread of its own."""
+    """Log an error and call `close` with the reason on a new thread, because this thread may be the engine's.
+
+    `who`: name of the engine, which continues.
+    """
 
     def end() -> None:
         with contextlib.suppress(Exception):

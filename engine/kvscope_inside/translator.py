@@ -1,12 +1,11 @@
-"""Turns what happens in a host engine into ledger rows, requests and events with causes.
+"""Translates what happens in a host engine to ledger rows, requests and events with causes.
 
-A host module derives from `Translator`. It reads the notes that the host's hooks recorded, and for each thing that
-happened calls the method here that publishes it: a request was added, started, was preempted or finished; blocks were
-allocated, found by a prompt, cached or evicted. How a fact changes the ledger, the counters and the requests, which
-event it is, and what an event says, is decided here alone.
+A host module derives from `Translator`. It reads the notes that the host's hooks recorded, and for each event calls the
+method here that publishes it: a request was added, started, was preempted or finished; blocks were allocated, found by
+a prompt, cached or evicted. Only this module decides how a fact changes the ledger, the counters and the requests, and
+the kind and text of the event.
 
-A translator belongs to the thread that publishes. Of the host's objects it reads only what never changes again, or only
-grows.
+Used on the publishing thread only. Of the host's objects it reads only what never changes again, or only grows.
 
 See docs/internals/decisions/0026-one-translator-for-all-hosts.md.
 """
@@ -34,32 +33,31 @@ from kvscope_telemetry.state.cache_state import CacheState, KnownRequest
 
 
 class HostNote(Protocol):
-    """All that happened in the host up to a moment, recorded on its own thread; usually one step."""
+    """Record of everything that happened in the host up to a moment, made on the host's thread; usually one step."""
 
     @property
     def time_ns(self) -> int:
-        """When it was recorded, by `time.monotonic_ns`."""
+        """Time of recording (`time.monotonic_ns`)."""
 
     @property
     def timings(self) -> Timings | None:
-        """Durations of the step; None where something happened between two steps."""
+        """Durations of the step; None if the note was recorded between two steps."""
 
 
 @dataclass(slots=True)
 class HostRequest:
-    """A request of the host, and what is published of it. A host module adds the fields that it needs."""
+    """A request of the host, with what is published about it. Host modules add fields that they need."""
 
     host: Any
-    """The host's own object."""
+    """The host's own request object."""
     known: KnownRequest
     waits_since_ns: int
-    """When it arrived, or was preempted last."""
+    """Time of its arrival or its last preemption."""
     was_admitted: bool = False
-    """Whether it ever ran: one that found a prefix may be preempted before that."""
+    """Whether it ever ran. A request that found a prefix may be preempted before that."""
 
     @property
     def is_running(self) -> bool:
-        """Whether the request has a place in the batch."""
         return self.known.state is RequestState.RUNNING
 
 
@@ -68,28 +66,28 @@ Request = TypeVar("Request", bound=HostRequest)
 
 @dataclass(slots=True)
 class StepChanges:
-    """Changes that are gathered while one frame is made."""
+    """Changes that are collected while one frame is built."""
 
     number: int
     time_ns: int
     evicted: list[int] = field(default_factory=list)
-    """Rows of blocks that lost a cached prefix, in order."""
+    """Rows of blocks whose cached prefix was evicted, in order."""
     used: set[int] = field(default_factory=set)
     """Rows of blocks that were written, found or released."""
 
 
 class StepFigures(NamedTuple):
-    """Totals of the host after a note."""
+    """Counts of the host after a note."""
 
     num_running: int
     num_waiting: int
     batch: Mapping[int, int] = {}
-    """Tokens of each request that ran in the step, by its number."""
+    """Request number -> tokens that the request ran in the step."""
     num_decode_tokens: int = 0
 
 
 class PrefixMiss(NamedTuple):
-    """Why not more of a prompt was cached: `EventData.missed`, `missed_token` and `missed_step`."""
+    """Reason why no more of a prompt was cached: `EventData.missed`, `missed_token` and `missed_step`."""
 
     kind: str = ""
     token: int = 0
@@ -102,61 +100,60 @@ class MissedBlock(NamedTuple):
     hashes: tuple[int, ...]
     """Hashes of the block as in the ledger, one for each KV group that may have evicted it."""
     parent: int
-    """The hash of the block before it; 0 for the first one."""
+    """Hash of the preceding block; 0 for the first block."""
     is_cached: bool = False
-    """Whether it is cached after all, so that another KV group must have missed."""
+    """Whether the block is cached, so that another KV group must have missed."""
 
 
 class Translator(ABC, Generic[Request]):
-    """Changes `state` by the notes of one host, in their order."""
+    """Applies the notes of one host to `state`, in order."""
 
     def __init__(self, state: CacheState) -> None:
         self.state = state
         self.handlers: Mapping[str, Callable[..., object]] = {}
-        """Methods that `handle` calls for each kind of thing that happens; set by the host module."""
+        """Methods that `handle` calls, by kind of event; set by the host module."""
         self.requests: dict[Any, Request] = {}
-        """Requests by the key that the host module finds them with."""
+        """Requests by the host module's key."""
         self.texts = CachedTexts()
         self.evicted_hashes = EvictedHashes()
         self.step = StepChanges(0, 0)
-        """Changes of the frame that is being made."""
+        """Changes of the frame that is being built."""
         self.block_size = state.hello.cache.block_size
         self.block_sizes = state.hello.cache.block_sizes
         self.num_reserved = state.hello.cache.num_reserved_blocks
         self._waiting: dict[int, Request] = {}
-        """Requests that are published with what they wait for, by number."""
+        """Requests published with a reason for waiting, by number."""
 
-    # For a host module to define.
+    # Defined by host modules.
 
     @abstractmethod
     def convert(self, note: Any) -> StepFigures:
-        """Publish the changes that a note recorded, by the methods below."""
+        """Publish the changes that a note recorded, with the methods below."""
 
     @abstractmethod
     def request_tokens(self, request: Request, start: int, end: int) -> Sequence[int]:
-        """Return tokens `start` to `end` of a request's prompt and answer, as many of them as exist."""
+        """Return tokens `start` to `end` (exclusive) of a request's prompt and answer, as far as they exist."""
 
     def request_key(self, request: Request) -> tuple[str, str]:
-        """Return the adapter and the cache salt that hashes of its blocks depend on beside its tokens."""
+        """Return the adapter and the cache salt, which are part of the hashes of the request's blocks."""
         return "", ""
 
     def request_notes(self, request: Request, start: int, count: int) -> BlockNotes:
-        """Return what else is known of `count` tokens of a request from `start` on, as names and values."""
+        """Return further facts about `count` tokens of a request from `start` on, as names and values."""
         return ()
 
     def missed_block(self, request: Request, token: int) -> MissedBlock | None:
-        """Return the block of a prompt that begins at `token` and was not found; None where its hash is unknown."""
+        """Return the block of a prompt that begins at `token` and was not found; None if its hash is unknown."""
         return None
 
     def block_span(self, request: Request, group: int, entry: int, row: int) -> tuple[int, int]:
-        """Return where in a request's text a block of its table begins and ends."""
+        """Return the token positions at which a block of a request's table begins and ends."""
         start = entry * self.block_sizes[group]
         return start, start + int(self.state.ledger.filled[row])
 
     # One note.
 
     def apply(self, note: HostNote) -> Frame:
-        """Return the frame that publishes what a note tells."""
         state = self.state
         self.step = StepChanges(state.step + (note.timings is not None), note.time_ns)
         figures = self.convert(note)
@@ -171,18 +168,18 @@ class Translator(ABC, Generic[Request]):
         )
 
     def handle(self, happened: Iterable[tuple[Any, ...]]) -> None:
-        """Call the handler of each thing that happened, named by the first item of its tuple, with the other items."""
+        """Call the handler of each event, a tuple of its kind and the handler's arguments."""
         for kind, *about in happened:
             self.handlers[kind](*about)
 
     # Requests.
 
     def request_by_number(self, number: int) -> Request | None:
-        """Return the request with the number that the ledger has for it; None for one that ended."""
+        """Return the request with this number in the ledger; None if it has ended."""
         return next((request for request in self.requests.values() if request.known.number == number), None)
 
     def arrival_ns(self, waited_s: float) -> int:
-        """Return when a request arrived that had waited so long by now, on the clock of `time.monotonic_ns`."""
+        """Return the monotonic time at which a request arrived that has waited for `waited_s`."""
         return max(0, min(self.step.time_ns, time.monotonic_ns() - int(max(0.0, waited_s) * 1e9)))
 
     def start_request(
@@ -197,9 +194,14 @@ class Translator(ABC, Generic[Request]):
         num_states: int = 0,
         num_computed_tokens: int | None = None,
     ) -> None:
-        """A request was scheduled for the first time, or again after its preemption. `num_cached_tokens` of its text
-        need not be computed: they are in `num_pool_blocks` of the pool, or in `num_loaded_blocks` from a lower tier.
-        `num_computed_tokens` of them are in its table already (None: all)."""
+        """Publish that a request was scheduled for the first time, or again after a preemption.
+
+        Args:
+            num_cached_tokens: Tokens of its text that need not be computed.
+            num_pool_blocks: Blocks of the pool that hold cached tokens.
+            num_loaded_blocks: Blocks of cached tokens that are loaded from a lower tier.
+            num_computed_tokens: Cached tokens that are in its block table already; None: all.
+        """
         known, num_prompt = request.known, request.known.info.num_prompt_tokens
         num_known = num_prompt + known.num_output_tokens
         returns = request.was_admitted and known.num_preemptions > 0
@@ -232,7 +234,7 @@ class Translator(ABC, Generic[Request]):
         self.state.touch(known)
 
     def count_admission(self, request: Request, num_cached_tokens: int) -> None:
-        """A request ran for the first time, with so many tokens cached."""
+        """Count a request that ran for the first time."""
         num_prompt = request.known.info.num_prompt_tokens
         request.known.num_cached_tokens = num_cached_tokens
         self.state.count(
@@ -242,7 +244,9 @@ class Translator(ABC, Generic[Request]):
         )
 
     def update_figures(self, figures: Iterable[tuple[Request, int, int]]) -> None:
-        """Publish of requests that run: tokens whose KV is in blocks, or soon will be, and tokens of the answer."""
+        """Publish the progress of running requests: (request, tokens whose KV is or will soon be in blocks, output
+        tokens).
+        """
         filled: dict[int, int] = {}
         for request, num_computed, num_outputs in figures:
             known = request.known
@@ -255,7 +259,7 @@ class Translator(ABC, Generic[Request]):
         self.fill_blocks(filled)
 
     def count_drafts(self, request: Request, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-        """A request has had so many tokens guessed ahead by now, and so many of them were right."""
+        """Publish a request's total numbers of draft tokens and accepted ones."""
         known = request.known
         self.state.count(
             draft_tokens=max(0, num_draft_tokens - known.num_draft_tokens),
@@ -265,7 +269,10 @@ class Translator(ABC, Generic[Request]):
         self.state.touch(known)
 
     def preempt_request(self, request: Request, time_ns: int) -> None:
-        """A request gave up its blocks and waits again. `report` tells why, once that is known."""
+        """Publish that a request lost its blocks and waits again.
+
+        The caller reports the event once the reason is known.
+        """
         known = request.known
         known.state, known.num_computed_tokens = RequestState.PREEMPTED, 0
         known.num_preemptions += 1
@@ -274,7 +281,7 @@ class Translator(ABC, Generic[Request]):
         self.state.touch(known)
 
     def finish_request(self, request: Request, reason: str, num_blocks: int, *, is_aborted: bool = False) -> None:
-        """A request ended, for a reason as `finished_text` has it, or a clause for one that was aborted."""
+        """Publish that a request ended. `reason`: as for `finished_text`, or a clause for an aborted one."""
         known = request.known
         num_tokens = known.num_output_tokens
         if is_aborted:
@@ -286,8 +293,10 @@ class Translator(ABC, Generic[Request]):
         self.report("aborted" if is_aborted else "finished", number=known.number, num_blocks=num_blocks, cause=cause)
 
     def set_waits(self, reasons: Iterable[tuple[Request, WaitsFor]]) -> list[tuple[Request, WaitsFor]]:
-        """Publish what requests wait for, and that all others wait for nothing known. Return those others that did
-        before, with what that was."""
+        """Publish what these requests wait for, and no reason for all others.
+
+        Returns the others that had a reason before, with that reason.
+        """
         before, self._waiting = self._waiting, {}
         for request, reason in reasons:
             self._waiting[request.known.number] = request
@@ -303,7 +312,7 @@ class Translator(ABC, Generic[Request]):
         return ended
 
     def find_miss(self, request: Request, num_cached: int, num_known: int) -> PrefixMiss:
-        """Return why not more than `num_cached` of a request's `num_known` tokens were cached."""
+        """Return why no more than `num_cached` of a request's `num_known` tokens were cached."""
         token = num_cached // self.block_size * self.block_size
         if token + self.block_size >= num_known:
             return PrefixMiss()
@@ -332,7 +341,7 @@ class Translator(ABC, Generic[Request]):
     # Blocks.
 
     def allocate_blocks(self, request: Request | None, rows: Sequence[int], *, group: int = 0, start: int = 0) -> None:
-        """New blocks were given to a request, as entries of its table from `start` on."""
+        """Publish new blocks of a request, as entries of its table from `start` on."""
         owner = NO_OWNER if request is None else request.known.number
         self.step.used.update(rows)
         self.state.set_blocks(
@@ -350,22 +359,22 @@ class Translator(ABC, Generic[Request]):
             self.set_table(request, rows, group=group, start=start)
 
     def hit_blocks(self, rows: Sequence[int], **columns: npt.ArrayLike) -> None:
-        """A prompt found these blocks; `columns` of the ledger change with that."""
+        """Publish that a prompt found these blocks; `columns` of the ledger change with that."""
         self.step.used.update(rows)
         self.state.set_blocks(rows, prefix_hits=self.state.more_hits(rows), **columns)
 
     def cache_block(self, row: int, *, hash_value: int, parent: int, filled: int, group: int = 0) -> None:
-        """A block can be found by prompts from now on. `parent`: the hash of the block before it, 0 for the first."""
+        """Publish that prompts can find a block. `parent`: hash of the preceding block, 0 for the first."""
         self.state.set_blocks([row], hash=hash_value, parent=parent, filled=filled, group=group)
 
     def text_of(self, request: Request, start: int, count: int) -> CachedText:
-        """Return `count` tokens of a request from `start` on, to be kept by `texts` once they are cached."""
+        """Return `count` tokens of a request from `start` on, to be stored in `texts` once they are cached."""
         tokens = array("i", self.request_tokens(request, start, start + count))
         notes = self.request_notes(request, start, count)
         return CachedText(request.known.number, start, tokens, self.request_key(request), notes)
 
     def uncache_blocks(self, rows: Sequence[int]) -> list[int]:
-        """Blocks are overwritten or freed: forget what was cached in them. Return those that had been cached."""
+        """Forget what was cached in blocks that are overwritten or freed. Returns those that had been cached."""
         hashes = self.state.ledger.hash[np.asarray(rows, np.int64)].tolist()
         cached = [row for row, value in zip(rows, hashes, strict=True) if value]
         for row in cached:
@@ -374,19 +383,19 @@ class Translator(ABC, Generic[Request]):
         return cached
 
     def evict_blocks(self, rows: Sequence[int]) -> list[int]:
-        """Cached blocks are evicted from the pool; rows without a cached prefix are skipped. Return those evicted."""
+        """Publish that cached blocks of the pool were evicted. Returns those that had a cached prefix."""
         evicted = self.uncache_blocks(rows)
         self.step.evicted += evicted
         self.state.count(evicted_blocks=len(evicted))
         return evicted
 
     def set_table(self, request: Request, rows: Sequence[int], *, group: int = 0, start: int = 0) -> None:
-        """A request's block table is `rows` from entry `start` on."""
+        """Set entries of a request's block table from `start` on."""
         request.known.set_table(rows, group, start)
         self.state.touch(request.known)
 
     def release_tables(self, request: Request) -> int:
-        """A request gave its blocks back. Return how many it had."""
+        """Clear a request's block tables. Returns the number of blocks it had."""
         num_blocks = self.num_held(request)
         for group, table in enumerate(request.known.tables):
             self.step.used.update(row for row in table if row >= self.num_reserved)
@@ -395,12 +404,13 @@ class Translator(ABC, Generic[Request]):
         return num_blocks
 
     def num_held(self, request: Request) -> int:
-        """Return how many blocks a request has, over all KV groups."""
+        """Return the number of blocks of a request, summed over all KV groups."""
         return sum(row >= self.num_reserved for table in request.known.tables for row in table)
 
     def blocks_written(self, request: Request, before: int, now: int) -> Iterator[tuple[int, int]]:
-        """Yield the blocks that changed while a request's computed tokens went from `before` to `now`, each with the
-        tokens that it holds then."""
+        """Yield (row, tokens in the block) of blocks that changed as the computed tokens went from `before` to
+        `now`.
+        """
         low, high = sorted((before, now))
         for table, size in zip(request.known.tables, self.block_sizes, strict=True):
             for entry in range(low // size, min(-(-high // size), len(table))):
@@ -408,15 +418,14 @@ class Translator(ABC, Generic[Request]):
                     yield table[entry], min(max(now - entry * size, 0), size)
 
     def fill_blocks(self, filled: Mapping[int, int]) -> None:
-        """Blocks hold so many tokens now, by row."""
+        """Set the number of tokens in blocks, by row."""
         self.step.used.update(filled)
         self.state.set_blocks(list(filled), filled=list(filled.values()))
 
     def set_ref_counts(
         self, rows: npt.NDArray[np.integer[Any]], ref_counts: npt.ArrayLike, hashes: npt.ArrayLike
     ) -> None:
-        """Set how many requests hold blocks, and the hashes that prompts find them by (0: none), as the host has them.
-        Blocks that have neither are free."""
+        """Set the reference counts and hashes (0: none) of blocks as in the host. Blocks with neither are free."""
         refs, own = np.asarray(ref_counts, np.int32), np.asarray(hashes, np.uint64)
         state = np.where(refs > 0, BlockState.ACTIVE, np.where(own != 0, BlockState.CACHED, BlockState.FREE))
         self.state.set_blocks(rows, state=state, ref_count=refs, hash=own)
@@ -427,17 +436,16 @@ class Translator(ABC, Generic[Request]):
             self.texts.discard(row)
 
     def mark_used(self) -> None:
-        """Publish that blocks were used in this step; once all that happened in it was published."""
+        """Publish which blocks were used in this step, after everything else of the step was published."""
         self.state.set_blocks(sorted(self.step.used), last_used_step=self.step.number)
 
     # Contents.
 
     def contents(self, blocks: Sequence[int]) -> list[BlockContent]:
-        """Return what blocks hold, as far as it is known; without tokens for those that hold nothing."""
+        """Return the contents of blocks as far as known; without tokens for blocks that hold nothing."""
         return [self.block_content(block) for block in blocks]
 
     def block_content(self, block: int) -> BlockContent:
-        """Return what one block holds."""
         ledger = self.state.ledger
         if block >= ledger.num_blocks:
             return BlockContent(block=block)
@@ -457,18 +465,19 @@ class Translator(ABC, Generic[Request]):
     # Events.
 
     def report(self, kind: str, *, time_ns: int = 0, **fields: Any) -> None:
-        """Publish an event with the next frame; `fields` are those of `Event`. Its cause is made of its data, if it has
-        any, and otherwise as it is given."""
+        """Publish an event with the next frame. `fields` are those of `Event`.
+
+        The cause is derived from `data`, if given, and otherwise taken from `cause`.
+        """
         self.state.add_event(with_cause(Event(kind=kind, time_ns=time_ns or self.step.time_ns, **fields)))
 
     def report_pause(self, by: str) -> None:
-        """The host was paused by a person, named `by`."""
         self.report("engine_paused", data=EventData(kind="engine_paused", by=by))
 
     def report_resume(self, by: str, lasted_ns: int, why: str) -> None:
-        """The host, paused by `by` for so long, goes on; `why` says who resumed it."""
+        """Publish that the host was resumed after a pause by `by`; `why` names who resumed it."""
         self.report("engine_resumed", data=EventData(kind="engine_resumed", by=by, lasted_ns=lasted_ns, why=why))
 
     def report_emptied(self, num_blocks: int, *, num_states: int = 0, place: str = "the prefix cache") -> None:
-        """All that was cached in a place was dropped."""
+        """Publish that everything cached in `place` was dropped."""
         self.report("note", num_blocks=num_blocks, cause=emptied_text(place, num_blocks, num_states))

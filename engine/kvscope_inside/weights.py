@@ -1,4 +1,4 @@
-"""Bytes of a model's weights by what they are of: embeddings, attention, MLP, …"""
+"""Bytes of a model's weights by part: embeddings, attention, MLP, ..."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _PARTS: Final = (
     ("feed_forward", "MLP"),
     ("norm", "norms"),
 )
-"""What the name of a parameter has in it, and which part of the weights that is."""
+"""Substring of a parameter's name -> part of the weights; the first match counts."""
 
 
 def bytes_by_part(model: Any) -> dict[str, int]:
-    """Of a torch module's parameters and buffers, each once: those that share their memory are tied."""
+    """Return bytes of a torch module's parameters and buffers by part. Tied tensors, which share memory, count once."""
     parts: dict[str, int] = {}
     seen: set[int] = set()
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):

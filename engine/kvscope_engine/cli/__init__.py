@@ -1,1 +1,1 @@
-"""The commands of `kvscope-engine`, one file each."""
+"""Commands of `kvscope-engine`, one module each."""

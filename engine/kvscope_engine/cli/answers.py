@@ -1,4 +1,4 @@
-"""Completions as `generate` shows them: collected piece by piece, printed in the order of the prompts."""
+"""Completions of `generate`: collected as they arrive, and printed in the order of the prompts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TITLE_CHARACTERS = 60
 
 @dataclass(slots=True)
 class PrintedAnswer:
-    """One completion of one prompt. `index` is the prompt's place, `completion` which of its `n` it is."""
+    """One completion of a prompt. `index` is the prompt's index, `completion` that among its `n` completions."""
 
     index: int
     submit: Submit
@@ -41,11 +41,9 @@ class PrintedAnswer:
 
     @property
     def request_id(self) -> str:
-        """Of the submission."""
         return self.submit.request_id
 
     def add_output(self, output: Tokens | Finished) -> None:
-        """Add what the engine said."""
         if isinstance(output, Tokens):
             self.token_ids += output.token_ids
             self.text += output.text
@@ -55,7 +53,7 @@ class PrintedAnswer:
             self.usage, self.timing = output.usage, output.timing
 
     def as_json(self) -> dict[str, Any]:
-        """The object of `--json`; `messages`, `completion`, `logprobs`, `error` only where they apply."""
+        """Return the object for `--json`; `messages`, `completion`, `logprobs` and `error` only if they apply."""
         entry: dict[str, Any] = {"index": self.index, "prompt": self.submit.prompt}
         if self.submit.messages is not None:
             entry["messages"] = self.submit.messages
@@ -77,54 +75,49 @@ class PrintedAnswer:
 
 
 class Printer(Protocol):
-    """Shows answers while they grow. `show` is called after each step, `close` once at the end."""
+    """Prints answers while they grow. `show` is called after each step, `close` once at the end."""
 
-    def show(self, answers: Sequence[PrintedAnswer]) -> None:
-        """Print what is new."""
+    def show(self, answers: Sequence[PrintedAnswer]) -> None: ...
 
-    def close(self, answers: Sequence[PrintedAnswer]) -> None:
-        """Print what is left."""
+    def close(self, answers: Sequence[PrintedAnswer]) -> None: ...
 
 
 class JsonPrinter:
-    """A line each, in order, as soon as the order allows."""
+    """Prints one JSON line per completion, in order, each once all before it have ended."""
 
     def __init__(self) -> None:
         self._num_printed = 0
 
     def show(self, answers: Sequence[PrintedAnswer]) -> None:
-        """Print every answer that has ended and follows those printed."""
         while self._num_printed < len(answers) and answers[self._num_printed].finish_reason is not None:
             line = msgspec.json.encode(answers[self._num_printed].as_json()).decode()
             print(line, flush=True)
             self._num_printed += 1
 
     def close(self, answers: Sequence[PrintedAnswer]) -> None:
-        """Everything has ended by now."""
         self.show(answers)
 
 
 class StreamPrinter:
-    """One completion, its text as it comes."""
+    """Streams the text of a single completion."""
 
     def __init__(self) -> None:
         self._num_shown = 0
 
     def show(self, answers: Sequence[PrintedAnswer]) -> None:
-        """Print the text that is new."""
         text = answers[0].text
         print(_for_terminal(text[self._num_shown :]), end="", flush=True)
         self._num_shown = len(text)
 
     def close(self, answers: Sequence[PrintedAnswer]) -> None:
-        """End the line; say why when there is no text."""
+        """End the line, and print the error if there is one."""
         self.show(answers)
         print()
         _tell_error(answers[0])
 
 
 class TextPrinter:
-    """Several completions: a bar on a terminal while they run, then each under its prompt."""
+    """Prints several completions: a progress bar on a terminal while they run, then each under its prompt."""
 
     def __init__(self, num_completions: int) -> None:
         from kvscope_engine.model.loader.download.progress import TerminalProgress
@@ -133,12 +126,10 @@ class TextPrinter:
         self._num_completions = num_completions
 
     def show(self, answers: Sequence[PrintedAnswer]) -> None:
-        """Move the bar."""
         done = sum(answer.finish_reason is not None for answer in answers)
         self._bar(Progress(stage="generate", done=done, total=self._num_completions, unit="completions"))
 
     def close(self, answers: Sequence[PrintedAnswer]) -> None:
-        """Print all."""
         self._bar.close()
         for answer in answers:
             if answer.error:
@@ -148,7 +139,7 @@ class TextPrinter:
 
 
 def _for_terminal(text: str) -> str:
-    """Return a model's text without terminal sequences; unchanged where a program or a file reads it."""
+    """Return a model's text without terminal escape sequences; unchanged if standard output is not a terminal."""
     return printable(text, keep="\n\t") if sys.stdout.isatty() else text
 
 

@@ -1,7 +1,7 @@
-"""`kvscope-engine bench NAME`: hands the rest of the line to `kvscope_engine.bench.NAME`.
+"""Command `kvscope-engine bench NAME`: passes the rest of the line to `kvscope_engine.bench.NAME`.
 
-A benchmark is a module there with `add_arguments(parser)` and `run(args) -> int`; `--json` is added here. It
-is imported only when it is asked for, so that neither `--help` nor another command pays for torch.
+A benchmark is a module there with `add_arguments(parser)` and `run(args) -> int`; `--json` is added here. It is
+imported only when requested, so that neither `--help` nor other commands import torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ BENCHMARKS: Final = ("decode", "gpu", "kernels", "memory", "kv-cache", "attentio
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "bench",
         help="run benchmarks beside the alternatives",
@@ -33,7 +32,6 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the benchmark; its exit code is ours."""
     module = _benchmark(args.name)
     parser = CommandParser(prog=f"kvscope-engine bench {args.name}", description=module.__doc__)
     module.add_arguments(parser)
@@ -44,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def benchmark_names() -> list[str]:
-    """The benchmarks that this version has."""
+    """Return the benchmarks that are installed."""
     return [name for name in BENCHMARKS if importlib.util.find_spec(_module_name(name))]
 
 

@@ -1,6 +1,6 @@
-"""`kvscope-engine doctor`: what this machine has, what it lacks, the command that mends it, and what operations run on.
+"""Command `kvscope-engine doctor`: what this machine has and lacks, how to fix that, and which kernels are used.
 
-See `model.runner.operation_table`.
+The table of operations is made by `model.runner.operation_table`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "doctor",
         help="check what this machine has and lacks",
@@ -32,7 +31,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what was found; 0 when the engine can run here, on the CPU at least."""
+    """Print the checks. Returns 0 if the engine can run here, at least on the CPU, else 1."""
     checks = check_machine()
     can_run = all(check.ok for check in checks if check.needed)
     title, operations = _operations()
@@ -47,12 +46,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _operations() -> tuple[str, tuple[OperationChoice, ...]]:
-    """Return a title and the table of operations; no rows where it cannot be made, for the reason in the title."""
+    """Return a title and the table of operations. If that fails, the title has the reason and the table no rows."""
     try:
         from kvscope_engine.model.runner.operation_table import machine_table
 
         return machine_table()
-    except Exception as error:  # what is broken here must not hide the checks, one of which says how to mend it
+    except Exception as error:  # a failure must not hide the checks, one of which suggests the fix
         return f"Operations cannot be listed: {' '.join(str(error).split())[:200] or type(error).__name__}", ()
 
 

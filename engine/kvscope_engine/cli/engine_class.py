@@ -1,4 +1,4 @@
-"""Imports the engine, and with it torch and transformers, which a command does as late as it can."""
+"""Imports the engine, and with it torch and transformers, as late as possible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def engine_class() -> type[Engine]:
-    """`Engine`, imported with the garbage collector at rest."""
+    """Import and return `Engine`, without garbage collection during the import."""
     with quick_imports(), leaving_while_importing("kvscope-engine"):
         from kvscope_engine.engine import Engine
     return Engine
@@ -22,10 +22,10 @@ def engine_class() -> type[Engine]:
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """The garbage collector rests meanwhile, and leaves alone afterwards what was made.
+    """Disable the garbage collector inside, and exempt the objects created so far from collection afterwards.
 
-    Torch and transformers make some 400,000 objects that stay, and the collector looks at all of them again and again:
-    measured, a fifth of the time to the first token or plan. Its pauses are short in the steps, too.
+    Torch and transformers create some 400,000 permanent objects that the collector scans repeatedly: measured, a fifth
+    of the time to the first token or plan. It also shortens the collector's pauses during steps.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""`kvscope-engine generate`: prompts in, completions out on the terminal, run together on one engine."""
+"""Command `kvscope-engine generate`: runs prompts together on one engine and prints their completions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "generate",
         help="run prompts and print completions",
@@ -66,7 +65,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when every prompt was run, 2 when one was refused, 130 after Ctrl-C."""
+    """Run the prompts. Returns 0, 2 if a prompt was refused or failed, or 130 after Ctrl-C."""
     config = engine_config(args)
     if (code := followed(config)) is not None:
         return code
@@ -117,14 +116,14 @@ def _generate(engine: Engine, submits: list[Submit], printer: Printer) -> int:
 
 
 def _submit(engine: Engine, index: int, submit: Submit) -> list[PrintedAnswer]:
-    """The answers to come; one that says why when the prompt is refused."""
+    """Return the answers to fill; a single one with the error if the prompt is refused."""
     from kvscope_engine.inputs import prompt_token_ids
 
     model = engine.hello.model
     ids: list[int] = []
     try:
         ids = prompt_token_ids(submit, engine.tokenizer, model.vocab_size, model.max_model_len)
-        raw = submit.raw and submit.messages is None  # ids alone no longer tell
+        raw = submit.raw and submit.messages is None  # cannot be derived from the ids
         tokens = msgspec.structs.replace(submit, prompt=None, messages=None, prompt_token_ids=tuple(ids), raw=raw)
         accepted = engine.submit(tokens)
     except BadInput as error:
@@ -134,7 +133,7 @@ def _submit(engine: Engine, index: int, submit: Submit) -> list[PrintedAnswer]:
 
 @contextmanager
 def _noted_interrupt() -> Iterator[list[int]]:
-    """The list is empty until Ctrl-C; a second one interrupts at once."""
+    """Yield a list to which the first Ctrl-C appends; a second one raises KeyboardInterrupt."""
     interrupted: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:

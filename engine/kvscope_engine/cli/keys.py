@@ -1,4 +1,4 @@
-"""`kvscope-engine keys`: makes, lists and removes the keys of clients on tcp."""
+"""Command `kvscope-engine keys`: creates, lists and removes the keys of clients on tcp."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ ABOUT = (
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "keys", help="manage who may connect over tcp, and their roles", description=ABOUT
     )
@@ -41,7 +40,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 
 def run_new(ring: KeyRing, name: str, role: Role, out: Path | None) -> dict[str, str]:
-    """Make a key; what there is to tell about it."""
+    """Create a key. Returns its name, role, public key and file."""
     path = out or Path(f"{name}.key")
     key = ring.new(name, role, path)
     return {"name": key.name, "role": str(key.role), "public": key.public, "file": str(path)}

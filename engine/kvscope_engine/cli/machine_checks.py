@@ -1,4 +1,4 @@
-"""Checks what a machine has of the things kvscope uses. Never raises; needs none of them."""
+"""Checks which of the things that kvscope uses a machine has. Never raises, and requires none of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ENGINE_PACKAGES: Final = ("transformers", "tokenizers", "safetensors", "accelera
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing looked at. `needed`: without it the engine cannot run, not even on a CPU."""
+    """Result of one check. `needed`: whether the engine cannot run without it, not even on a CPU."""
 
     name: str
     ok: bool
@@ -41,7 +41,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_machine() -> list[Check]:
-    """Everything, in the order a person reads it."""
+    """Return all checks in the order in which they are printed."""
     checks: tuple[Callable[[], Check], ...] = (
         _python,
         _memory,
@@ -65,7 +65,7 @@ def check_machine() -> list[Check]:
 def _guarded(check: Callable[[], Check]) -> Check:
     try:
         return check()
-    except Exception as error:  # whatever is broken here must not hide the rest
+    except Exception as error:  # a failing check must not hide the others
         name = getattr(check, "__name__", "package").strip("_").replace("_", " ")
         return Check(name=name, ok=False, detail=f"cannot be looked at: {error!r:.200}")
 
@@ -95,14 +95,14 @@ def _torch() -> Check:
     trouble = _gpu_trouble()
     usable = trouble or (f"{torch.cuda.device_count()} GPU usable" if torch.cuda.is_available() else "no usable GPU")
     detail = f"{torch.__version__}, {build}, {usable}"
-    if trouble:  # the line fails and the machine does not: the CPU is there
+    if trouble:  # not `needed`: the CPU can be used
         mend = "update the NVIDIA driver or torch so that they match; --device cpu runs on the CPU"
         return Check(name="torch", ok=False, detail=detail, mend=mend)
     return Check(name="torch", ok=True, detail=detail, needed=True)
 
 
 def _gpu_trouble() -> str:
-    """Why the GPU that is there cannot be used; empty: it can, or there is none."""
+    """Return why the machine's GPU cannot be used; empty if it can, or there is none."""
     from kvscope_engine.model.platforms.device import too_old, unused_gpu
 
     torch = importlib.import_module("torch")
@@ -144,7 +144,9 @@ def _gpu() -> Check:
 
 
 def _gpu_memory() -> Check:
-    """Of every GPU, and of the instances of MIG that CUDA_VISIBLE_DEVICES names, with those who hold it."""
+    """Check the memory of every GPU, and of the MIG instances in CUDA_VISIBLE_DEVICES, with the processes that hold
+    it.
+    """
     from kvscope_engine.model.device_memory.paging import REMEDY, is_wsl
 
     named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]

@@ -1,7 +1,7 @@
-"""`kvscope-engine`: finds the command, prints its errors, chooses the exit code. Imports no torch.
+"""Command line `kvscope-engine`: finds the command, prints its errors and chooses the exit code. Imports no torch.
 
-Exit codes: 0 done, 1 a failure at run time, 2 bad usage or input, 130 interrupted by Ctrl-C,
-143 and 129 ended by SIGTERM and SIGHUP.
+Exit codes: 0 success, 1 failure at run time, 2 bad usage or input, 130 interrupted by Ctrl-C, 143 and 129 ended by
+SIGTERM and SIGHUP.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvscope_telemetry.termination import INTERRUPTED, exiting_on_signals
 
 PROGRAM: Final = "kvscope-engine"
 STARTED_AS: Final = "KVSCOPE_STARTED_AS"
-"""Name of the program that a person started, which runs this one for its answer (`kvscope replay`)."""
+"""Variable with the name of the program that the user started, if that runs this one (`kvscope replay`)."""
 COMMANDS: Final = {
     "serve": "cli.serve",
     "http": "http.http_command",
@@ -40,11 +40,11 @@ COMMANDS: Final = {
     "replay": "cli.replay",
     "doctor": "cli.doctor",
 }
-"""The module of each command, which has `add_parser`. Only that of the command that is run is imported."""
+"""Module of each command, which has `add_parser`. Only that of the executed command is imported."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code is returned. Without `argv` it is the process's own, and ends it."""
+    """Run one command and return its exit code. Without `argv`, use the process's arguments and end the process."""
     try:
         with exiting_on_signals(), ready_streams():
             code = _guarded(list(sys.argv[1:] if argv is None else argv))
@@ -76,7 +76,7 @@ def _guarded(arguments: list[str]) -> int:
 
 
 def _leave(code: int) -> None:
-    """End the process. Torch takes seconds to take itself apart, and there is nothing left to be done."""
+    """Exit immediately if torch is loaded, whose cleanup at exit takes seconds and is not needed."""
     if "torch" in sys.modules:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
@@ -85,7 +85,7 @@ def _leave(code: int) -> None:
 
 
 def build_parser(command: str = "") -> argparse.ArgumentParser:
-    """The parser of `command`, or of every command. Each sets `run`: arguments in, exit code out."""
+    """Return the parser of `command`, or of all commands. Each sets `run`, a function from arguments to exit code."""
     parser = CommandParser(
         prog=_program(), description="An inference engine with a paged KV cache that reports all about it."
     )

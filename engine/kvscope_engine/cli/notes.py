@@ -1,4 +1,4 @@
-"""Prints notes to standard error: what succeeded, but not as it was asked for."""
+"""Prints notes to standard error: what succeeded with deviations from the configuration."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from kvscope_telemetry.printable import print_line
 
 
 def print_notes(notes: Sequence[str]) -> None:
-    """A line each."""
     for note in notes:
         print_note(note)
 
 
 def print_note(note: str) -> None:
-    """One line, at once."""
     print_line(f"kvscope-engine: {note}", file=sys.stderr)

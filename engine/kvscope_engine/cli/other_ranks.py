@@ -1,4 +1,6 @@
-"""Commands on several ranks: what a process does that torchrun started as another rank, and what ends a service."""
+"""Multi-rank commands: what a process does that torchrun started as another rank, and how a lost rank ends a
+service.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,10 @@ if TYPE_CHECKING:
 
 
 def followed(config: EngineConfig) -> int | None:
-    """Be the rank that torchrun made of this process, until rank 0 ends: the exit code. None: this is rank 0.
+    """Run as the rank that torchrun made of this process until rank 0 ends.
 
-    Raises BadInput when torchrun started another number of ranks than `config` asks for.
+    Returns the exit code, or None on rank 0. Raises BadInput if torchrun started another number of ranks than `config`
+    requires.
     """
     found = torchrun_rank()
     if found is None:
@@ -35,6 +38,6 @@ def followed(config: EngineConfig) -> int | None:
 
 
 def ends_with_ranks(engine: Engine) -> None:
-    """A service ends when it loses a rank, as by a signal: with work or without, and in time."""
+    """Send this process SIGTERM when a rank is lost, so that the service ends even while idle."""
     if engine.ranks is not None:
         engine.ranks.when_lost(lambda: os.kill(os.getpid(), signal.SIGTERM))

@@ -1,4 +1,6 @@
-"""`kvscope-engine plan`: what a model takes of a GPU's memory, to serve and to train, from its configuration alone."""
+"""Command `kvscope-engine plan`: estimates the GPU memory of a model, for serving and training, from its
+configuration.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,6 @@ MAX_LENGTHS: Final = 16
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "plan",
         help="estimate a model's GPU memory",
@@ -54,7 +55,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when it fits, 0 also when it does not: the answer is the output."""
+    """Print the plan. Returns 0 whether or not the model fits."""
     if args.lines:
         return _converse()
     *_, answer = _answers(args)
@@ -68,7 +69,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _converse() -> int:
-    """A question a line, until there are no more. A plan is said in two lines, the second with all of it."""
+    """Answer one question per input line until the input ends.
+
+    Each answer has two lines, the second of which is complete.
+    """
     parser = CommandParser(prog="kvscope-engine plan")
     _add_options(parser)
     for line in sys.stdin.buffer:
@@ -88,7 +92,7 @@ def _say(answer: PlanAnswer | Complaint) -> None:
 
 
 def _answers(args: argparse.Namespace) -> Iterator[PlanAnswer]:
-    """Where the memory goes in serving, then all of it."""
+    """Yield the plan for serving, then the complete answer."""
     if args.gpu_memory is None:
         raise BadInput("--gpu-memory is missing: the memory of one GPU with its unit, as 24GiB")
     lengths = _lengths(args.lengths)
@@ -99,7 +103,7 @@ def _answers(args: argparse.Namespace) -> Iterator[PlanAnswer]:
         from kvscope_engine.planning.skeleton import read_skeleton
         from kvscope_engine.planning.training import plan_training
 
-        skeleton = read_skeleton(args.model)  # imports the model's own code
+        skeleton = read_skeleton(args.model)  # imports the code of the model's architecture
         plan = plan_inference(skeleton, question)
     yield answer(skeleton, plan, lengths, is_first=True)
     yield answer(skeleton, plan, lengths, None if training is None else plan_training(skeleton, training))

@@ -1,4 +1,4 @@
-"""`kvscope-engine replay`: a recording of a deterministic engine is run again and compared, bit by bit."""
+"""Command `kvscope-engine replay`: replays a recording of a deterministic engine and compares bit by bit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from kvscope_telemetry.recordings.sample import named_recording
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "replay",
         help="run a recording again and say where the two runs part",
@@ -31,12 +30,16 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
     )
     parser.add_argument("file", metavar="FILE", type=Path, help="the recording")
     add_engine_options(parser)
-    parser.set_defaults(run=run, **dict.fromkeys(options_of(EngineConfig)))  # what is not given is as it was
+    # options that are not given are those of the recording
+    parser.set_defaults(run=run, **dict.fromkeys(options_of(EngineConfig)))
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 where both runs are equal, 1 where they part. Raises BadInput for whatever keeps them from being compared."""
+    """Replay and print the comparison.
+
+    Returns 0 if both runs are equal, else 1. Raises BadInput if they cannot be compared.
+    """
     try:
         found = _replayed(args)
         for line in found.lines:

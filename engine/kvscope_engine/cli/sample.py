@@ -1,4 +1,6 @@
-"""`kvscope-engine sample`: the devices of this machine on a socket, without an engine and without torch."""
+"""Command `kvscope-engine sample`: publishes this machine's devices on a socket, without an engine and without
+torch.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,6 @@ from kvscope_telemetry.termination import handling_signals
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "sample",
         help="publish this machine's GPUs, memory and cores for the desktop, without an engine",
@@ -47,7 +48,6 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 
 def run(args: argparse.Namespace) -> int:
-    """Tell until a signal."""
     endpoint = args.endpoint or default_sample_endpoint()
     keys = KeyRing(args.keys, warn=print_note) if endpoint.startswith("tcp") and not args.keyless else None
     with _ended_by_signals() as over, DevicePublisher(endpoint, keys=keys, interval_s=args.interval) as publisher:
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def default_sample_endpoint() -> str:
-    """Beside an engine's, so that both run at once."""
+    """Return an endpoint below an engine's default one, so that both can run concurrently."""
     return f"{default_endpoint()}/devices"
 
 

@@ -1,4 +1,6 @@
-"""`kvscope-engine serve`: the engine alone on its sockets, until a signal, a client or the parent ends it."""
+"""Command `kvscope-engine serve`: runs an engine on its sockets until a signal, a client or the parent process ends
+it.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +40,10 @@ if TYPE_CHECKING:
 
 HTTP_NAMED: Final = ("served_model_name", "tool_call_parser")
 HTTP_FLAGS: Final = ("no_metrics", "metrics_open", "trust_forwarded")
-"""Options that the OpenAI API's process is given as they are."""
+"""Options that are passed unchanged to the OpenAI API's process."""
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "serve", help="run the engine as a server", description="Runs the engine until stopped."
     )
@@ -106,7 +107,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve the real engine."""
+    """Serve the engine that the options describe. Returns the exit code."""
     config = engine_config(args)
     if (code := followed(config)) is not None:
         return code
@@ -172,11 +173,19 @@ def serve(
     sample_s: float = SAMPLE_S,
     stop_s: float = STOP_S,
 ) -> int:
-    """Serve the engine of `build` until it is stopped: 0. Raises what it died of.
+    """Serve the engine of `build` until it is stopped. Returns 0; raises the error that ended it.
 
-    On tcp the keys are in the folder `keys`, unless `keyless` gives everybody on this machine a role. What is told
-    is recorded to `record`, with the texts of blocks where `record_text` says so; `http` runs beside it. Devices are
-    looked at every `sample_s` seconds. From a signal to the end are at most `stop_s` seconds.
+    Args:
+        endpoint: Where to listen.
+        build: Loads the engine.
+        keys: On tcp: folder of the keys.
+        keyless: On loopback tcp: role of all users of this machine, in place of keys.
+        on_progress: Called with the progress of loading.
+        record: File in which all telemetry is recorded.
+        record_text: Whether the texts of blocks are recorded, too.
+        http: OpenAI API to run in addition.
+        sample_s: Seconds between two samples of the devices.
+        stop_s: Maximum seconds from a signal to the end of the process.
     """
     started_s = time.monotonic()
 

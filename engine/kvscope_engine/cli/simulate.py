@@ -1,6 +1,6 @@
-"""`kvscope-engine simulate WORKLOAD`: the scheduler and the block pool without a model, one policy beside another.
+"""Command `kvscope-engine simulate WORKLOAD`: runs scheduler and block pool without a model, and compares policies.
 
-Owns the running and the printing; nothing is printed before every policy has run to its end.
+Owns running and printing. Nothing is printed before all policies have run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "simulate",
         help="simulate the scheduler and block pool without a model",
@@ -64,7 +63,6 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when every policy was run."""
     from kvscope_engine.simulator.report import report
     from kvscope_engine.simulator.report_text import text
     from kvscope_engine.simulator.simulation import Simulation
@@ -75,13 +73,13 @@ def run(args: argparse.Namespace) -> int:
     workload = chosen_workload(args, limits.max_model_len)
     setups = chosen_setups(args, preset, limits, cost, workload, recording)
     simulations, notes = list[Simulation](), [note] if note else []
-    for setup in setups:  # all are made, and checked, before the first runs
+    for setup in setups:  # all are created, and thereby checked, before the first runs
         try:
             simulations.append(Simulation(setup))
         except BadInput as error:
             if setup.allocator != "virtual" or "virtual" in args.allocator:
                 raise
-            notes.append(f"virtual is left out: {error}")  # nobody named it: it is one of all
+            notes.append(f"virtual is left out: {error}")  # it was selected only by "all"
     setups = [simulation.setup for simulation in simulations]
     paths: Sequence[Path | None] = recording_paths(args, [setup.label for setup in setups]) or [None] * len(setups)
     _run_all([_Run(*one) for one in zip(setups, simulations, paths, strict=True)], args.model or model)
@@ -100,7 +98,7 @@ class _Run:
 
 
 def _run_all(runs: Sequence[_Run], model: str) -> None:
-    """One after the other, with a bar each on a terminal."""
+    """Run the simulations one after the other, each with a progress bar on a terminal."""
     from kvscope_engine.model.loader.download.progress import Meter, TerminalProgress
 
     bar = TerminalProgress()

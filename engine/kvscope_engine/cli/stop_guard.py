@@ -1,8 +1,10 @@
-"""A process that ends an engine whose stop takes too long. Run as a script; imports nothing of ours, nor of others.
+"""Separate process that kills an engine whose stop takes too long.
 
-In Python a signal's handler waits for the main thread to come back from whatever it computes, and a thread for the
-interpreter's lock: neither can promise an end. The kernel's side of a signal writes its number into a pipe at once
-(`signal.set_wakeup_fd`), and who reads it here is not the engine.
+Run as a script; imports only the standard library.
+
+In Python, a signal handler waits until the main thread returns to the interpreter, and a thread waits for the
+interpreter's lock, so neither can guarantee an end. The kernel-level part of a signal writes its number to a pipe
+immediately (`signal.set_wakeup_fd`), and this process reads it.
 """
 
 import contextlib
@@ -14,7 +16,7 @@ import time
 
 
 def main(descriptor: int, limit_s: float) -> None:
-    """Until the engine has ended by itself, or `limit_s` after it was asked to."""
+    """Wait until the engine has ended by itself, or kill it `limit_s` seconds after it got a signal."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     engine = os.getppid()
@@ -34,12 +36,12 @@ def main(descriptor: int, limit_s: float) -> None:
 
 
 def kill_children() -> None:
-    """All that this process started is gone, as it is about to be itself; the process that guards it, too."""
+    """Kill all descendants of this process, including its guard, because it is about to exit."""
     _kill(_descendants(os.getpid()))
 
 
 def _descendants(pid: int) -> list[int]:
-    """Of all its threads, their own behind them; but this process."""
+    """Return the descendants of all threads of a process, parents first, without this process."""
     found = _children(pid)
     return found + [one for child in found for one in _descendants(child)]
 
@@ -56,7 +58,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _kill(pids: list[int]) -> None:
-    """With its group where it leads one: a compiler's driver starts compilers."""
+    """Kill processes, with their process group if they lead one: a compiler driver starts compilers."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             leads = os.getpgid(pid) == pid

@@ -1,8 +1,8 @@
-"""Ends a service on a signal (`termination.END_SIGNALS`): in order where that is possible, and in any case in time.
+"""Ends a service on a signal (`termination.END_SIGNALS`): orderly if possible, and in any case in time.
 
-A stop has three stages. At once: the service is told, and a load in progress is interrupted. After most of the limit:
-a thread puts away what was recorded and leaves. At the limit: a process of its own (`stop_guard`) kills this one,
-whatever it computes.
+A stop has three stages. Immediately, the service is asked to stop, and loading is interrupted. After most of the limit,
+a thread closes the recording and exits. At the limit, a separate process (`stop_guard`) kills this one, whatever it is
+doing.
 """
 
 from __future__ import annotations
@@ -28,39 +28,37 @@ if TYPE_CHECKING:
     from kvscope_telemetry.recordings.engine_recorder import EngineRecorder
 
 STOP_S: Final = 10.0
-"""By default, from the signal to the end of the process."""
+"""Default seconds from a signal to the end of the process."""
 PR_SET_CHILD_SUBREAPER: Final = 36
-"""Of Linux' `prctl`."""
+"""Option of Linux's `prctl`."""
 LEAVING_SHARE: Final = 0.8
-"""Of the limit, from which on nothing but the recording is put away."""
+"""Fraction of the limit after which only the recording is closed before exiting."""
 
 
 class Stopping:
-    """What a stop has to know: it is told as the service comes to be."""
+    """Signal handler and the objects that it stops, which are set as they are created."""
 
     def __init__(self, limit_s: float) -> None:
         self.was_loading = False
-        """Whether the stop came before the engine was there."""
+        """Whether the signal came before the engine was loaded."""
         self._service: EngineService | None = None
         self._recorder: EngineRecorder | None = None
         self._limit_s = limit_s
         self._is_asked = False
 
     def records(self, recorder: EngineRecorder | None) -> None:
-        """What is to be closed even when nothing else can be."""
+        """Set the recorder, which is closed even if nothing else can be."""
         self._recorder = recorder
 
     def serves(self, service: EngineService) -> None:
-        """What is to be stopped in order."""
         self._service = service
 
     def ask(self, number: int, frame: FrameType | None) -> None:
-        """The signals' handler."""
         if not self._is_asked:
             self._is_asked = True
             last_resort = threading.Timer(self._limit_s * LEAVING_SHARE, self._leave)
             last_resort.daemon = True
-            with contextlib.suppress(RuntimeError):  # no memory for a thread: `stop_guard` ends it a little later
+            with contextlib.suppress(RuntimeError):  # no memory for a thread: `stop_guard` ends the process later
                 last_resort.start()
         if self._service is not None:
             self._service.stop()
@@ -70,7 +68,7 @@ class Stopping:
 
     def _leave(self) -> None:
         if self._recorder is not None:
-            with contextlib.suppress(Exception):  # as much of it as there can be
+            with contextlib.suppress(Exception):  # as far as possible
                 self._recorder.close()
         print_notes([f"it did not stop within {self._limit_s * LEAVING_SHARE:g} s: leaving it running"])
         stop_guard.kill_children()
@@ -79,7 +77,9 @@ class Stopping:
 
 @contextmanager
 def stopped_by_signals(limit_s: float) -> Iterator[Stopping]:
-    """Let a signal end the block within `limit_s`: at once while the model loads, otherwise after the current step."""
+    """Let a signal end the block within `limit_s`: immediately while the model loads, otherwise after the current
+    step.
+    """
     stopping = Stopping(limit_s)
     _adopt_orphans()
     with handling_signals(stopping.ask):
@@ -88,11 +88,11 @@ def stopped_by_signals(limit_s: float) -> Iterator[Stopping]:
                 yield stopping
         finally:
             if stopping.was_loading:
-                stop_guard.kill_children()  # one that was being started as the signal came is in nobody's list
+                stop_guard.kill_children()  # including one that was being started when the signal came
 
 
 def _adopt_orphans() -> None:
-    """What a killed program leaves behind, as a build tool its compilers, is a child of this process from then on."""
+    """Become the parent of orphaned descendants, such as the compilers of a killed build tool."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 

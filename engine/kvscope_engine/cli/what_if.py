@@ -1,4 +1,6 @@
-"""`kvscope-engine what-if`: the running requests under other allocation policies, line by line, for the desktop."""
+"""Command `kvscope-engine what-if`: simulates the running requests with other allocators, line by line, for the
+desktop.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,10 @@ import sys
 from typing import Any, Final
 
 _NICENESS: Final = 10
-"""The engine whose requests these are may run on the same cores."""
+"""Low priority, because the engine whose requests these are may run on the same cores."""
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "what-if",
         help="place running requests with other allocators",
@@ -25,7 +26,6 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when the input ended."""
     from kvscope_engine.simulator.what_if.conversation import converse
 
     os.nice(_NICENESS)

@@ -1,6 +1,6 @@
-"""The OpenAI-compatible API: an asyncio process of its own, a client of the command socket like any other, no torch.
+"""OpenAI-compatible HTTP API: a separate asyncio process that is an ordinary client of the command socket. No torch.
 
-`engine_client` talks to the engine; `shapes/` is what clients ask and get; `completions` and `pages` are the endpoints,
-`middleware` and `protocol` stand before them; `server` is the process, `command` its command line, and `child` starts
-it beside an engine. Pages of others, such as metrics, are mounted in `app`.
+`engine_client` talks to the engine; `shapes/` defines request and response bodies; `completions` and `pages` are the
+endpoints, behind `middleware` and `protocol`; `server` is the process, `http_command` its command line, and `child`
+starts it next to an engine. Routes of other packages, such as metrics, are mounted in `server.make_app`.
 """

@@ -1,6 +1,6 @@
-"""`POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as vLLM has them: where the engine was started so.
+"""Endpoints `POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as in vLLM; enabled by an option of the engine.
 
-Whoever has the API key may do it, since this process is an operator at the engine.
+Any client with the API key may use them, since this process has the operator role at the engine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from kvscope_telemetry.messages.commands import Failed, LoadAdapter, UnloadAdapt
 
 
 async def load_adapter(request: Request) -> Response:
-    """The first."""
     api: Api = request.app.state.api
     body = await read_body(request, LoadAdapterBody, api.settings.limits)
     if body.lora_name == api.model_name:
@@ -28,14 +27,16 @@ async def load_adapter(request: Request) -> Response:
 
 
 async def unload_adapter(request: Request) -> Response:
-    """The second."""
     body = await read_body(request, UnloadAdapterBody, request.app.state.api.settings.limits)
     await _done(request, UnloadAdapter(name=body.lora_name))
     return PlainTextResponse(f"Success: LoRA adapter {body.lora_name!r} removed successfully.")
 
 
 async def _done(request: Request, command: LoadAdapter | UnloadAdapter) -> None:
-    """Until it is, and this process knows. Raises ApiError with the engine's reason."""
+    """Wait until the engine has carried out `command` and its status is refreshed.
+
+    Raises ApiError with the engine's reason.
+    """
     api: Api = request.app.state.api
     try:
         reply = await unless_gone(request, api.line.ask(command))

@@ -1,6 +1,4 @@
-"""The state that every endpoint shares: the engine client, the model's tokenizer, limits, and the served
-model names.
-"""
+"""State shared by all endpoints: the engine client, the model's tokenizer, limits, and the served model names."""
 
 from __future__ import annotations
 
@@ -22,53 +20,59 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """What clients may take of this process."""
+    """Limits on what clients may occupy in this process. Times are in seconds."""
 
     max_connections: int = 16_384
-    """At a time, busy or idle; fewer where this process may open fewer files. More are refused with 503."""
+    """Maximum open connections, busy or idle; fewer if the process may open fewer files.
+
+    Others are refused with 503.
+    """
     max_requests: int = 1024
-    """Being answered at a time; an eighth more for clients that have few."""
+    """Maximum requests in progress; an eighth more for clients that have few."""
     max_choices: int = ServiceLimits().client_requests.count
-    """Of one client at a time, n for each prompt; the engine takes no more either."""
+    """Maximum choices in progress per client, counting n for each prompt; the engine's own limit."""
     max_body_bytes: int = 16 * MIB
     max_bodies_bytes: int = 256 * MIB
-    """Of all bodies that are being read, or are not yet tokens; half of it of one client."""
+    """Maximum bytes of all bodies that are being read or not tokenized yet; half of it for a single client."""
     header_s: float = 15.0
-    """For a request's head, from the connection or its first byte on."""
+    """Maximum time for a request's head, from the connection or its first byte on."""
     chunk_s: float = 10.0
-    """Without a byte of a body."""
+    """Maximum time without a byte of a body."""
     body_s: float = 120.0
-    """For a whole body."""
+    """Maximum time for a whole body."""
     write_s: float = 60.0
-    """That a client may leave a full buffer unread."""
+    """Maximum time for which a client may leave a full send buffer unread."""
     keep_alive_s: float = 75.0
     drain_s: float = 30.0
-    """For requests under way at the end."""
+    """Maximum time for requests in progress at shutdown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
-    """How the API is served."""
+    """Settings of the HTTP server."""
 
     endpoint: str
     key: Path | None = None
     api_key: str = field(default="", repr=False)
-    """Several are separated by commas; empty: none is asked for."""
+    """Accepted keys, separated by commas; empty: no key is required."""
     trust_forwarded: bool = False
-    """Whether clients are known by the last address of `X-Forwarded-For`: only behind a proxy that writes it."""
+    """Whether clients are identified by the last address of `X-Forwarded-For`.
+
+    Only safe behind a proxy that sets it.
+    """
     served_name: str = ""
-    """What the model is called; empty: as the engine calls it."""
+    """Model name for clients; empty: the engine's name."""
     tokenizer: Path | None = None
-    """Its folder, where it cannot be found by the model's name."""
+    """Folder of the tokenizer; None: found by the model's name."""
     tool_call_parser: str = ""
-    """The format in which the model calls tools; empty: what its chat template speaks of."""
+    """Format in which the model calls tools; empty: detected from its chat template."""
     limits: HttpLimits = HttpLimits()
     open_paths: frozenset[str] = frozenset()
-    """Of mounted pages that are shown without the API key as well."""
+    """Mounted paths that need no API key."""
 
 
 def api_keys(text: str) -> list[str]:
-    """Those that are separated by commas in `text`. Raises BadInput for an empty one among them."""
+    """Split `text` at commas. Raises BadInput if one of the keys is empty."""
     keys = [key.strip() for key in text.split(",")] if text else []
     if not all(keys):
         raise BadInput("an empty API key is not accepted: KEY, or KEY,KEY for several")
@@ -76,7 +80,7 @@ def api_keys(text: str) -> list[str]:
 
 
 class Api:
-    """One for a process, made in its event loop's thread."""
+    """State of the process, created on the event loop's thread."""
 
     def __init__(self, settings: HttpSettings) -> None:
         self.settings = settings
@@ -86,7 +90,7 @@ class Api:
 
     @property
     def hello(self) -> Hello:
-        """The engine as it is now. Raises ApiError with 503 while there is none that serves."""
+        """The engine's current hello. Raises ApiError with 503 while no engine serves."""
         status = self.line.status
         if status is None:
             raise ApiError(503, self.line.refusal or f"{NO_ENGINE}: waiting for it", code="engine_away")
@@ -97,26 +101,33 @@ class Api:
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens of a prompt and its output: the model's limit, or what the whole block pool holds if less."""
+        """Maximum tokens of a prompt and its output: the model's limit, or the capacity of the block pool if that is
+        less.
+        """
         hello = self.hello
         return min(filter(None, (hello.model.max_model_len, hello.cache.max_request_tokens)), default=0)
 
     @property
     def model_name(self) -> str:
-        """What clients call the model."""
         return self.settings.served_name or self.hello.model.name
 
     @property
     def adapters(self) -> dict[str, LoadedAdapter]:
-        """LoRA adapters by name, as the engine said last. One that is called as the model is has no name of its own."""
+        """LoRA adapters by name, from the engine's latest status.
+
+        An adapter named like the model cannot be addressed.
+        """
         status = self.line.status
         found = {adapter.name: adapter for adapter in status.adapters} if status is not None else {}
         found.pop(self.model_name, None)
         return found
 
     async def adapter_of(self, name: str | None) -> str:
-        """The LoRA adapter that a body means by its `model`; empty: the model alone, as without a name. Raises ApiError
-        with 404 for what is neither; where adapters come and go, the engine is asked before."""
+        """Return the LoRA adapter selected by a body's `model`; empty for the base model, or without a name.
+
+        If adapters can be loaded at runtime, the engine is queried before an unknown name is refused. Raises ApiError
+        with 404 for unknown names.
+        """
         if name is None or name == self.model_name:
             return ""
         adapters, status = self.adapters, self.line.status

@@ -1,7 +1,8 @@
-"""The OpenAI API as a child of an engine's process: bound before the model loads, started and ended with the sockets.
+"""Runs the OpenAI API as a child of an engine's process, bound before the model loads.
 
 Owns the child's life and the listening socket. A child that dies is restarted on the same socket, where new connections
-wait meanwhile; one that does not stay up ends the engine, as a server without an API is of no use. Imports no server.
+wait in the meantime. If it keeps dying, the engine is stopped, because a server without its API is useless. Imports no
+server code.
 """
 
 from __future__ import annotations
@@ -23,18 +24,21 @@ from kvscope_engine.http.listening import is_loopback, listen, url
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 GRACE_S: Final = 5.0
-"""From SIGTERM until it is killed: the engine has ended its requests before."""
+"""Seconds from SIGTERM to SIGKILL. The engine has ended its requests before."""
 MAX_RESTARTS: Final = 5
-"""Consecutive ones; the pause before each is twice as long as the one before."""
+"""Maximum number of consecutive restarts. The pause doubles with each, from `FIRST_PAUSE_S`."""
 FIRST_PAUSE_S: Final = 0.5
 STEADY_S: Final = 60.0
-"""A child that ran for so long has its restarts again."""
+"""Uptime in seconds after which a child's restarts are counted from zero again."""
 _BAD_INPUT: Final = BadInput.exit_code
-"""Exit status of a child that refuses its options: it would do so again."""
+"""Exit status of a child that refused its options, which a restart would not change."""
 
 
 class HttpChild:
-    """Bound at `address` from here on. Raises BadInput and KvscopeError for one that cannot be."""
+    """Listening socket, bound on construction, and the child process that serves on it.
+
+    Raises BadInput for a bad address or a missing API key, KvscopeError if the address cannot be bound.
+    """
 
     def __init__(
         self,
@@ -47,24 +51,24 @@ class HttpChild:
     ) -> None:
         self._listener = listen(address)
         self.url = url(self._listener)
-        """Without a path."""
+        """URL of the server, without a path."""
         self._api_key = api_key
         self._options = options
         self._tell, self._stop_engine = tell, stop_engine
         self._is_ending = threading.Event()
-        self._lock = threading.Lock()  # a child is started or ended, not both
+        self._lock = threading.Lock()  # a child is not started while another is being ended
         self._failure = ""
         if not api_key and not is_loopback(self._listener):
             self._listener.close()
             raise BadInput(f"--http {address} is not accepted without an API key: beyond loopback --api-key is needed")
 
     def close(self) -> None:
-        """Of one that never ran."""
+        """Close the listening socket. Needed only if `running` was not entered."""
         self._listener.close()
 
     @contextmanager
     def running(self, endpoint: str, key: Path) -> Iterator[None]:
-        """Serve the API while inside; the engine is at `endpoint`, and `key` lets an operator in there.
+        """Serve the API while inside. `endpoint` is the engine's, and `key` the file of an operator's key for it.
 
         Raises KvscopeError at the end if the API did not stay up.
         """
@@ -127,7 +131,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def connectable(endpoint: str) -> str:
-    """Where a process of this machine reaches an engine that listens on `endpoint`."""
+    """Return the endpoint at which a process on this machine reaches an engine that listens on `endpoint`."""
     for anywhere, here in (("tcp://0.0.0.0:", "tcp://127.0.0.1:"), ("tcp://*:", "tcp://127.0.0.1:")):
         if endpoint.startswith(anywhere):
             return here + endpoint.removeprefix(anywhere)

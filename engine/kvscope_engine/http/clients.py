@@ -1,7 +1,8 @@
-"""Identifies clients and bounds what each may hold of this process: requests, bodies and choices. Knows no endpoint.
+"""Identifies clients and limits what each may occupy in this process: requests, bodies and choices.
 
-A client is known by its API key where the server accepts several, and else by its address: a key that everybody has
-tells nobody apart, and one that is not checked could be made up anew for each request. The engine is told a hash.
+Knows no endpoint. A client is identified by its API key if the server accepts several, otherwise by its address: a
+shared key distinguishes no clients, and an unchecked one could be invented for each request. The engine only gets a
+hash.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from kvscope_engine.http.api import HttpLimits
 from kvscope_engine.http.shapes.errors import ApiError
 
 FEW_REQUESTS: Final = 8
-"""Who has fewer gets a place when others have all of them, as long as there are some to spare."""
+"""Clients with fewer requests than this may use the spare slots when all others are taken."""
 SPARE: Final = 8
-"""One place in so many, beyond the limit."""
+"""Divisor of `max_requests` that gives the number of spare slots beyond the limit."""
 
 
 def client_name(key: str, address: str, forwarded: Sequence[str] = ()) -> str:
-    """A short name for whoever shows `key`, or calls from `address` where that is empty.
+    """Return a short hash that identifies the holder of `key`, or the caller from `address` if `key` is empty.
 
-    `forwarded` are `X-Forwarded-For` headers that are to be believed: their last address is the one that the nearest
-    proxy saw. A network of IPv6 (/64) is one client: its addresses are made up by whoever has it.
+    `forwarded` are trusted `X-Forwarded-For` headers, whose last address is the one seen by the nearest proxy. An IPv6
+    network (/64) is one client, because its owner can choose addresses in it freely.
     """
     if key:
         return _hashed(f"key {key}")
@@ -50,7 +51,7 @@ def _hashed(text: str) -> str:
 
 @dataclass(slots=True)
 class Holding:
-    """Of one client, or of all."""
+    """Requests, body bytes and choices that one client, or all clients together, occupy."""
 
     requests: int = 0
     body_bytes: int = 0
@@ -58,7 +59,7 @@ class Holding:
 
 
 class Clients:
-    """What is held, by client and together. Belongs to the event loop."""
+    """Counts of requests, body bytes and choices, by client and in total. Used on the event loop only."""
 
     def __init__(self, limits: HttpLimits) -> None:
         self.limits = limits
@@ -66,15 +67,15 @@ class Clients:
         self._by_name: dict[str, Holding] = {}
 
     def slot(self, name: str) -> Slot:
-        """A place for one request of a client."""
+        """Create a slot for a request of a client. It counts once `Slot.enter` is called."""
         return Slot(self, name)
 
     def held(self, name: str) -> Holding:
-        """By one client; not to be changed."""
+        """Return what one client occupies. Read-only."""
         return self._by_name.get(name, Holding())
 
     def add(self, name: str, requests: int = 0, body_bytes: int = 0, choices: int = 0) -> None:
-        """Count in, or out where it is negative."""
+        """Add to, or with negative numbers subtract from, a client's and the total counts."""
         for holding in (self.all, self._by_name.setdefault(name, Holding())):
             holding.requests += requests
             holding.body_bytes += body_bytes
@@ -84,7 +85,7 @@ class Clients:
 
 
 class Slot:
-    """One request's place: what it holds until it is over."""
+    """Counts of one request, from its arrival to its end."""
 
     def __init__(self, clients: Clients, name: str) -> None:
         self.client = name
@@ -94,11 +95,11 @@ class Slot:
 
     @property
     def body_bytes(self) -> int:
-        """Of its body, as far as it came and is needed."""
+        """Bytes of the body received so far; 0 once they are no longer needed."""
         return self._mine.body_bytes
 
     def enter(self) -> None:
-        """Take a place among those being answered. Raises ApiError with 429 when there is none."""
+        """Count the request as in progress. Raises ApiError with 429 if the limit is reached."""
         places, taken = self._limits.max_requests, self._clients.all.requests
         is_few = self._clients.held(self.client).requests < FEW_REQUESTS
         if taken >= places + (places // SPARE if is_few else 0):
@@ -106,7 +107,10 @@ class Slot:
         self._add(requests=1)
 
     def add(self, num_bytes: int) -> None:
-        """More of its body came. Raises ApiError when it is, or all bodies are, too large."""
+        """Count received bytes of the body.
+
+        Raises ApiError if this body (413), or all bodies together (429), are too large.
+        """
         self._add(body_bytes=num_bytes)
         limits = self._limits
         if self._mine.body_bytes > limits.max_body_bytes:
@@ -117,11 +121,11 @@ class Slot:
             raise _busy("too many concurrent request bodies from this client")
 
     def give_body(self) -> None:
-        """Nothing of its body is needed any more: it is tokens."""
+        """Release the body's bytes: it was tokenized."""
         self._add(body_bytes=-self._mine.body_bytes)
 
     def choose(self, count: int, param: str = "n") -> None:
-        """It asks for so many choices. Raises ApiError: 400 for more than there may ever be, 429 for more than now."""
+        """Count the request's choices. Raises ApiError: 400 for more than are ever allowed, 429 for more than now."""
         most = self._limits.max_choices
         if count > most:
             message = f"{count} choices (n for each prompt) are not accepted: at most {most}"
@@ -132,7 +136,6 @@ class Slot:
         self._add(choices=count)
 
     def leave(self) -> None:
-        """It is over."""
         self._add(-self._mine.requests, -self._mine.body_bytes, -self._mine.choices)
 
     def _add(self, requests: int = 0, body_bytes: int = 0, choices: int = 0) -> None:
@@ -143,7 +146,6 @@ class Slot:
 
 
 def too_large(limits: HttpLimits) -> ApiError:
-    """For a body beyond the limit."""
     return ApiError(413, f"a body of more than {limits.max_body_bytes} bytes is not accepted")
 
 

@@ -1,6 +1,6 @@
-"""`POST /v1/completions` and `POST /v1/chat/completions`: prompts go to the engine, and its answer to the client.
+"""Endpoints `POST /v1/completions` and `POST /v1/chat/completions`: send prompts to the engine and return its answers.
 
-An answer is told whole, or streamed as it is said. What nobody wants any more is aborted.
+Answers are returned whole or streamed. Requests whose client has hung up are aborted.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ if TYPE_CHECKING:
 
 
 News: TypeAlias = list[tuple[int, Tokens | Finished]]
-"""(number of the choice, what was said of it)"""
+"""Replies with the index of the choice that each belongs to."""
 TOO_SLOW = "too much of the answer is unread: the client reads too slowly, or the answer is too large for one response"
 
 
 class _Answer(Protocol):
-    """An answer that the engine generates: as a whole, or as events."""
+    """An answer that the engine generates, returned whole or as events."""
 
     is_stream: bool
     generation: Generation
@@ -69,7 +69,7 @@ class _Answer(Protocol):
 
 
 async def _response(request: Request, answer: _Answer, usage: StreamUsage) -> Response:
-    """`answer`, in the way that was asked for; nothing is generated for a client that hung up."""
+    """Return `answer` whole or as a stream. Nothing is generated for a client that hung up."""
     if answer.is_stream:
         await unless_gone(request, answer.generation.begin_or_close())
         return EventStream(request, answer.events(usage), answer.generation.close)
@@ -77,13 +77,13 @@ async def _response(request: Request, answer: _Answer, usage: StreamUsage) -> Re
 
 
 async def completions(request: Request) -> Response:
-    """`POST /v1/completions`: prompts as they are, text or token ids."""
+    """Handle `POST /v1/completions`: prompts as text or token ids, without a chat template."""
     answer, usage = await _completion_asked(request)
     return await _response(request, answer, usage)
 
 
 async def _completion_asked(request: Request) -> tuple[_CompletionAnswer, StreamUsage]:
-    """The answer to be, and which events of a stream tell its usage. The body is not kept."""
+    """Read the body. Returns the answer to generate and which events report usage. The body is not retained."""
     api: Api = request.app.state.api
     body = await read_body(request, CompletionBody, api.settings.limits)
     adapter = await api.adapter_of(body.model)
@@ -97,7 +97,7 @@ async def _completion_asked(request: Request) -> tuple[_CompletionAnswer, Stream
 
 
 def _prompts_of(body: CompletionBody) -> Sequence[str | list[int]]:
-    """Prompts of all the forms in which they may come. Raises ApiError."""
+    """Return the prompts in a list, whichever form the body uses. Raises ApiError."""
     value = body.prompt
     if isinstance(value, str):
         return [value]
@@ -114,7 +114,7 @@ def _prompts_of(body: CompletionBody) -> Sequence[str | list[int]]:
 
 
 class _CompletionAnswer:
-    """To the prompts of one body."""
+    """Answer to the prompts of one completions body."""
 
     def __init__(
         self,
@@ -141,7 +141,6 @@ class _CompletionAnswer:
         self.generation = Generation(api.line, submits, is_stream=self.is_stream)
 
     async def whole(self) -> CompletionResponse:
-        """All of it."""
         with self.generation as generation:
             await generation.begin()
             choices = self._choices(await generation.rest())
@@ -151,7 +150,7 @@ class _CompletionAnswer:
             return self._completion([_whole(number, part) for number, part in parts.items()], generation.usage)
 
     async def events(self, usage: StreamUsage) -> Events:
-        """What was said, as it is said. Everything was taken in before."""
+        """Yield server-sent events as tokens arrive. The engine has accepted all prompts before."""
 
         def chunk(choice: CompletionChoice) -> CompletionResponse:
             if usage is StreamUsage.EACH:
@@ -194,13 +193,13 @@ def _whole(number: int, parts: Sequence[CompletionChoice]) -> CompletionChoice:
 
 
 async def chat(request: Request) -> Response:
-    """`POST /v1/chat/completions`: a conversation through the model's template, with tools."""
+    """Handle `POST /v1/chat/completions`: a conversation through the model's chat template, with tools."""
     answer, usage = await _chat_asked(request)
     return await _response(request, answer, usage)
 
 
 async def _chat_asked(request: Request) -> tuple[_ChatAnswer, StreamUsage]:
-    """The answer to be, and which events of a stream tell its usage. The body is not kept."""
+    """Read the body. Returns the answer to generate and which events report usage. The body is not retained."""
     api: Api = request.app.state.api
     body = await read_body(request, ChatBody, api.settings.limits)
     adapter = await api.adapter_of(body.model)
@@ -217,7 +216,7 @@ async def _chat_asked(request: Request) -> tuple[_ChatAnswer, StreamUsage]:
 
 
 class _ChatAnswer:
-    """To the conversation of one body."""
+    """Answer to the conversation of one chat body."""
 
     def __init__(
         self,
@@ -244,7 +243,6 @@ class _ChatAnswer:
         self.generation = Generation(api.line, [submit], is_stream=self.is_stream)
 
     async def whole(self) -> ChatCompletion:
-        """All of it."""
         with self.generation as generation:
             await generation.begin()
             news = await generation.rest()
@@ -254,7 +252,7 @@ class _ChatAnswer:
         return ChatCompletion(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)
 
     async def events(self, usage: StreamUsage) -> Events:
-        """What was said, as it is said. Everything was taken in before."""
+        """Yield server-sent events as tokens arrive. The engine has accepted the prompt before."""
         begin = ChatDelta(role="assistant", content="")
 
         def chunk(choice: ChatChunkChoice) -> ChatChunk:
@@ -299,7 +297,7 @@ class _ChatAnswer:
         return choices
 
     def _read(self, index: int, pieces: list[Tokens | Finished]) -> tuple[str, list[CalledTool]]:
-        """Text that can be told, and calls."""
+        """Return the text that can be shown and the tool calls found so far."""
         reader, marked = self._readers[index], self._texts[index]
         if marked is not None:
             text = "".join(map(marked.add, pieces))
@@ -324,19 +322,19 @@ class _ChatAnswer:
 
 
 def _text_alone(choice: ChatChunkChoice) -> str | None:
-    """What is new of an answer where that is text and nothing else."""
+    """Return the new text of a choice if it has nothing else; else None."""
     is_plain = choice.finish_reason is None and choice.logprobs is None and choice.delta.tool_calls is UNSET
     return choice.delta.content if is_plain and isinstance(choice.delta.content, str) else None
 
 
 class Generation:
-    """The prompts of one HTTP request at the engine. A context manager: what has not ended at its end is aborted."""
+    """The engine requests of one HTTP request. A context manager that aborts unfinished ones at the end."""
 
     def __init__(self, line: EngineClient, submits: Sequence[Submit], *, is_stream: bool) -> None:
         self._line = line
         self._request_ids = [submit.request_id for submit in submits]
         self._submits = list(submits)
-        """Those to be sent; their prompts are not kept longer."""
+        """Submissions to be sent; dropped with their prompts afterwards."""
         self._inbox = Inbox(is_stream=is_stream)
         self._early: News = []
         self._num_each = submits[0].sampling.n
@@ -345,7 +343,10 @@ class Generation:
         self._num_prompt_tokens = self._num_new_tokens = 0
 
     async def begin(self) -> None:
-        """Submit all; returns once the engine has taken all in. Raises ApiError for the first that it refuses."""
+        """Submit all prompts and wait until the engine has accepted them.
+
+        Raises ApiError for the first that it refuses.
+        """
         try:
             submits, self._submits = self._submits, []
             for number, submit in enumerate(submits):
@@ -368,7 +369,7 @@ class Generation:
             self._check()
 
     async def begin_or_close(self) -> None:
-        """The same for who goes on with it later: nothing is left behind when it raises."""
+        """Call `begin`, and abort everything if it raises. For callers that enter the context later."""
         try:
             await self.begin()
         except BaseException:
@@ -376,7 +377,7 @@ class Generation:
             raise
 
     async def next(self) -> News:
-        """What was said since; empty once everything has ended. Raises ApiError when the engine failed."""
+        """Wait for and return new replies; empty once all have ended. Raises ApiError if the engine failed."""
         early, self._early = self._early, []
         if early or not self._num_left:
             return early
@@ -388,7 +389,6 @@ class Generation:
         return news
 
     async def rest(self) -> News:
-        """All that is said to the end."""
         news: News = []
         while more := await self.next():
             news += more
@@ -396,7 +396,7 @@ class Generation:
 
     @property
     def usage(self) -> UsageInfo:
-        """Of what has ended; a prompt counts once, however many answers it got."""
+        """Usage of the finished completions. A prompt counts once, regardless of its number of completions."""
         firsts = [one.usage for one in self._finished if one.index == 0]
         prompt = sum(usage.prompt_tokens for usage in firsts)
         completion = sum(one.usage.completion_tokens for one in self._finished)
@@ -405,12 +405,11 @@ class Generation:
 
     @property
     def usage_so_far(self) -> UsageInfo:
-        """Of what was said up to now; what was found in the cache is known at the end."""
+        """Usage up to now, without cached tokens, which are known at the end."""
         prompt, new = self._num_prompt_tokens, self._num_new_tokens
         return UsageInfo(prompt, new, prompt + new)
 
     def close(self) -> None:
-        """Abort what has not ended."""
         for request_id in self._request_ids:
             self._line.abandon(request_id)
 

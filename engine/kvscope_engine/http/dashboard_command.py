@@ -1,4 +1,4 @@
-"""`kvscope-engine dashboard`: the Grafana dashboard for `/metrics`, to be imported. Imports no server."""
+"""Command `kvscope-engine dashboard`: prints the Grafana dashboard for `/metrics`. Imports no server code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ ABOUT = (
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "dashboard", help="the Grafana dashboard for /metrics", description=ABOUT
     )
@@ -24,7 +23,6 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it: 0."""
     dashboard = files("kvscope_resources").joinpath("grafana", "kvscope.json")
     if args.path:
         print(dashboard)

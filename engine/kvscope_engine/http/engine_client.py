@@ -1,7 +1,7 @@
-"""A client of the engine: one thread on the command socket, and on the event loop whose answer is whose.
+"""Client of the engine: a thread on the command socket, and the routing of replies on the event loop.
 
-Owns the connection over the engine's restarts, and every request that has not ended. An engine that goes away ends
-what it had with an error, and is waited for. Knows nothing of HTTP.
+Owns the connection across restarts of the engine, and every unfinished request. If the engine goes away, its requests
+end with an error, and the client waits for it to return. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -43,23 +43,28 @@ from kvscope_telemetry.sockets.connections import key_for
 Said: TypeAlias = Accepted | Refused | Tokens | Finished
 
 MAX_REPLIES: Final = 4_096
-"""Read in one pass."""
+"""Maximum number of replies read in one pass."""
 NAP_S: Final = 0.001
-"""Before what came is read where several requests are open, so that it is the tokens of a whole step, and the loop is
-woken once for all of them."""
+"""Seconds to sleep before reading replies while several requests are open.
+
+The replies then are those of a whole step, and the event loop is woken once for all of them.
+"""
 TICK_MS: Final = 250
 OWN_TAGS: Final = 2
-"""Smaller ones are the thread's."""
+"""Tags below this are used by the thread itself."""
 ASK_READY_S: Final = 5.0
 ASK_S: Final = 0.25
 AWAY_S: Final = 5.0
-"""How long requests outlive a tcp connection that broke; over ipc it ends with the engine's process."""
+"""Seconds for which requests outlive a broken tcp connection.
+
+An ipc connection breaks only with the engine's process.
+"""
 AWAY: Final = f"{NO_ENGINE}: its connection is lost"
 MISSED: Final = "the connection broke, and a part of the answer was not kept"
 MAX_STREAM_BYTES: Final = 4 << 20
-"""That wait for a client who reads too slowly; then its request ends."""
+"""Maximum bytes queued for a client that reads too slowly; beyond it, the request ends."""
 MAX_WHOLE_BYTES: Final = 64 << 20
-"""Of an answer that is told at its end."""
+"""Maximum bytes of an answer that is not streamed."""
 SAID_OVERHEAD_BYTES: Final = 200
 
 
@@ -71,19 +76,22 @@ class _Open:
     prompt: int
     num_left: int
     abort: Abort
-    """To be sent when nobody wants it any more."""
+    """Command to send if the request is no longer wanted."""
 
 
 class EngineClient:
-    """To the engine at `endpoint`; `start` and all but `close` are the event loop's. Raises BadInput as `key_for`."""
+    """Connection to the engine at `endpoint`. Raises BadInput as `key_for` does.
+
+    All methods but `close` are called on the event loop.
+    """
 
     def __init__(self, endpoint: str, *, key: Path | None = None) -> None:
         self.status: Status | None = None
-        """The engine's latest; None while there is no engine."""
+        """Latest status of the engine; None while there is no engine."""
         self.heard_s = 0.0
-        """When it was told (monotonic)."""
+        """Monotonic time at which `status` was received."""
         self.refusal = ""
-        """Why the engine does not let us in."""
+        """Reason why the engine refuses the connection; empty if it does not."""
         self._endpoint = endpoint
         self._sockets = ClientSockets(endpoint, key=key_for(endpoint, key), subscribes=False)
         self._outgoing = Outgoing()
@@ -93,7 +101,7 @@ class EngineClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="kvscope-engine-line", daemon=True)
-        # The thread's alone:
+        # Used by the thread only:
         self._awaited = AwaitedRequests()
         self._session = ""
         self._num_introduced = -1
@@ -101,12 +109,12 @@ class EngineClient:
         self._away_s: float | None = 0.0
 
     def start(self) -> None:
-        """Connect, from within the loop that is told of everything."""
+        """Connect. Call it on the event loop that receives the replies."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread and the connection; requests that have not ended are aborted."""
+        """End the thread and the connection. Unfinished requests are aborted."""
         self._closing = True
         if self._thread.is_alive():
             self._sockets.wake()
@@ -116,11 +124,13 @@ class EngineClient:
 
     @property
     def num_open(self) -> int:
-        """Prompts that have not ended."""
         return len(self._open)
 
     def submit(self, submit: Submit, inbox: Inbox, prompt: int) -> None:
-        """Send it; what is said of it comes into `inbox` as of this prompt. Raises BadInput, EngineDead."""
+        """Send a submission.
+
+        Its replies are put into `inbox` under the index `prompt`. Raises BadInput or EngineDead.
+        """
         if self.status is None:
             raise EngineDead(NO_ENGINE)
         self._outgoing.put(submit)
@@ -129,7 +139,10 @@ class EngineClient:
         self._sockets.wake()
 
     async def ask(self, command: LoadAdapter | UnloadAdapter) -> Done | Failed:
-        """The engine's answer, with `status` as it is from then on. Raises EngineDead when there is none."""
+        """Send a command and return the engine's reply, after refreshing `status`.
+
+        Raises EngineDead if there is no engine.
+        """
         if self.status is None:
             raise EngineDead(NO_ENGINE)
         reply = await self._answer(command)
@@ -138,7 +151,7 @@ class EngineClient:
         return reply
 
     async def refresh(self) -> None:
-        """`status` is as of now. Raises EngineDead."""
+        """Query the engine and update `status`. Raises EngineDead."""
         await self._answer(GetStatus())
 
     async def _answer(self, command: LoadAdapter | UnloadAdapter | GetStatus) -> Reply:
@@ -154,17 +167,17 @@ class EngineClient:
             del self._asked[tag]
 
     def abandon(self, request_id: str) -> None:
-        """Nobody wants it any more: it is aborted, unless it has ended."""
+        """Abort a request unless it has ended."""
         request = self._open.pop(request_id, None)
         if request is not None:
             self._abort(request.abort)
 
     def _abort(self, abort: Abort) -> None:
-        with contextlib.suppress(EngineDead):  # then it has no engine to run on
+        with contextlib.suppress(EngineDead):  # then no engine runs it
             self._outgoing.put(abort)
             self._sockets.wake()
 
-    # On the loop, called by the thread.
+    # On the event loop, scheduled by the thread.
 
     def _deliver(self, replies: list[tuple[Reply, int]]) -> None:
         for reply, num_bytes in replies:
@@ -181,7 +194,7 @@ class EngineClient:
     def _hand(self, reply: Said, num_bytes: int) -> None:
         request = self._open.get(reply.request_id)
         if request is None:
-            if isinstance(reply, Accepted):  # by an engine that came after it was given up
+            if isinstance(reply, Accepted):  # accepted after it was abandoned
                 self._abort(Abort(request_id=reply.request_id))
             return
         if isinstance(reply, Tokens) and reply.num_missed:
@@ -196,7 +209,7 @@ class EngineClient:
         request.inbox.put(request.prompt, reply, num_bytes)
 
     def _lose_all(self, refusal: str) -> None:
-        """The engine is gone."""
+        """End all requests with an error: the engine is gone."""
         self.status, self.refusal = None, refusal
         lost, self._open = self._open, {}
         for request_id, request in lost.items():
@@ -204,12 +217,12 @@ class EngineClient:
         self._lose_asked()
 
     def _lose_asked(self) -> None:
-        """What was asked by tag may have been answered on a connection that broke."""
+        """Fail the pending queries, whose replies may have been sent on the broken connection."""
         for future in self._asked.values():
             if not future.done():
                 future.set_exception(EngineDead(AWAY))
 
-    # The thread.
+    # On the thread.
 
     def _run(self) -> None:
         try:
@@ -232,18 +245,18 @@ class EngineClient:
     def _read(self, data: bytes) -> tuple[Reply, int] | None:
         try:
             reply = decode_reply(data)
-        except ProtocolError:  # of a later version, or nonsense: there is nobody to tell it to
+        except ProtocolError:  # of a later version, or malformed: no request can be identified
             return None
         self._awaited.heard(reply)
         return reply, len(data)
 
     def _tell(self, replies: list[tuple[Reply, int]]) -> None:
         if replies and self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended first
+            with contextlib.suppress(RuntimeError):  # the loop was closed before
                 self._loop.call_soon_threadsafe(self._deliver, replies)
 
     def _look(self, now_s: float) -> None:
-        """After the connection."""
+        """Maintain the connection: introduce the session, poll the status, send queued commands."""
         if not self._sockets.is_connected:
             self._miss(now_s)
             return
@@ -256,7 +269,7 @@ class EngineClient:
         self._outgoing.send_all(self._sockets.send, self._awaited.sent)
 
     def _miss(self, now_s: float) -> None:
-        """There is no connection: once that has lasted, what was open is lost."""
+        """End the session and its requests once the connection has been missing for too long."""
         if self._away_s is None:
             self._away_s = now_s
         patience_s = 0.0 if self._sockets.is_ipc else AWAY_S
@@ -267,7 +280,7 @@ class EngineClient:
                 self._loop.call_soon_threadsafe(self._lose_all, self._sockets.refusal)
 
     def _introduce(self, now_s: float) -> bool:
-        """Say first on each connection who we are, and what we wait for; whether that is done."""
+        """Send the session and the awaited requests, first on each connection. Returns whether that was done."""
         number = self._sockets.num_connections
         self._session = self._session or secrets.token_hex(16)
         if not self._sockets.send(encode(GetStatus(tag=1, session=self._session, awaited=self._awaited.all()))):
@@ -289,19 +302,19 @@ class EngineClient:
 
 
 def _lost(request_id: str, why: str) -> Finished:
-    """The last word on a request that the engine says none on."""
+    """Return the last message of a request that the engine does not answer any more."""
     return Finished(request_id=request_id, finish_reason="error", usage=Usage(), timing=RequestTiming(), error=why)
 
 
 class Inbox:
-    """What the engine said of one HTTP request's prompts and nobody took yet: bounded, in order, for one task.
+    """Bounded queue of the replies to one HTTP request's prompts, read by one task on the event loop.
 
-    Belongs to the event loop. `is_stream`: wakes who waits for every token, otherwise at beginnings and ends alone.
+    `is_stream`: wake the reader for every token, otherwise only when a prompt is accepted or refused or ends.
     """
 
     def __init__(self, *, is_stream: bool) -> None:
         self.overflowed = False
-        """More came than may wait: nothing is taken any more."""
+        """Whether the bound was exceeded; further replies are dropped."""
         self._wakes_on_tokens = is_stream
         self._max_bytes = MAX_STREAM_BYTES if is_stream else MAX_WHOLE_BYTES
         self._waiting: deque[tuple[int, Said]] = deque()
@@ -309,7 +322,6 @@ class Inbox:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, prompt: int, reply: Said, num_bytes: int) -> None:
-        """Append what was said of the prompt of this number."""
         if self.overflowed:
             return
         self._num_bytes += num_bytes + SAID_OVERHEAD_BYTES
@@ -321,7 +333,7 @@ class Inbox:
             self._wake()
 
     async def take(self) -> list[tuple[int, Said]]:
-        """Everything that waits, oldest first, once there is something worth waking for."""
+        """Wait for replies and return all of them, oldest first."""
         while not self._waiting and not self.overflowed:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -331,7 +343,7 @@ class Inbox:
         replies = list(self._waiting)
         self._waiting.clear()
         if self._wakes_on_tokens:
-            self._num_bytes = 0  # what is kept of a whole answer goes on to count
+            self._num_bytes = 0  # a whole answer is still held by the reader, so its bytes keep counting
         return replies
 
     def _wake(self) -> None:

@@ -1,4 +1,4 @@
-"""`kvscope-engine http ENDPOINT`: the OpenAI-compatible API for an engine that runs already."""
+"""Command `kvscope-engine http ENDPOINT`: the OpenAI-compatible API for a running engine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ ABOUT: Final = (
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "http", help="serve the OpenAI API for a running engine", description=ABOUT
     )
@@ -84,7 +83,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 
 def add_api_options(parser: argparse.ArgumentParser) -> None:
-    """Those that `serve --http` has as well."""
+    """Add the options that `serve --http` shares."""
     parser.add_argument(
         "--api-key",
         metavar="KEY[,KEY]",
@@ -114,7 +113,10 @@ def add_api_options(parser: argparse.ArgumentParser) -> None:
 
 
 def api_key(args: argparse.Namespace) -> str:
-    """The key that clients must show, empty for none. Raises BadInput for what cannot be a header."""
+    """Return the API keys for clients, separated by commas; empty for none.
+
+    Raises BadInput for what cannot be a header.
+    """
     key: str = os.environ.get(API_KEY_VARIABLE, "") if args.api_key is None else args.api_key
     if args.api_key == "" or len(key) > MAX_API_KEY or not (key.isascii() and key.isprintable()) or key != key.strip():
         raise BadInput(f"the API key is not accepted: 1 to {MAX_API_KEY} printable ASCII characters")
@@ -122,7 +124,7 @@ def api_key(args: argparse.Namespace) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal: 0."""
+    """Serve until a signal."""
     if args.max_requests < 1 or args.max_connections < 1 or args.drain_seconds < 0:
         names = "--max-requests, --max-connections and --drain-seconds"
         raise BadInput(f"{names} must be whole numbers above 0 (the last: 0 or more)")
@@ -162,7 +164,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _pages(args: argparse.Namespace, settings: HttpSettings) -> Iterator[list[BaseRoute]]:
-    """Those of other rooms, while they live."""
+    """Yield the mounted routes of other packages (metrics) and close them at the end."""
     if args.no_metrics:
         yield []
         return

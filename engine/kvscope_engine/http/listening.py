@@ -1,4 +1,7 @@
-"""Where the API listens: `HOST:PORT` read and bound, before any process or model is started. Imports no server."""
+"""Listening address of the API: parses `HOST:PORT` and binds it before any process or model is started.
+
+Imports no server code.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from kvscope_telemetry.errors import BadInput, KvscopeError
 
 
 def parse_listen(text: str) -> tuple[str, int]:
-    """Host and port in `HOST:PORT`, `:PORT` or `PORT` (loopback). Raises BadInput."""
+    """Parse `HOST:PORT`, `:PORT` or `PORT` (loopback). Raises BadInput."""
     host, _, port = text.rpartition(":")
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):
         raise BadInput(f"{text!r:.80} is not accepted: HOST:PORT with a port from 0 to 65535, such as 127.0.0.1:8000")
@@ -17,7 +20,10 @@ def parse_listen(text: str) -> tuple[str, int]:
 
 
 def listen(text: str) -> socket.socket:
-    """A socket that listens at `HOST:PORT`. Raises BadInput for no address, KvscopeError for one that is taken."""
+    """Return a socket listening on `HOST:PORT`.
+
+    Raises BadInput for a bad address, KvscopeError if it cannot be bound.
+    """
     host, port = parse_listen(text)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -35,11 +41,10 @@ def listen(text: str) -> socket.socket:
 
 
 def is_loopback(listener: socket.socket) -> bool:
-    """Whether only this machine can connect."""
     return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
 
 
 def url(listener: socket.socket) -> str:
-    """What a client on this machine opens."""
+    """Return the URL for clients on this machine."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,4 +1,7 @@
-"""Runs before every endpoint: checks access and reads bodies. Of the endpoints it knows only those open to all."""
+"""ASGI middleware and body parsing that run before every endpoint: access checks and limits.
+
+Of the endpoints it knows only those that need no API key.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,16 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 OPEN_PATHS: Final = frozenset(("/health", "/version", "/openapi.json"))
-"""Without an API key."""
+"""Paths that need no API key."""
 SLOT: Final = "kvscope.slot"
 _Body = TypeVar("_Body")
 
 
 class AccessMiddleware:
-    """ASGI middleware. Without an API key only this machine's own names are believed as hosts."""
+    """Checks API key or host and gives each request a `Slot`.
+
+    Without API keys, only addresses and localhost are accepted as Host, which defeats DNS rebinding.
+    """
 
     def __init__(
         self,
@@ -62,7 +68,7 @@ class AccessMiddleware:
                 slot.leave()
 
     def _check(self, path: str, headers: Headers) -> str:
-        """The key that is shown, where there is one. Raises ApiError for who may not come in."""
+        """Return the key that was sent; empty without one. Raises ApiError if access is denied."""
         if not self._keys:
             _check_host(headers.get("host", ""))
             return ""
@@ -82,9 +88,9 @@ class AccessMiddleware:
 
 
 async def read_body(request: Request, kind: type[_Body], limits: HttpLimits) -> _Body:
-    """The body as `kind`, and a place among those being answered. Raises ApiError.
+    """Read and decode the body as `kind`, and count the request as in progress. Raises ApiError.
 
-    Its bytes count until its slot's `give_body` is called, or it is over.
+    The body's bytes count until the slot's `give_body` is called or the request ends.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError(415, "the body is not accepted: Content-Type: application/json is")
@@ -104,13 +110,13 @@ async def read_body(request: Request, kind: type[_Body], limits: HttpLimits) -> 
 
 
 def slot_of(request: Request) -> Slot:
-    """The place of a request that came through the gate."""
+    """Return the slot that the middleware gave the request."""
     slot: Slot = request.scope[SLOT]
     return slot
 
 
 def asker_of(request: Request) -> Asker:
-    """In whose turn work for a request is done: its client's, and among that one's requests its own."""
+    """Return the fair-queue key for the request's work: its client, and within that the request itself."""
     return Asker(slot_of(request).client, str(id(request.scope)))
 
 
@@ -138,7 +144,7 @@ def _decoded(data: bytes, kind: type[_Body]) -> _Body:
 
 
 def _field(message: str) -> str | None:
-    """The field that msgspec complains of: "… - at `$.messages[0].role`", "… unknown field `x`"."""
+    """Return the field that a msgspec error message names: "... - at `$.messages[0].role`", "... unknown field `x`"."""
     _, found, path = message.rpartition("`$.")
     if found:
         return path.rstrip("`")[:100]
@@ -147,7 +153,7 @@ def _field(message: str) -> str | None:
 
 
 def _check_size(scope: Scope) -> None:
-    """A head that came all at once was not measured before."""
+    """Refuse an oversized head. One that arrived in a single read was not measured by h11."""
     num_bytes = len(scope["raw_path"]) + len(scope["query_string"])
     num_bytes += sum(len(name) + len(value) for name, value in scope["headers"])
     if num_bytes > MAX_HEAD_BYTES:
@@ -155,7 +161,7 @@ def _check_size(scope: Scope) -> None:
 
 
 def _check_host(host: str) -> None:
-    """Raise ApiError for a name that a page in somebody's browser could have made up for this machine."""
+    """Raise ApiError for a host name that a web page could have made resolve to this machine (DNS rebinding)."""
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
     if not name or name == "localhost" or name.endswith(".localhost"):
         return

@@ -1,4 +1,4 @@
-"""`GET /openapi.json`: the document of the API, written from the structs that decode bodies and make answers."""
+"""Endpoint `GET /openapi.json`: the API's document, generated from the structs of request and response bodies."""
 
 from __future__ import annotations
 
@@ -61,13 +61,11 @@ ERRORS: Final = {
 
 
 async def openapi(request: Request) -> Response:
-    """The endpoint."""
     return Response(_encoded(), media_type="application/json")
 
 
 @cache
 def document() -> Document:
-    """As data."""
     kinds = [ErrorBody, *(kind for post in POSTS.values() for kind in post[:2]), *(get[0] for get in GETS.values())]
     _, schemas = msgspec.json.schema_components([kind for kind in kinds if kind is not str], ref_template=REFS)
     paths: dict[str, Any] = {path: {"post": _post(*post)} for path, post in POSTS.items()}

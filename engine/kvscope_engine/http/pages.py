@@ -1,4 +1,4 @@
-"""The endpoints besides completions: models, health, version, tokenize and detokenize."""
+"""Endpoints other than completions: models, health, version, tokenize and detokenize."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ from kvscope_telemetry.messages.commands import LoadedAdapter, Status
 from kvscope_telemetry.sockets.client_sockets import NO_ENGINE
 
 SILENT_S: Final = 30.0
-"""Without an answer to what is asked every five seconds, by a thread that has nothing else to do."""
+"""Seconds without a reply to the status query after which the engine counts as stuck.
+
+The query is sent every five seconds, and the engine answers it on its I/O thread, independently of steps.
+"""
 STUCK_S: Final = 60.0
-"""For a step."""
+"""Duration of a step in seconds from which the engine counts as stuck."""
 PAUSED_S: Final = 60.0
-"""By somebody."""
+"""Duration of a pause in seconds from which the engine counts as not serving."""
 
 
 def json_response(answer: msgspec.Struct) -> Response:
-    """`answer`, with 200."""
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
 async def models(request: Request) -> Response:
-    """`GET /v1/models`."""
     api: Api = request.app.state.api
     return json_response(ModelList(data=[_model(api), *(_adapter(api, one) for one in api.adapters.values())]))
 
 
 async def model(request: Request) -> Response:
-    """`GET /v1/models/NAME`."""
     api: Api = request.app.state.api
     adapter = await api.adapter_of(request.path_params["name"])
     return json_response(_adapter(api, api.adapters[adapter]) if adapter else _model(api))
 
 
 async def health(request: Request) -> Response:
-    """`GET /health`: 200 while the engine serves, 503 with the reason while it does not.
+    """Handle `GET /health`: 200 while the engine serves, else 503 with the reason.
 
-    It names no model, because it asks for no key.
+    The reply names no model, because no API key is required.
     """
     line = request.app.state.api.line
     status = line.status
@@ -62,7 +62,10 @@ async def health(request: Request) -> Response:
 
 
 def why_not_served(status: Status, silent_s: float) -> str:
-    """Why the engine does not serve, or not as it should; empty when it does."""
+    """Return why the engine does not serve properly; empty if it does.
+
+    `silent_s`: seconds since its last status was received.
+    """
     if status.phase == "loading":
         progress = status.progress
         how_far = f" ({progress.done / progress.total:.0%})" if progress is not None and progress.total else ""
@@ -79,14 +82,12 @@ def why_not_served(status: Status, silent_s: float) -> str:
 
 
 async def version(request: Request) -> Response:
-    """`GET /version`."""
     status = request.app.state.api.line.status
     hello = status.hello if status is not None else None
     return json_response(Version(program_version(), hello.engine_version if hello is not None else ""))
 
 
 async def tokenize(request: Request) -> Response:
-    """`POST /tokenize`."""
     api: Api = request.app.state.api
     body = await read_body(request, TokenizeBody, api.settings.limits)
     await api.adapter_of(body.model)
@@ -105,7 +106,6 @@ async def tokenize(request: Request) -> Response:
 
 
 async def detokenize(request: Request) -> Response:
-    """`POST /detokenize`."""
     api: Api = request.app.state.api
     body = await read_body(request, DetokenizeBody, api.settings.limits)
     await api.adapter_of(body.model)
@@ -142,5 +142,4 @@ def _model(api: Api) -> Model:
 
 
 def _adapter(api: Api, adapter: LoadedAdapter) -> Model:
-    """As vLLM shows it."""
     return Model(id=adapter.name, created=api.started_s, root=adapter.path, parent=api.model_name)

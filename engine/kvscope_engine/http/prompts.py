@@ -1,4 +1,4 @@
-"""Prompts of a request as the engine gets them: token ids made here, or text where there is no tokenizer."""
+"""Converts a body's prompts to what the engine gets: token ids, or text if no tokenizer is available here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvscope_telemetry.messages.commands import ChatMessage
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Fields of a `Submit`."""
+    """Fields of a `Submit` that hold the prompt."""
 
     fields: dict[str, Any]
 
@@ -27,7 +27,7 @@ class Prompt:
 async def text_prompts(
     api: Api, asker: Asker, tokenizer: Tokenizer | None, given: Sequence[str | list[int]]
 ) -> list[Prompt]:
-    """Of completions. Raises ApiError."""
+    """Convert the prompts of a completions body. Raises ApiError."""
     max_len = api.max_model_len
     for prompt in given:
         if isinstance(prompt, list) and 0 < max_len <= len(prompt):
@@ -43,7 +43,7 @@ async def text_prompts(
 
 
 async def chat_prompt(api: Api, asker: Asker, tokenizer: Tokenizer | None, body: ChatBody, num_bytes: int) -> Prompt:
-    """Of a chat in a body of `num_bytes`. Raises ApiError."""
+    """Convert the conversation of a chat body of `num_bytes`. Raises ApiError."""
     tools = body.tools if body.tools and body.tool_choice != "none" else ()
     if tokenizer is None:
         return _as_messages(api, body, tools)
@@ -63,19 +63,19 @@ def chat_ids(
     max_len: int,
     add_generation_prompt: bool = True,
 ) -> list[int]:
-    """Token ids of a conversation that is not too long. Raises BadInput, ApiError."""
+    """Return the token ids of a conversation. Raises BadInput if it is too long, or ApiError."""
     text = conversation_text(tokenizer, messages, tools, extra, add_generation_prompt=add_generation_prompt)
     return text_ids(tokenizer, text, max_len, add_special_tokens=False)
 
 
 def text_ids(tokenizer: Tokenizer, text: str, max_len: int, *, add_special_tokens: bool = True) -> list[int]:
-    """Token ids of a text that is not too long. Raises BadInput."""
+    """Return the token ids of a text. Raises BadInput if it is too long."""
     tokenizer.refuse_too_long(text, max_len)
     return tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
 def _pieces(given: Sequence[str | list[int]]) -> Iterator[list[str | list[int]]]:
-    """Small prompts together, as far as they are a small piece of work; larger ones alone."""
+    """Group small prompts up to `SMALL_BYTES` per piece of work; larger ones are alone."""
     piece: list[str | list[int]] = []
     num_bytes = 0
     for prompt in given:
@@ -109,7 +109,7 @@ def _untouched(prompt: str | list[int]) -> Prompt:
 
 
 def _as_messages(api: Api, body: ChatBody, tools: Sequence[Tool]) -> Prompt:
-    """For the engine's own tokenizer, which is asked for plain conversations alone."""
+    """Return plain messages for the engine's own tokenizer. Raises ApiError for tools and template options."""
     roles = {message.role for message in body.messages}
     if tools or body.chat_template_kwargs or body.reasoning_effort or roles - {"system", "user", "assistant"}:
         names = "tools, chat_template_kwargs and reasoning_effort"

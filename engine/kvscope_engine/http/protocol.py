@@ -1,10 +1,9 @@
-"""One connection: uvicorn's HTTP/1.1, with an end to waiting for a head and to what a client leaves unread, and events
-streamed over it.
+"""One HTTP/1.1 connection: uvicorn's protocol with timeouts for heads and unread output, and server-sent events.
 
-Owns how many connections there may be. What is no HTTP gets an answer in OpenAI's shape too. A head of which a proxy
-could think otherwise than we do, where it or its body ends, is refused before h11 makes the best of it, and the
-connection is closed: one that is read in two ways hides a request in another's. Of a stream nothing is buffered: a
-client that reads slowly holds up its own task, and what waits for it waits in its inbox.
+Owns the limit on connections. Malformed HTTP also gets an error in OpenAI's format. A head that a proxy could interpret
+differently, as to where it or its body ends, is refused before h11 parses it, and the connection is closed, which
+prevents request smuggling. Streams are not buffered: a client that reads slowly blocks only its own task, and its
+replies wait in its inbox.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
 HEAD_END: Final = re.compile(rb"\n\r?\n")
-"""As h11 finds it."""
+"""End of a head, as h11 finds it."""
 VERSION: Final = re.compile(rb" HTTP/([0-9]+(?:\.[0-9]+)?)$")
 MAX_HEAD_BYTES: Final = 32 << 10
-"""Of a request's first line and headers."""
+"""Maximum bytes of a request's first line and headers."""
 SLICE_BYTES: Final = 4 << 10
 """Most bytes of one connection that are parsed before other connections get their turn."""
 FREE_CHUNKS: Final = 2048
@@ -49,7 +48,10 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 
 class HttpConnection(H11Protocol):
-    """Protocol of one connection, made by uvicorn; `limits` and `max_connections` are set on a subclass (`bounded`)."""
+    """Protocol of one connection, created by uvicorn.
+
+    `limits` and `max_connections` are set on a subclass (`bounded`).
+    """
 
     limits = HttpLimits()
     max_connections = 1 << 20
@@ -75,7 +77,7 @@ class HttpConnection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Parse `data` in slices with a turn of the event loop between them.
 
-        h11 takes about 20 µs for a chunk, so that 256 kB of one-byte chunks would hold all clients for a second.
+        h11 takes about 20 us per chunk, so that 256 kB of one-byte chunks would block all clients for a second.
         """
         self._unparsed += data
         if self._next_slice is None:
@@ -109,9 +111,9 @@ class HttpConnection(H11Protocol):
             self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
 
     async def write_piece(self, data: bytes) -> None:
-        """More of an answer of unknown length that has begun: what the server's `send` does for it, at half the cost.
+        """Write more of a response of unknown length that has begun, at half the cost of the ASGI `send`.
 
-        Waits while the client does not read. What comes after it hung up goes nowhere.
+        Waits while the client does not read. Data after a disconnect is dropped.
         """
         if self.flow.write_paused:
             await self.flow.drain()
@@ -143,7 +145,7 @@ class HttpConnection(H11Protocol):
         self._answer(408, "the request did not arrive in time: closing the connection")
 
     def _answer(self, status: int, message: str) -> None:
-        """Say so, if nothing was said yet, and hang up."""
+        """Send an error, unless a response has been sent, and close the connection."""
         if self.transport.is_closing():
             return
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -172,10 +174,10 @@ class HttpConnection(H11Protocol):
 
 
 class _StrictConnection(h11.Connection):
-    """Checks each head before h11 parses it, and that a body does not consist of tiny chunks."""
+    """h11 connection that checks each head before parsing and refuses bodies that consist of tiny chunks."""
 
     refusal: tuple[int, str] | None = None
-    """HTTP status and message for what was refused."""
+    """HTTP status and message of the refusal; None without one."""
     _num_chunks = _num_chunk_bytes = 0
 
     def next_event(self) -> Any:
@@ -199,9 +201,9 @@ class _StrictConnection(h11.Connection):
 
 
 def head_refusal(head: bytes) -> tuple[int, str] | None:
-    """Status and words for a head that could be read in several ways; None: it is fine.
+    """Return status and message for a head that could be read in several ways; None if it is accepted.
 
-    RFC 9112, 2.2, 2.3, 5.2, 6.1 and 6.3. What is no head at all is left to the parser.
+    Checks RFC 9112, sections 2.2, 2.3, 5.2, 6.1 and 6.3. What is not a head at all is left to h11.
     """
     first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
     if any(b"\r" in line or b"\n" in line for line in (first, *lines)):
@@ -224,24 +226,23 @@ def head_refusal(head: bytes) -> tuple[int, str] | None:
 
 
 def bounded(limits: HttpLimits, max_connections: int) -> type[HttpConnection]:
-    """The class of connections within these bounds."""
     return type("BoundedConnection", (HttpConnection,), {"limits": limits, "max_connections": max_connections})
 
 
 def encoded(chunks: Iterable[msgspec.Struct]) -> bytes:
-    """Events for all of them, in one piece."""
+    """Return the server-sent events of all chunks, concatenated."""
     return b"".join(b"data: " + _ENCODER.encode(chunk) + b"\n\n" for chunk in chunks)
 
 
 class TextEvents:
-    """Events that differ in a text alone: what is around it is written once for each choice, by `chunk`."""
+    """Encodes events that differ only in a text. The rest of the event is encoded once per choice, from `chunk`."""
 
     def __init__(self, chunk: Callable[[int, str], msgspec.Struct]) -> None:
         self._chunk = chunk
         self._around: dict[int, tuple[bytes, bytes]] = {}
 
     def event(self, number: int, text: str) -> bytes:
-        """Of the choice of this number."""
+        """Return the event with `text` for the choice `number`."""
         around = self._around.get(number)
         if around is None:
             before, _, after = encoded([self._chunk(number, MARK)]).partition(_ENCODER.encode(MARK))
@@ -250,7 +251,10 @@ class TextEvents:
 
 
 async def unless_gone(request: Request, work: Awaitable[_Result]) -> _Result:
-    """What `work` gives; cancelled, and ClientGone raised, when the client hangs up first. The body was read before."""
+    """Return the result of `work`, or cancel it and raise ClientGone if the client hangs up first.
+
+    The request's body must have been read.
+    """
     doing, gone = asyncio.ensure_future(work), asyncio.ensure_future(_hang_up(request))
     try:
         await asyncio.wait((doing, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -270,7 +274,7 @@ async def _hang_up(request: Request) -> None:
 
 
 class EventStream(Response):
-    """A stream of `events`; `close` is called at its end, whatever it is. An error in the middle is its last event."""
+    """Response that streams `events`. An error is sent as the last event; `close` is called at the end in any case."""
 
     def __init__(self, request: Request, events: Events, close: Callable[[], None]) -> None:
         super().__init__(headers=HEADERS, media_type="text/event-stream")

@@ -1,6 +1,7 @@
-"""The process: a listening socket, uvicorn on it, and an orderly end.
+"""The server process: a listening socket, uvicorn, and an orderly shutdown.
 
-SIGTERM, SIGINT and SIGHUP let running requests finish for a while and refuse new ones; a second Ctrl-C ends at once.
+SIGTERM, SIGINT and SIGHUP let running requests finish for a while and refuse new ones; a second Ctrl-C ends
+immediately.
 """
 
 from __future__ import annotations
@@ -38,11 +39,14 @@ from kvscope_telemetry.termination import handling_signals
 
 BACKLOG: Final = 4096
 OWN_FILES: Final = 256
-"""Descriptors that are not clients' connections."""
+"""File descriptors reserved for other uses than clients' connections."""
 
 
 class HttpServer:
-    """Serves on `listener`. Raises BadInput for one beyond loopback without an API key, and as `make_app` does."""
+    """Serves on `listener`.
+
+    Raises BadInput for an address beyond loopback without an API key, and as `make_app` does.
+    """
 
     def __init__(self, settings: HttpSettings, listener: socket.socket, mounts: Sequence[BaseRoute] = ()) -> None:
         if not api_keys(settings.api_key) and not is_loopback(listener):
@@ -60,7 +64,7 @@ class HttpServer:
                 log_level="critical",
                 access_log=False,
                 server_header=False,
-                proxy_headers=False,  # `--trust-forwarded` alone says whether they are believed
+                proxy_headers=False,  # X-Forwarded-For is trusted only with `--trust-forwarded`
                 backlog=BACKLOG,
                 h11_max_incomplete_event_size=MAX_HEAD_BYTES,
                 timeout_keep_alive=int(limits.keep_alive_s),
@@ -69,16 +73,16 @@ class HttpServer:
         )
 
     def run(self) -> None:
-        """Until `stop`, or a signal where this is the main thread."""
+        """Serve until `stop`, or until a signal if this is the main thread."""
         asyncio.run(self._server.serve(sockets=[self._listener]))
 
     def stop(self) -> None:
-        """End soon, from any thread."""
+        """Request the end, from any thread."""
         self._server.should_exit = True
 
 
 def max_connections(limits: HttpLimits) -> int:
-    """As many as `limits` has, or the files that this process may open."""
+    """Return the limit on connections, reduced to the number of files that this process may open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return limits.max_connections
@@ -86,7 +90,7 @@ def max_connections(limits: HttpLimits) -> int:
 
 
 class _Server(uvicorn.Server):
-    """Does not raise the signal again that ended it, unlike uvicorn."""
+    """uvicorn server that does not re-raise the signal that ended it."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -95,7 +99,7 @@ class _Server(uvicorn.Server):
 
 
 def metrics_route(page: MetricsPage) -> Route:
-    """To be mounted. Starlette runs what is no coroutine beside its loop."""
+    """Return the route of the metrics page. Starlette runs the endpoint in a thread because it is not a coroutine."""
 
     def answer(request: Request) -> Response:
         body, content_type = page.render(",".join(request.headers.getlist("accept")))
@@ -105,11 +109,10 @@ def metrics_route(page: MetricsPage) -> Route:
 
 
 def make_app(settings: HttpSettings, mounts: Sequence[BaseRoute] = ()) -> Starlette:
-    """The application: which path is whose, how errors are told, and the life of what all of them share.
+    """Create the application for one engine: routes, error handlers, and the lifetime of the shared state.
 
-    Pages of other rooms are mounted here (`mounts`): each is a route of its own, behind the same gate.
-
-    The application for one engine. Raises BadInput for an endpoint or key that is not accepted.
+    `mounts` are routes of other packages, behind the same middleware. Raises BadInput for an endpoint or key that is
+    not accepted.
     """
     api = Api(settings)
 
@@ -169,6 +172,6 @@ async def _no_such_page(request: Request, error: Exception) -> Response:
 
 
 async def _broken(request: Request, error: Exception) -> Response:
-    """A mistake of ours: told to the client in a line, and whole on standard error."""
+    """Handle an unexpected exception: print the traceback to standard error and send one line to the client."""
     traceback.print_exception(error, file=sys.stderr)
     return error_response(ApiError(500, f"the server failed on this request: {type(error).__name__}"))

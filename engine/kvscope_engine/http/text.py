@@ -1,9 +1,10 @@
-"""The model's text side in this process: its tokenizer, found by the model's name, and work on it beside the loop.
+"""The model's tokenizer in this process, found by the model's name, and threads for work on text.
 
-Work on text cannot be interrupted, so it comes in pieces: a prompt, or small ones of a request together. Clients take
-turns with them, and a client's requests; of two threads one takes small pieces alone, which never wait behind a book.
-How many pieces wait is bounded by the requests that are answered at a time, and their bytes by those of bodies.
-Without a tokenizer here the engine makes the tokens itself, and what needs text of tokens says that it has none.
+Work on text cannot be interrupted, so it is done in pieces: one prompt, or small ones of a request together. Clients
+are served round-robin, and requests round-robin within a client; one of the two threads takes only small pieces, which
+never wait behind a very long text. The number of waiting pieces is bounded by the limit on requests, and their bytes by
+that on bodies. Without a tokenizer here, the engine tokenizes, and endpoints that need text of tokens refuse with the
+reason.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.telemetry import ModelInfo
 
 SMALL_BYTES: Final = 64 << 10
-"""Of text that takes milliseconds."""
+"""Bytes of text that take only milliseconds."""
 _Result = TypeVar("_Result")
 
 
 class Asker(NamedTuple):
-    """Whose work it is: a client, and which of its requests."""
+    """Fair-queue key of work: a client, and which of its requests."""
 
     client: str = ""
     batch: str = ""
@@ -46,11 +47,11 @@ class _Piece:
 
 
 class TextSide:
-    """The tokenizer of whichever model the engine has, or of `folder`; `run` does work on it in threads."""
+    """Tokenizer of the engine's current model, or of `folder`, and two threads for work on text."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.reason = ""
-        """Why there is no tokenizer; empty where there is one, or none is needed."""
+        """Why there is no tokenizer; empty if there is one or none was needed yet."""
         self._folder = folder
         self._turns: Turns[_Piece] = Turns()
         self._changed = threading.Condition()
@@ -61,14 +62,17 @@ class TextSide:
         self._loading: asyncio.Task[Tokenizer | None] | None = None
 
     async def tokenizer(self, model: ModelInfo) -> Tokenizer | None:
-        """Of this model; loaded once."""
+        """Return the model's tokenizer, loaded once; None with `reason` set if there is none."""
         if self._loading is None or self._model != model:
             self._model = model
             self._loading = asyncio.create_task(self.run(Asker(), 0, lambda: self._load(model)))
         return await asyncio.shield(self._loading)
 
     async def run(self, asker: Asker, num_bytes: int, work: Callable[[], _Result]) -> _Result:
-        """What `work`, on that much text, gives, done in a thread in its turn. BadInput becomes a client's error."""
+        """Run `work`, which processes `num_bytes` of text, on a thread in the asker's turn and return its result.
+
+        BadInput becomes an ApiError for the client.
+        """
         piece = _Piece(work, num_bytes <= SMALL_BYTES)
         with self._changed:
             self._turns.put(*asker, piece)
@@ -80,11 +84,11 @@ class TextSide:
             raise refused(str(error)) from error
         except asyncio.CancelledError:
             with self._changed:
-                self._turns.take_if(lambda other: other is piece)  # its text goes with its client
+                self._turns.take_if(lambda other: other is piece)  # frees the text of a disconnected client
             raise
 
     def close(self) -> None:
-        """End the threads; work that has not begun is dropped, and what is being done serves nobody."""
+        """End the threads. Queued work is dropped; work in progress is abandoned."""
         with self._changed:
             self._is_closed = True
             for piece in self._turns.take_if(lambda piece: True):
@@ -96,12 +100,12 @@ class TextSide:
             if piece.done.set_running_or_notify_cancel():
                 try:
                     result = piece.work()
-                except Exception as error:  # told to who asked
+                except Exception as error:  # re-raised to the caller of `run`
                     piece.done.set_exception(error)
                 else:
                     piece.done.set_result(result)
                     del result
-            del piece  # with its text, while the next is waited for
+            del piece  # frees its text while waiting for the next
 
     def _next(self, small_alone: bool) -> _Piece | None:
         with self._changed:
@@ -126,7 +130,7 @@ class TextSide:
 
 
 def tokenizer_folder(model: ModelInfo) -> Path:
-    """Where the files of a model of this name lie on this machine. Raises BadInput and KvscopeError."""
+    """Return the folder of the model's files on this machine. Raises BadInput and KvscopeError."""
     name = parse_model_name(model.name)
     if name.kind == "hub":
         return _hub_folder(name.text)
@@ -138,7 +142,7 @@ def tokenizer_folder(model: ModelInfo) -> Path:
 
 
 def _hub_folder(repository: str) -> Path:
-    """What the engine downloaded; nothing is downloaded here."""
+    """Return the folder in the Hugging Face cache that the engine downloaded. Downloads nothing."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 

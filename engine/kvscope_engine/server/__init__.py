@@ -1,1 +1,1 @@
-"""The engine as a process: sockets, commands, token streams."""
+"""Server process of the engine: sockets, commands and token streams."""

@@ -1,7 +1,7 @@
-"""What clients do to a running engine: pauses, single steps, pins, evictions, preemptions and limits.
+"""Clients' interventions in a running engine: pauses, single steps, pins, evictions, preemptions and limits.
 
-Owns who paused the engine, the steps that are asked for one by one, whose a pin is and what everybody is told of it.
-Knows no sockets. Belongs to the engine's thread, where nothing else is said.
+Owns which clients paused the engine, the single steps that are still to run, the pins of each client, and the facts
+that heartbeats publish about them. Knows no sockets. Not thread-safe: used on the engine's thread, except where stated.
 """
 
 from __future__ import annotations
@@ -32,20 +32,23 @@ from kvscope_telemetry.messages.commands import (
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatFacts:
-    """What everybody is told with each heartbeat, as in `Heartbeat`, or when he asks."""
+    """Facts that heartbeats (`Heartbeat`) and replies to status queries contain."""
 
     pinned: bytes = b""
     pinned_by: str = ""
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
     adapters: tuple[LoadedAdapter, ...] = ()
-    """As in `Status`, the next too."""
+    """Sent in `Status` only, as is `takes_adapters`."""
     takes_adapters: bool = False
 
 
 class ClientInterventions:
-    """One for an engine. `tell` is given what a heartbeat says, `reply` what is answered later; `name_of` says what a
-    client is called."""
+    """Carries out the interventions of clients on one engine.
+
+    `tell` receives the facts for heartbeats, `reply` sends delayed replies, and `name_of` returns the display name of a
+    client.
+    """
 
     def __init__(
         self,
@@ -65,17 +68,17 @@ class ClientInterventions:
 
     @property
     def clients(self) -> list[bytes]:
-        """Those whose going away changes something."""
+        """Clients whose pins end when they disconnect."""
         return self._pins.clients
 
     def do(self, client: bytes, command: Intervention) -> Reply:
-        """Do it and say what was done. Raises BadInput with the reason where it cannot be."""
+        """Carry out `command` and return what was done. Raises BadInput with the reason if it is impossible."""
         what = self._do(client, command)
         self._tell()
         return Done(tag=command.tag, what=what)
 
     def step(self, client: bytes, command: Control) -> Reply | None:
-        """Run steps though the engine is paused; None: it is answered when they ran."""
+        """Queue single steps of a paused engine. Returns None if the reply follows once they ran."""
         if not self._pauses.any:
             return refuse(command, "the engine is not paused")
         if not self._engine.num_unfinished:
@@ -85,11 +88,10 @@ class ClientInterventions:
 
     @property
     def asked_by(self) -> str:
-        """Who asked for the single step that comes next, by name."""
+        """Display name of the client whose single step runs next; empty if there is none."""
         return "" if self.steps.first is None else self._name_of(self.steps.first)
 
     def stepped(self) -> None:
-        """A step ran."""
         if not self.steps.any:
             return
         self.steps.ran(self._engine.step_count)
@@ -97,17 +99,17 @@ class ClientInterventions:
             self.steps.end(self._engine.step_count, "no unfinished request left")
 
     def look_at_pauses(self) -> None:
-        """Who paused the engine may have let it go on."""
+        """End pending single steps if the engine is no longer paused."""
         if not self._pauses.any and self.steps.any:
             self.steps.end(self._engine.step_count, "engine resumed")
 
     def reset(self) -> None:
-        """The prefix cache was emptied: no block is pinned any more."""
+        """Forget all pins: the prefix cache was emptied."""
         self._pins.clear()
         self._tell()
 
     def lose(self, client: bytes) -> None:
-        """A client is gone, and what it pinned is let go."""
+        """Drop the single steps and pins of a disconnected client."""
         self.steps.forget(client)
         name = self._pins.name(client)
         _, blocks = self._pins.take(client)
@@ -158,7 +160,7 @@ def _blocks(count: int) -> str:
 
 
 class PinBook:
-    """Blocks by the clients that pinned them: one stays pinned while any of them is there and wants it."""
+    """Pinned blocks by client. A block stays pinned while at least one client pins it."""
 
     def __init__(self) -> None:
         self._blocks: dict[bytes, set[int]] = {}
@@ -166,25 +168,25 @@ class PinBook:
 
     @property
     def names(self) -> str:
-        """Of all that pin something, for people; empty when nobody does."""
+        """Display names of all clients that pin blocks, separated by commas; empty if there are none."""
         return ", ".join(dict.fromkeys(self._names.values()))
 
     @property
     def clients(self) -> list[bytes]:
-        """Those that do."""
         return list(self._blocks)
 
     def name(self, client: bytes) -> str:
-        """What a client that pins something is called."""
         return self._names.get(client, "somebody")
 
     def add(self, client: bytes, name: str, blocks: Iterable[int]) -> None:
-        """The client pinned `blocks`."""
         self._blocks.setdefault(client, set()).update(blocks)
         self._names[client] = name
 
     def take(self, client: bytes, blocks: Iterable[int] = ()) -> tuple[int, list[int]]:
-        """The client's pins on `blocks`, all it has where none are given, end: how many, and those nobody else has."""
+        """Remove the client's pins on `blocks`, or all its pins if none are given.
+
+        Returns the number of pins removed, and the blocks that no other client pins.
+        """
         held = self._blocks.get(client, set())
         ended = held & set(blocks) if blocks else set(held)
         held -= ended
@@ -195,7 +197,6 @@ class PinBook:
         return len(ended), sorted(ended - others)
 
     def clear(self) -> None:
-        """No block is pinned any more."""
         self._blocks.clear()
         self._names.clear()
 
@@ -209,9 +210,9 @@ class _Asked:
 
 
 class SingleSteps:
-    """Steps that are asked for one by one while the engine is paused: who waits for how many more.
+    """Queue of single steps that clients requested while the engine is paused.
 
-    Told when a step ran. Answers through `reply` when the steps that were asked for ran, or none can follow.
+    `reply` answers each client once its steps ran, or none can follow.
     """
 
     def __init__(self, reply: Callable[[bytes, Reply], None]) -> None:
@@ -220,20 +221,19 @@ class SingleSteps:
 
     @property
     def any(self) -> bool:
-        """Whether a step is to be run though the engine is paused."""
         return bool(self._asked)
 
     @property
     def first(self) -> bytes | None:
-        """The client whose turn it is."""
+        """The client whose steps run next."""
         return self._asked[0].client if self._asked else None
 
     def ask(self, client: bytes, tag: int, num_steps: int) -> None:
-        """Run so many, after those that were asked for before."""
+        """Queue `num_steps` steps behind those requested before."""
         self._asked.append(_Asked(client, tag, num_steps))
 
     def ran(self, step: int) -> None:
-        """Step `step` ran; does nothing when nobody asked for it."""
+        """Count step number `step`; does nothing if none was requested."""
         if self._asked:
             first = self._asked[0]
             first.num_run += 1
@@ -242,12 +242,11 @@ class SingleSteps:
                 self._answer(first, step)
 
     def end(self, step: int, why: str) -> None:
-        """There will be no more of them; `step` was the last."""
+        """Reply to all clients that no further step will run; `step` was the last."""
         while self._asked:
             self._answer(self._asked.popleft(), step, why)
 
     def forget(self, client: bytes) -> None:
-        """Nobody waits for what it asked for."""
         self._asked = deque(asked for asked in self._asked if asked.client != client)
 
     def _answer(self, asked: _Asked, step: int, why: str = "") -> None:
@@ -262,62 +261,57 @@ class SingleSteps:
 class _Pause:
     name: str
     lease_ns: int
-    """0: as long as the connection."""
+    """Nanoseconds without a message from the client after which the pause ends; 0: it ends with the connection."""
     heard_ns: int
 
 
 class Pauses:
-    """Who paused the engine, which stands still while anybody did. A pause lasts as long as whoever asked for it.
+    """Clients that paused the engine, which is paused while there are any.
 
-    `renew` is called on the I/O thread; `names` and `paused_s` may be read from any.
+    `renew` is called on the I/O thread. `names` and `paused_s` can be read from any thread.
     """
 
     def __init__(self) -> None:
         self.names = ""
-        """Of all who paused it, for people; empty when nobody did."""
+        """Display names of all clients that paused the engine, separated by commas; empty if there are none."""
         self._pauses: dict[bytes, _Pause] = {}
         self._since_ns = 0
-        """When the first of those that last began."""
+        """Monotonic time since which the engine has been paused without a break; 0 if it is not."""
 
     @property
     def any(self) -> bool:
-        """Whether the engine is paused."""
         return bool(self._pauses)
 
     @property
     def paused_s(self) -> float:
-        """How long the engine has stood still."""
+        """Seconds since the engine was paused; 0.0 if it is not."""
         since_ns = self._since_ns
         return (time.monotonic_ns() - since_ns) / 1e9 if since_ns else 0.0
 
     @property
     def clients(self) -> list[bytes]:
-        """Those that paused it."""
         return list(self._pauses)
 
     def pause(self, client: bytes, name: str, lease_s: float) -> None:
-        """From now on, for this client."""
         self._pauses[client] = _Pause(name, int(lease_s * 1e9), time.monotonic_ns())
         self._tell()
 
     def renew(self, client: bytes) -> None:
-        """Something was heard of a client."""
+        """Renew a client's lease: it sent a message."""
         pause = self._pauses.get(client)
         if pause is not None:
             pause.heard_ns = time.monotonic_ns()
 
     def end(self, client: bytes) -> None:
-        """A client is gone; does nothing for one that paused nothing."""
         self._pauses.pop(client, None)
         self._tell()
 
     def end_all(self) -> None:
-        """Somebody lets the engine go on."""
         self._pauses.clear()
         self._tell()
 
     def expire(self) -> None:
-        """End the pauses of those that were not heard of for their lease."""
+        """End the pauses of clients that were silent for longer than their lease."""
         now_ns = time.monotonic_ns()
         for client, pause in list(self._pauses.items()):
             if pause.lease_ns and now_ns - pause.heard_ns > pause.lease_ns:

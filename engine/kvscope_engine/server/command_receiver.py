@@ -1,12 +1,11 @@
-"""Commands as they come: what is answered on the I/O thread, at once, whatever the engine does, and what waits for it.
+"""Receives commands: answers some immediately on the I/O thread and queues the others for the engine's thread.
 
-Owns the engine's phase and the queue of tasks for the engine's thread. Commands that need the engine go into that
-queue; while there is no engine they are refused with the reason.
+Owns the engine's phase and the queue of tasks for the engine's thread. Commands that need the engine are queued; while
+there is no engine they are refused with the reason.
 
-The queue is bounded in number and bytes, and clients take turns. Whoever sends thousands of commands waits for them
-itself: every other client's next one is served after one of its. The order of each client's own is kept. A client that
-asks for several others, as the HTTP API does, says for whom (`Whose`): those take turns within its own, and are bounded
-each.
+The queue is bounded in number and bytes. Clients are served round-robin, so a client that sends thousands of commands
+delays only itself; each client's commands keep their order. A client that acts for several others, as the HTTP API
+does, names them (`Whose`): they are served round-robin within its turn, and each has its own bounds.
 """
 
 from __future__ import annotations
@@ -50,15 +49,17 @@ from kvscope_telemetry.messages.telemetry import Hello, Progress
 from kvscope_telemetry.sockets.server_sockets import ServerSockets
 
 SMALL_JOIN_BYTES: Final = 64 << 10
-"""An introduction up to this, of a client of which nothing waits, is taken however much waits of the others."""
+"""Maximum size of an introduction (`ClientJoined`) that is queued regardless of the bounds, if its client has
+nothing queued.
+"""
 SLICE_BLOCKS: Final = 32
-"""Whose contents are read at a time, so that a question for four thousand blocks holds up nobody."""
+"""Blocks whose contents are read per turn, so that a query for thousands of blocks does not delay other clients."""
 
 _Task = TypeVar("_Task")
 
 
 class Whose(NamedTuple):
-    """For whom a command is sent, and what it belongs to; both empty: the client's own."""
+    """On whose behalf a command is sent, and the batch that it belongs to. Both are empty for the client's own."""
 
     client: str = ""
     batch: str = ""
@@ -68,39 +69,42 @@ OWN: Final = Whose()
 
 
 class CommandReceiver:
-    """Knows the phase. `stop` is called when a client asks for a shutdown while the model loads."""
+    """Receives commands in every phase of the engine.
+
+    `stop` is called when a client requests a shutdown while the model loads.
+    """
 
     def __init__(self, stop: Callable[[], None], limits: ServiceLimits | None = None) -> None:
         self.tasks: CommandQueue[Task] = CommandQueue(limits or ServiceLimits())
-        """What waits for the engine's thread."""
+        """Tasks for the engine's thread."""
         self.telemetry_endpoint = ""
         self.pauses = Pauses()
         self.facts = HeartbeatFacts()
-        """The engine's thread sets another, any may read it."""
+        """Replaced by the engine's thread; may be read from any thread."""
         self.wants_ticks = False
-        """Whether the engine's thread is to be woken now and then though there is nothing else to do."""
+        """Whether the engine's thread needs a `Tick` with the next heartbeat although it has no other task."""
         self.busy_since_ns = 0
-        """When the engine's thread began what it does; 0 while it waits."""
+        """Monotonic time at which the engine's thread began its current task or step; 0 while it waits."""
         self.phase: Literal["loading", "ready", "failed"] = "loading"
         self.progress: Progress | None = None
         self.hello: Hello | None = None
         self.reason = ""
         self.was_asked = False
-        """Whether anybody ever sent a command."""
+        """Whether any client ever sent a command."""
         self._stop = stop
         self._sockets: ServerSockets | None = None
         self._has_sockets = threading.Event()
 
     def serve(self, sockets: ServerSockets) -> None:
-        """From now on `receive` answers over `sockets`; what came earlier waits for this."""
+        """Start answering over `sockets`. Calls of `receive` block until then."""
         self.telemetry_endpoint = sockets.telemetry_endpoint
         self._sockets = sockets
         self._has_sockets.set()
 
-    # On the I/O thread.
+    # Called on the I/O thread.
 
     def receive(self, client: bytes, command: Command) -> None:
-        """A command came that its client may give."""
+        """Handle a command that its client is authorized to give."""
         self._has_sockets.wait()
         sockets = self._sockets
         assert sockets is not None, "set before the event"
@@ -118,7 +122,7 @@ class CommandReceiver:
                 sockets.reply(client, refusal)
 
     def answer(self, client: bytes, command: Command) -> Reply | None:
-        """The answer that can be given at once, None when the engine's thread gives it."""
+        """Return the immediate answer, or None if the engine's thread answers."""
         self.was_asked = True
         self.pauses.renew(client)
         if isinstance(command, GetStatus):
@@ -130,7 +134,7 @@ class CommandReceiver:
         return refuse(command, behind(reason)) if reason else None
 
     def join(self, client: bytes, command: GetStatus, owner: str) -> Reply | None:
-        """Queue an introduction in the order of the client's commands; the refusal when that is too much."""
+        """Queue an introduction in the order of the client's commands. Returns a refusal if the queue is full."""
         num_bytes = command_bytes(command)
         if num_bytes <= SMALL_JOIN_BYTES and not self.tasks.has(client):
             num_bytes = 0
@@ -138,17 +142,16 @@ class CommandReceiver:
         return refuse(command, behind(reason)) if reason else None
 
     def lose(self, client: bytes) -> None:
-        """A client is gone or does not read: the engine's thread hears of it before its other commands."""
+        """Report a client that is gone or does not read. Handled before the client's other tasks."""
         self.tasks.put_first(client, ClientLost())
 
     def tick(self) -> None:
-        """Have the engine's thread look at the clock."""
         self.tasks.put(b"", Tick())
 
-    # On the engine's thread.
+    # Called on the engine's thread.
 
     def refuse_lost(self, client: bytes, *, may_return: bool) -> list[Reply]:
-        """What a lost client asked for is not done; of one that may come back only its questions are dropped."""
+        """Drop the queued commands of a lost client, or only its queries if it may return. Returns their refusals."""
 
         def is_dropped(task: Task) -> bool:
             return is_question(task) if may_return else command_of(task) is not None
@@ -157,21 +160,20 @@ class CommandReceiver:
         return [refuse(command, "the client does not read its answers") for command in dropped if command is not None]
 
     def move(self, before: bytes, client: bytes) -> None:
-        """A client has another connection now: what it asked for on the one before comes first."""
-        self.tasks.take_if(before, lambda task: isinstance(task, ClientLost))  # that connection's, not this one's
+        """Move the tasks of a client's previous connection to its new one, before those of the new one."""
+        self.tasks.take_if(before, lambda task: isinstance(task, ClientLost))  # it concerns the previous connection
         self.tasks.move(before, client)
 
     def submits_of(self, client: bytes) -> set[str]:
-        """Ids of the client's submissions that wait to be served."""
         return {task.request_id for task in self.tasks.of(client) if isinstance(task, Submit)}
 
     def withdraw(self, client: bytes, request_id: str) -> list[Submit]:
-        """Take back the client's submission of this id that waits: its abort came first, for it waits for no turn."""
+        """Remove and return the client's queued submissions with this id, whose abort overtook them."""
         taken = self.tasks.take_if(client, lambda task: isinstance(task, Submit) and task.request_id == request_id)
         return [task for task in taken if isinstance(task, Submit)]
 
     def refuse_waiting(self) -> list[tuple[bytes, Reply]]:
-        """Negative answers to every command that waits, for when nobody is left to serve them."""
+        """Remove all queued tasks and return refusals for their commands, for when there is no engine to serve them."""
         replies: list[tuple[bytes, Reply]] = []
         while (waiting := self.tasks.next(wait=False)) is not None:
             client, task = waiting
@@ -181,28 +183,25 @@ class CommandReceiver:
         return replies
 
     def ready(self, hello: Hello) -> None:
-        """There is an engine now."""
         self.hello = hello
         self.phase = "ready"
 
     def fail(self, reason: str) -> None:
-        """There is no engine, or no longer one."""
+        """Enter the phase "failed": there is no engine, or no longer one."""
         self.reason = reason
         self.phase = "failed"
 
-    # On any thread.
+    # Called on any thread.
 
     def put_prepared(self, client: bytes, prepared: Prepared) -> None:
-        """A submission's prompt is made into tokens."""
         self.tasks.put(client, prepared, whose=Whose(prepared.submit.client, prepared.submit.batch))
 
     def name_of(self, client: bytes) -> str:
-        """What a client is called, for people."""
+        """Return the display name of a client."""
         caller = self._sockets.caller(client) if self._sockets is not None else None
         return caller.name if caller is not None else "somebody"
 
     def status(self, tag: int) -> Status:
-        """How the engine is."""
         return Status(
             phase=self.phase,
             telemetry_endpoint=self.telemetry_endpoint,
@@ -230,12 +229,12 @@ class CommandReceiver:
 
 
 class ClientLost:
-    """A client is gone, or does not read."""
+    """Task: a client is gone or does not read."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientJoined:
-    """A client introduced itself, perhaps on another connection than before."""
+    """Task: a client introduced its session, possibly on another connection than before."""
 
     session: str
     owner: str
@@ -243,18 +242,21 @@ class ClientJoined:
 
 
 class Tick:
-    """Time went by."""
+    """Task: check leases and sessions for expiry."""
 
 
 class BlockTextQuery:
-    """A question for what blocks hold, and what was found so far. Each is told as it was when its slice was read."""
+    """Task: a query for the contents of blocks, with the contents read so far.
+
+    The blocks are read in slices, between which steps may change them.
+    """
 
     def __init__(self, command: GetBlockText) -> None:
         self.command = command
         self._contents: list[BlockContent] = []
 
     def advance(self, engine: ServedEngine) -> BlockText | None:
-        """Read a slice; the answer when it was the last."""
+        """Read the next slice. Returns the reply after the last one."""
         start = len(self._contents)
         self._contents += engine.block_text(self.command.blocks[start : start + SLICE_BLOCKS])
         if len(self._contents) < len(self.command.blocks):
@@ -263,24 +265,27 @@ class BlockTextQuery:
 
 
 Task: TypeAlias = Command | Prepared | BlockTextQuery | ClientLost | ClientJoined | Tick
-"""What the engine's thread is given to do: commands, what is left of them, and what it needs to know."""
+"""Tasks of the engine's thread: commands, the rest of partly served commands, and events."""
 
 
 def command_of(task: Task) -> Command | None:
-    """The command behind a task that is still to be answered."""
+    """Return the unanswered command of a task; None if there is none."""
     if isinstance(task, BlockTextQuery):
         return task.command
     return None if isinstance(task, Prepared | ClientLost | ClientJoined | Tick) else task
 
 
 def is_question(task: Task) -> bool:
-    """Whether it only asks: its answer is for the connection that it came on, and changes nothing."""
+    """Whether the task only queries: its reply matters only on the same connection, and it changes nothing."""
     return isinstance(task, GetSnapshot | GetBlockText | GetAllocatorMap | BlockTextQuery)
 
 
 @dataclass(slots=True)
 class _Waiting(Generic[_Task]):
-    """What waits of one client, each with for whom it is, and its bytes. Its own comes before what is for others."""
+    """Queued tasks of one client: (task, on whose behalf, bytes).
+
+    The client's own precede those on behalf of others.
+    """
 
     own: deque[tuple[_Task, str, int]] = field(default_factory=deque)
     others: Turns[tuple[_Task, str, int]] = field(default_factory=Turns)
@@ -300,7 +305,7 @@ class _Waiting(Generic[_Task]):
 
 
 class CommandQueue(Generic[_Task]):
-    """Work by client. Any thread puts, one thread takes; `stop` ends every wait, now and later."""
+    """Fair queue of tasks by client. Any thread appends, one thread pops; `stop` ends all waiting."""
 
     def __init__(self, limits: ServiceLimits) -> None:
         self.is_stopped = False
@@ -308,10 +313,10 @@ class CommandQueue(Generic[_Task]):
         self._clients: OrderedDict[bytes, _Waiting[_Task]] = OrderedDict()
         self._lock = threading.Lock()
         self._bell: SimpleQueue[None] = SimpleQueue()
-        """Rung when there is something to look for; unlike a condition, also by a signal handler of whoever waits."""
+        """Wakes the popping thread. Unlike a condition, it may be used by a signal handler that runs on that thread."""
 
     def put(self, client: bytes, task: _Task, num_bytes: int = 0, whose: Whose = OWN) -> str:
-        """Append to the client's queue; the reason when that is too much. With 0 bytes it is always taken."""
+        """Append to the client's queue. Returns the reason if a bound is exceeded. Tasks of 0 bytes are not bounded."""
         with self._lock:
             reason = self._allowance.take((client, whose.client), num_bytes) if num_bytes else ""
             if reason:
@@ -328,7 +333,7 @@ class CommandQueue(Generic[_Task]):
         return ""
 
     def put_first(self, client: bytes, task: _Task) -> None:
-        """Before all else of that client; always taken. From any thread."""
+        """Prepend to the client's own tasks, without a bound. Thread-safe."""
         with self._lock:
             was_empty = not self._clients
             self._clients.setdefault(client, _Waiting()).own.appendleft((task, "", 0))
@@ -336,12 +341,15 @@ class CommandQueue(Generic[_Task]):
             self._bell.put(None)
 
     def put_back(self, client: bytes, task: _Task) -> None:
-        """What is left of a task goes on when the client's turn comes again, before all else of that client."""
+        """Prepend the rest of a task to the client's own tasks, for its next turn.
+
+        Does not wake the thread, which is the caller.
+        """
         with self._lock:
             self._clients.setdefault(client, _Waiting()).own.appendleft((task, "", 0))
 
     def next(self, *, wait: bool) -> tuple[bytes, _Task] | None:
-        """The next client's oldest; with `wait`, sleeps until there is one, or it is time to stop."""
+        """Pop the oldest task of the next client. With `wait`, sleep until there is one or `stop` is called."""
         while True:
             while not self._bell.empty():
                 self._bell.get()
@@ -354,23 +362,21 @@ class CommandQueue(Generic[_Task]):
 
     @property
     def has_any(self) -> bool:
-        """Whether anything of anybody waits."""
         with self._lock:
             return bool(self._clients)
 
     def has(self, client: bytes) -> bool:
-        """Whether anything of the client waits."""
         with self._lock:
             return client in self._clients
 
     def of(self, client: bytes) -> list[_Task]:
-        """What waits of one client, the oldest of each of its lines first."""
+        """Return the client's tasks: its own first, then those on behalf of others, each in order."""
         with self._lock:
             waiting = self._clients.get(client)
             return [] if waiting is None else [task for task, _, _ in waiting.all()]
 
     def take_if(self, client: bytes, is_wanted: Callable[[_Task], bool]) -> list[_Task]:
-        """Take out what is wanted of one client, in the order of `of`; the rest keeps its place."""
+        """Remove and return the client's tasks that match, in the order of `of`. The others keep their position."""
         with self._lock:
             waiting = self._clients.get(client)
             if waiting is None:
@@ -385,7 +391,7 @@ class CommandQueue(Generic[_Task]):
             return [task for task, _, _ in taken]
 
     def move(self, before: bytes, client: bytes) -> None:
-        """Everything of `before` is `client`'s from now on, and comes before what that has."""
+        """Move all tasks of `before` to `client`, before its own, with what counts against the bounds."""
         with self._lock:
             earlier = self._clients.pop(before, None)
             if earlier is None:
@@ -399,7 +405,7 @@ class CommandQueue(Generic[_Task]):
             self._clients[client] = earlier
 
     def stop(self) -> None:
-        """Nobody waits any more."""
+        """End all waiting, now and later."""
         self.is_stopped = True
         self._bell.put(None)
 
@@ -407,7 +413,7 @@ class CommandQueue(Generic[_Task]):
         client, waiting = self._clients.popitem(last=False)
         task, whose, num_bytes = waiting.pop()
         if waiting:
-            self._clients[client] = waiting  # at the end: the others come first
+            self._clients[client] = waiting  # at the end: other clients are served first
         self._give(client, whose, num_bytes)
         return client, task
 

@@ -1,7 +1,7 @@
-"""The devices of a machine on the sockets of an engine that is not there: for the machines of other engines.
+"""Publishes samples of a machine's devices on an engine's sockets, next to an engine that does not (vLLM, SGLang).
 
-Owns the thread that samples. Says in its hello that it has neither blocks nor requests, and refuses all commands but
-those that ask how it is. Knows no torch.
+Owns the sampling thread. Its hello declares neither blocks nor requests, and it refuses all commands but status and
+snapshot queries. Imports no torch.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ NO_ENGINE: Final = "this address reports devices only: there is no engine"
 
 
 class DevicePublisher:
-    """Up from construction to `close`, or as a context. Raises BadInput and EndpointInUse as `ServerSockets` does."""
+    """Serves from construction to `close`; also a context manager.
+
+    Raises BadInput and EndpointInUse as `ServerSockets` does.
+    """
 
     def __init__(
         self,
@@ -85,11 +88,11 @@ class DevicePublisher:
 
     @property
     def telemetry_endpoint(self) -> str:
-        """What a desktop attaches to."""
+        """Endpoint to which a desktop attaches."""
         return self._sockets.telemetry_endpoint
 
     def close(self) -> None:
-        """Say goodbye and end; a driver that hangs is left behind after a second."""
+        """Publish a goodbye and stop. A sampling thread that hangs in a driver is abandoned after a second."""
         self._closing.set()
         self._thread.join(timeout=1.0)
         self._sockets.publish(Goodbye(epoch=self.hello.epoch))
@@ -110,7 +113,7 @@ class DevicePublisher:
         spoken_of = msgspec.structs.replace(devices, used_gpus=tuple(gpu.index for gpu in devices.gpus[:1]))
         self._sockets.publish(device_sample(spoken_of, self.hello))
 
-    # The I/O thread.
+    # Called on the I/O thread.
 
     def _heartbeat(self) -> Heartbeat:
         return Heartbeat(epoch=self.hello.epoch, time_ns=time.monotonic_ns(), seq=0, step=0)
@@ -137,7 +140,10 @@ class DevicePublisher:
 
 
 def _hello(devices: Devices) -> Hello:
-    """The pool is the smallest that can be spoken of: its one row stands for nothing."""
+    """Describe the devices.
+
+    The pool has one row, the minimum that a hello allows, although there is no block.
+    """
     gpu = devices.gpus[0] if devices.gpus else None
     host = devices.host
     name = gpu.name if gpu is not None else host.name if host is not None else ""

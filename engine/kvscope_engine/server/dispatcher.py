@@ -1,6 +1,7 @@
-"""Carries out clients' commands on the engine's thread, and routes what the engine says to who asked.
+"""Carries out clients' commands on the engine's thread, and routes the engine's outputs to the clients.
 
-Owns whose request is whose. Knows the engine by `ServedEngine` alone, and the sockets by `reply` alone.
+Owns which client each request belongs to. Knows the engine only by `ServedEngine`, and the sockets only by `reply` and
+`cut`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ from kvscope_telemetry.messages.commands import (
 
 
 class Dispatcher:
-    """One for an engine. Every method runs on the engine's thread."""
+    """Serves the clients of one engine. All methods are called on the engine's thread.
+
+    `reply` sends a reply to a client; `cut` closes a client's connection.
+    """
 
     def __init__(
         self,
@@ -50,7 +54,7 @@ class Dispatcher:
         limits: ServiceLimits,
     ) -> None:
         self.touched = False
-        """Whether something changed that only a step tells the world."""
+        """Whether a step is due to publish a change, even without requests."""
         self.stopping = False
         self._engine = engine
         self._receiver = receiver
@@ -64,17 +68,15 @@ class Dispatcher:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is a step to run."""
         may_step = not self._receiver.pauses.any or self._intervening.steps.any
         return may_step and (self._engine.has_unfinished or self.touched)
 
     def while_idle(self) -> None:
-        """What the engine puts off until nobody waits: nothing is unfinished, and no command has come."""
+        """Let the engine do deferred maintenance if it has no unfinished request and no command is queued."""
         if not self._engine.has_unfinished and not self._receiver.tasks.has_any and self._engine.while_idle():
             self._receiver.wants_ticks = True
 
     def do(self, client: bytes, task: Task) -> None:
-        """Whatever a client wants, or is to be done about it."""
         if isinstance(task, ClientLost):
             self.lose(client)
         elif isinstance(task, ClientJoined):
@@ -89,11 +91,11 @@ class Dispatcher:
             self.serve(client, task)
 
     def serve(self, client: bytes, command: Command) -> None:
-        """Do what `command` asks and answer it. A command that fails fails alone."""
+        """Carry out and answer `command`. A failure concerns only this command, unless the engine cannot continue."""
         self._attempt(client, command, lambda: self._do(client, command))
 
     def step(self) -> None:
-        """One step of the engine; what it says goes to who asked."""
+        """Run one step of the engine and send its outputs to the clients."""
         self.touched = False
         is_single = self._receiver.pauses.any and self._intervening.steps.any
         with self._engine.stops.single_step(self._intervening.asked_by) if is_single else contextlib.nullcontext():
@@ -102,16 +104,20 @@ class Dispatcher:
         self._snapshots.tick()
 
     def route(self, outputs: Iterable[Tokens | Finished]) -> None:
-        """Send each output to its request's client; those of lost clients go nowhere."""
+        """Send each output to its request's client. Outputs of lost clients are dropped."""
         for output in outputs:
             client = self._open.owner(output)
             if client is not None:
                 self._say(client, output)
 
-    # Clients that come, go and come back.
+    # Clients that connect, disconnect and reconnect.
 
     def join(self, client: bytes, joined: ClientJoined) -> None:
-        """A client says who it is: what it had on another connection is its again, and what it missed is said."""
+        """Register a client's session.
+
+        If the session was open on another connection, move its requests here. Replies that the client missed are
+        resent.
+        """
         before = self._sessions.join(client, joined.session, joined.owner)
         if before is not None and before != client:
             self._move(before, client)
@@ -122,7 +128,7 @@ class Dispatcher:
         self._receiver.wants_ticks = self._wants_ticks
 
     def lose(self, client: bytes) -> None:
-        """A client is gone or does not read: work for it ends, at once or when it does not come back."""
+        """Handle a client that is gone or does not read: end its work now, or once it has been away for too long."""
         self._snapshots.forget(client)
         self._receiver.pauses.end(client)
         self._tell_resumed("its connection ended")
@@ -131,26 +137,28 @@ class Dispatcher:
         for refusal in self._receiver.refuse_lost(client, may_return=may_return):
             self._reply(client, refusal)
         if may_return:
-            self._cut(client)  # one that only did not read connects again, and hears what it missed
+            self._cut(client)  # a client that only stopped reading reconnects and receives what it missed
         else:
             self._give_up(client)
         self._receiver.wants_ticks = self._wants_ticks
 
     def tick(self) -> None:
-        """Time went by: look after those who paused the engine, and those who are away."""
+        """Expire pauses and the sessions of clients that are away."""
         self._engine.stops.report_suspensions()
         pauses = self._receiver.pauses
         pauses.expire()
         self._tell_resumed("the client that paused it is gone")
         self._intervening.look_at_pauses()
         for client in {*pauses.clients, *self._intervening.clients}:
-            self._reply(client, self._receiver.status(0))  # a connection that is gone is noticed when something is said
+            self._reply(client, self._receiver.status(0))  # a dead connection is noticed only when something is sent
         for client in self._sessions.expired():
             self._give_up(client)
         self._receiver.wants_ticks = self._wants_ticks
 
     def _move(self, before: bytes, client: bytes) -> None:
-        """Everything of a connection goes over, with its place and what it counts against its client's limits."""
+        """Move everything of a connection to the client's new one, with queue positions and what counts against
+        limits.
+        """
         self._snapshots.forget(before)
         self._receiver.move(before, client)
         self._pending.move(before, client)
@@ -160,10 +168,10 @@ class Dispatcher:
         for request_id in (*self._pending.of(client), *self._open.of(client)):
             self._abort(request_id)
 
-    # The end.
+    # Shutdown.
 
     def end_all(self, reason: FinishReason, error: str = "") -> None:
-        """Say the last word on every open request; the engine is not asked."""
+        """Send the last message of every open request and refuse all that waits, without the engine."""
         for client, last in self._open.end_all(reason, error):
             self._say(client, last)
         why = f"the engine has ended: {error or 'it was stopped'}"
@@ -172,11 +180,14 @@ class Dispatcher:
         self._snapshots.refuse_all(why)
 
     def abort_all(self) -> bool:
-        """Abort every open request, with the engine's own last words where it still has them; whether any was open."""
+        """Abort every open request, with the engine's own last messages if it still runs.
+
+        Returns whether any was open.
+        """
         open_ids = self._open.ids()
         for request_id in open_ids:
             self._engine.abort(request_id)
-        with contextlib.suppress(Exception):  # the end is near; what follows needs no engine
+        with contextlib.suppress(Exception):  # shutting down; what follows needs no engine
             self.step()
         self.end_all("abort")
         return bool(open_ids)
@@ -187,9 +198,9 @@ class Dispatcher:
         try:
             reply = do()
         except BadInput as error:
-            self.touched = True  # the engine has noted the refusal
+            self.touched = True  # the engine recorded the refusal
             reply = refuse(command, str(error))
-        except Exception as error:  # one client's command must not end everybody's engine, unless that cannot go on
+        except Exception as error:  # one client's command must not end the engine, unless the engine cannot continue
             reply = refuse(command, f"the engine failed on this command: {error!r:.200}")
             if self._engine.failure:
                 self._say(client, reply)
@@ -198,7 +209,7 @@ class Dispatcher:
             self._say(client, reply)
 
     def _do(self, client: bytes, command: Command) -> Reply | None:
-        """The answer, None when it is given later, or was given."""
+        """Return the reply; None if it follows later or was sent."""
         if isinstance(command, Submit):
             return self._prepare(client, command)
         if isinstance(command, Abort):
@@ -225,7 +236,7 @@ class Dispatcher:
         return answer
 
     def _prepare(self, client: bytes, submit: Submit) -> Reply | None:
-        """Have its prompt made into tokens; `_submit_prepared` goes on when they are there."""
+        """Start tokenizing the prompt; `_submit_prepared` continues once that is done."""
         if submit.request_id in self._open or submit.request_id in self._pending:
             reason = f"request id {submit.request_id!r} is in use: ids are unique while a request lives"
             return Refused(request_id=submit.request_id, reason=reason)
@@ -241,11 +252,11 @@ class Dispatcher:
         reason = self._open.refusal(client, submit, prepared.num_tokens)
         if reason:
             return refuse(submit, reason)
-        whose = submit.client or client.hex()  # in whose turn it is served
+        whose = submit.client or client.hex()  # the client for fair scheduling
         accepted = self._engine.submit(msgspec.structs.replace(submit, client=whose), prepared.token_ids.result)
         self._open.open(client, submit, accepted)
         if self._receiver.pauses.any:
-            self._snapshots.is_stale = True  # no step will tell
+            self._snapshots.is_stale = True  # no step will publish the request
         return accepted
 
     def _abort_for(self, client: bytes, command: Abort) -> Reply:
@@ -272,7 +283,7 @@ class Dispatcher:
                 self._say(client, last)
 
     def _end_unread(self, prepared: Prepared) -> None:
-        """It is aborted before its prompt was read: its client hears that at once, and it is listed."""
+        """Abort a request before its prompt was tokenized: reply to its client and list it in telemetry."""
         self._engine.list_aborted(prepared.submit)
         self.touched = True
         if self._receiver.pauses.any:
@@ -296,12 +307,12 @@ class Dispatcher:
             self._receiver.pauses.end_all()
             self._tell_resumed(f"resumed by {self._receiver.name_of(client)}")
             self._intervening.look_at_pauses()
-        self._snapshots.tick()  # while nothing steps nobody waits for it
+        self._snapshots.tick()  # while no step runs, a snapshot is due immediately
         self._receiver.wants_ticks = self._wants_ticks
         return Done(tag=command.tag)
 
     def _tell_resumed(self, why: str) -> None:
-        """Nobody may be left who paused the engine."""
+        """Report that the engine is resumed, if no pause is left."""
         if not self._receiver.pauses.any:
             self._engine.stops.resume(why)
 
@@ -309,7 +320,7 @@ class Dispatcher:
         self._receiver.facts = facts
 
     def _say(self, client: bytes, reply: Reply) -> None:
-        """To the client, or kept for it while it is away."""
+        """Send a reply to the client, or retain it while the client is away."""
         is_there = True
         if isinstance(reply, Accepted | Refused | Tokens | Finished):
             is_there = self._sessions.note(client, reply)
@@ -322,9 +333,9 @@ class Dispatcher:
 
 
 class PendingSubmits:
-    """Submissions whose prompts are being made into tokens: known by their ids, and still their clients' to abort.
+    """Submissions whose prompts are being tokenized, by request id. Their clients may abort them.
 
-    By request id. Every method runs on the engine's thread; `put(client, prepared)` is called on another.
+    All methods are called on the engine's thread; `put(client, prepared)` is called on another one.
     """
 
     def __init__(
@@ -341,7 +352,7 @@ class PendingSubmits:
         return request_id in self._pending
 
     def add(self, client: bytes, submit: Submit) -> str:
-        """Begin; the reason when that is too much."""
+        """Start tokenizing. Returns the reason if a limit is exceeded."""
         prepared = Prepared(client, submit)
         reason = self._preparation.put(prepared)
         if not reason:
@@ -349,35 +360,33 @@ class PendingSubmits:
         return reason
 
     def take(self, prepared: Prepared) -> bool:
-        """It is through and pending no more; False when it was cancelled meanwhile."""
+        """Remove a tokenized submission. Returns False if it was cancelled."""
         if self._pending.get(prepared.submit.request_id) is not prepared:
             return False
         del self._pending[prepared.submit.request_id]
         return True
 
     def belongs_to(self, request_id: str, client: bytes) -> bool:
-        """Whether it is here and `client` asked for it."""
         prepared = self._pending.get(request_id)
         return prepared is not None and prepared.client == client
 
     def of(self, client: bytes) -> list[str]:
-        """Ids of the client's."""
+        """Return the ids of the client's pending submissions."""
         return [request_id for request_id, prepared in self._pending.items() if prepared.client == client]
 
     def move(self, before: bytes, client: bytes) -> None:
-        """A client has another connection now: those that are through but not taken are its as well."""
+        """Move a client's submissions to its new connection, including those that are tokenized but not taken."""
         self._preparation.move(before, client)
         for request_id in self.of(before):
             self._pending[request_id].client = client
 
     def cancel(self, request_id: str) -> Prepared:
-        """Nobody wants it any more. It must be here."""
         prepared = self._pending.pop(request_id)
         self._preparation.cancel(prepared)
         return prepared
 
     def close(self) -> list[Prepared]:
-        """End; returns what was not through, in the order it came."""
+        """Stop. Returns the pending submissions, oldest first."""
         self._preparation.close()
         pending, self._pending = list(self._pending.values()), {}
         return pending

@@ -1,5 +1,6 @@
-"""Limits on what clients may ask of one engine, each and together, and the counts against them. Commands beyond them
-are refused.
+"""Limits on what one client, and all clients together, may occupy in one engine, and the counts against these limits.
+
+Commands beyond the limits are refused.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from typing import Final
 
 MIB = 1 << 20
 NEVER: Final = "this can never be served: "
-"""Of refusals that no waiting mends."""
+"""Prefix of refusals that waiting does not cure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """How many of something, and how many bytes of it."""
+    """Maximum number of something, and maximum bytes in total."""
 
     count: int
     num_bytes: int
@@ -23,25 +24,27 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """What the engine's process holds for its clients. Bytes are those of `command_bytes`."""
+    """Limits of what the engine's process holds for its clients. Bytes are measured by `command_bytes`."""
 
     client_commands: Bound = Bound(4_096, 32 * MIB)
-    """Commands of one client that wait to be served."""
+    """Queued commands of one client."""
     all_commands: Bound = Bound(16_384, 128 * MIB)
     client_prompts: Bound = Bound(2_048, 64 * MIB)
-    """Submissions of one client whose prompts are being made into tokens."""
+    """Submissions of one client whose prompts are being tokenized."""
     all_prompts: Bound = Bound(8_192, 256 * MIB)
     client_requests: Bound = Bound(8_192, 256 * MIB)
-    """Completions of one client in the queue or running, and their prompts' tokens."""
+    """Waiting and running completions of one client, with their prompts' tokens."""
     all_requests: Bound = Bound(32_768, 1024 * MIB)
     client_snapshots: int = 64
-    """Snapshots one client may wait for."""
+    """Maximum number of snapshots that one client may wait for."""
 
 
 class Allowance:
-    """What clients have of one thing, counted and weighed. Refuses what would be too much. Locked by its owner.
+    """Counts one kind of resource by client and refuses what would exceed a bound.
 
-    `what` reads as in "{count} {what} already": "commands wait", "requests are open".
+    Not thread-safe: its owner locks it.
+
+    `what` completes "{count} {what} already", for example "commands wait" or "requests are open".
     """
 
     def __init__(self, what: str, client_bound: Bound, total_bound: Bound) -> None:
@@ -52,34 +55,33 @@ class Allowance:
         self._total = (0, 0)
 
     def take(self, client: Hashable, num_bytes: int, count: int = 1) -> str:
-        """Count it in; the reason, and nothing is counted, when that is too much. The empty string: it is fine."""
+        """Count a resource. Returns the reason, and counts nothing, if that exceeds a bound; else an empty string."""
         reason = self.refusal(client, num_bytes, count)
         if not reason:
             self._add(client, self.held(client), count, num_bytes)
         return reason
 
     def refusal(self, client: Hashable, num_bytes: int, count: int = 1) -> str:
-        """Why `take` would refuse; the empty string when it would not."""
+        """Return the reason why `take` would refuse; an empty string if it would not."""
         reason = self._over(self.held(client), self._client_bound, count, num_bytes, "a client")
         return reason or self._over(self._total, self._total_bound, count, num_bytes, "all clients")
 
     def give(self, client: Hashable, num_bytes: int, count: int = 1) -> None:
-        """What was taken is over."""
         self._add(client, self._held[client], -count, -num_bytes)
 
     def move(self, before: Hashable, client: Hashable) -> None:
-        """What `before` holds is `client`'s from now on, beside what that has, even if it is too much together."""
+        """Move the counts of `before` to `client`, even if their sum exceeds a bound."""
         count, num_bytes = self._held.pop(before, (0, 0))
         self._total = (self._total[0] - count, self._total[1] - num_bytes)
         self._add(client, self.held(client), count, num_bytes)
 
     def held(self, client: Hashable) -> tuple[int, int]:
-        """Count and bytes of one client."""
+        """Return the count and bytes of one client."""
         return self._held.get(client, (0, 0))
 
     @property
     def total(self) -> tuple[int, int]:
-        """Count and bytes of all."""
+        """Count and bytes of all clients."""
         return self._total
 
     def _add(self, client: Hashable, held: tuple[int, int], count: int, num_bytes: int) -> None:
@@ -108,5 +110,5 @@ class Allowance:
 
 
 def behind(reason: str) -> str:
-    """How a command is refused that an allowance has no room for: now, or ever."""
+    """Return the text of a refusal by an allowance: temporary ("the engine is behind") or permanent."""
     return reason if reason.startswith(NEVER) else f"the engine is behind: {reason}"

@@ -1,7 +1,7 @@
-"""Ends this process when its parent dies, so that a desktop killed with -9 leaves no engine behind.
+"""Ends this process when its parent dies, so that a desktop killed with SIGKILL leaves no engine running.
 
-A pidfd tells of the parent's end at once. PR_SET_PDEATHSIG is not used: it fires when the *thread* that
-started this process ends, and a desktop may start its engine from a thread that does not live long.
+A pidfd reports the parent's end immediately. PR_SET_PDEATHSIG is not used: it fires when the *thread* that started this
+process ends, and a desktop may start its engine from a short-lived thread.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import time
 from typing import Final
 
 GRACE_S: Final = 5.0
-"""How long an orderly stop may take before the process is ended for good."""
+"""Seconds that an orderly stop may take before the process exits without one."""
 POLL_S: Final = 0.5
 
 
 def watch_parent(expected_pid: int | None = None) -> None:
-    """Send this process SIGTERM when its parent ends; end it outright when it is still there after `GRACE_S`.
+    """Send this process SIGTERM when its parent ends; exit without cleanup if it still runs after `GRACE_S`.
 
-    `expected_pid` is the parent's own word on who it is: without it, a parent that died before this call
-    cannot be told from the one that adopted us.
+    `expected_pid` is the parent's pid as given by the parent. Without it, a parent that died before this call cannot be
+    distinguished from the process that adopted this one.
     """
     parent = os.getppid()
     if expected_pid is not None and expected_pid != parent:
@@ -38,7 +38,7 @@ def _watch(parent: int) -> None:
         while os.getppid() == parent:
             time.sleep(POLL_S)
     else:
-        if os.getppid() == parent:  # else the number was already somebody else's
+        if os.getppid() == parent:  # else the pid was already reused
             select.select([descriptor], [], [])
         os.close(descriptor)
     _end()

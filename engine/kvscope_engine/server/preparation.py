@@ -1,11 +1,12 @@
-"""Prompts are made into tokens here, beside the engine's thread: a template or a long text never holds up a step.
+"""Tokenizes prompts on threads of its own, so that a chat template or a long text never delays a step.
 
-Owns six threads and what waits for them. Each client's submissions (and of one that asks for several others, each
-of theirs) are prepared in their order, one at a time, and clients take turns; one of the threads takes small ones
-alone, so that they never wait behind somebody's book. Those whose answers are to have a form that is still to be
-compiled wait in a line of their own for each form, with four threads for all of these; a client has two of them at a
-time, and the one that had none for longest is next.
-Tokenizers of Hugging Face let other threads run meanwhile; templates do not, so after a long one its thread rests.
+Owns six threads and the queue of submissions. Submissions of one client (or of one on whose behalf a client asks) are
+prepared in order, one at a time, and clients are served round-robin. One thread takes only small prompts, which
+therefore never wait behind a very long one. Submissions whose grammar is not compiled yet wait in a separate line per
+grammar, with four threads for all of these: a client uses at most two of them, and the client that was served least
+recently is next.
+
+Tokenizers of Hugging Face release the interpreter's lock, templates do not: after a long one, its thread sleeps.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ from kvscope_telemetry.messages.commands import Finished, RequestTiming, Submit,
 from kvscope_telemetry.messages.structured import Structured
 
 _Line: TypeAlias = tuple[bytes, str, Structured | None]
-"""A client, for whom it asks, and the form that answers are to have."""
+"""A client, on whose behalf it asks, and the grammar of the answers."""
 TokenIdsOf: TypeAlias = Callable[[Submit, Callable[[], bool]], list[int]]
-"""Given a submission, and what says whether anybody still wants it."""
+"""Function of a submission and a predicate that returns whether its result is still wanted."""
 _Client: TypeAlias = tuple[bytes, str]
 _Kind: TypeAlias = Literal["any", "small", "formed"]
-"""What a thread takes."""
+"""Kind of submissions that a thread takes."""
 _THREADS: Final[tuple[_Kind, ...]] = ("any", "small", "formed", "formed", "formed", "formed")
 MAX_COMPILING_EACH: Final = 2
-"""New forms of a client at a time: other clients' have threads left."""
+"""Maximum number of grammars compiled concurrently for one client, which leaves threads for others."""
 SMALL_BYTES: Final = 64 << 10
 MAX_REMEMBERED: Final = 4096
-"""Clients whose turns are."""
+"""Maximum number of clients whose last turn is remembered."""
 LONG_S: Final = 0.01
-"""From here on a thread rests for as long as it worked."""
+"""Seconds of work from which a thread sleeps afterwards for as long as it worked, up to `MAX_REST_S`."""
 MAX_REST_S: Final = 1.0
 
 
 class Prepared:
-    """A submission and, once it is done, the token ids of its prompt, or why there are none."""
+    """A submission with the future token ids of its prompt, or the error."""
 
     def __init__(self, client: bytes, submit: Submit) -> None:
         self.client = client
@@ -50,30 +51,30 @@ class Prepared:
         self.token_ids: Future[list[int]] = Future()
         self._arrival_s = time.monotonic()
         self.is_wanted = True
-        """Until it is cancelled."""
+        """False once it is cancelled."""
 
     @property
     def is_small(self) -> bool:
-        """Whether it takes milliseconds."""
+        """Whether tokenizing takes only milliseconds."""
         return self.num_bytes <= SMALL_BYTES
 
     @property
     def line(self) -> _Line:
-        """Where it waits."""
+        """Key of the queue in which it waits."""
         return *self.holder, self.submit.sampling.structured
 
     @property
     def holder(self) -> tuple[bytes, str]:
-        """Whose it counts as: the client, and for whom it asks."""
+        """Key against whose limits it counts: the client, and on whose behalf it asks."""
         return self.client, self.submit.client
 
     @property
     def num_tokens(self) -> int:
-        """Of the prompt, once it is done; 0 when there are none."""
+        """Number of prompt tokens, once it is done; 0 on errors."""
         return 0 if self.token_ids.exception() else len(self.token_ids.result())
 
     def aborted(self) -> list[Finished]:
-        """The last words on its completions when its client aborts it before the engine knows of it."""
+        """Return the last messages of its completions for an abort before the engine received it."""
         request_id, count = self.submit.request_id, self.submit.sampling.n
         total_s = time.monotonic() - self._arrival_s
         return [
@@ -89,7 +90,10 @@ class Prepared:
 
 
 class Preparation:
-    """`token_ids_of` and `has_form` are called on its threads; `on_done` too, when one is through."""
+    """Threads that tokenize submissions.
+
+    `token_ids_of`, `has_form` and `on_done` (for each finished one) are called on them.
+    """
 
     def __init__(
         self,
@@ -105,9 +109,9 @@ class Preparation:
         self._waiting: OrderedDict[_Line, deque[Prepared]] = OrderedDict()
         self._busy: set[Prepared] = set()
         self._compiling: dict[Prepared, _Client] = {}
-        """Those of them whose forms are new, and whose."""
+        """Busy submissions whose grammars are being compiled, with their clients."""
         self._compiled: OrderedDict[_Client, None] = OrderedDict()
-        """Clients that had such a turn, the one of longest ago first."""
+        """Clients whose grammars were compiled, least recent first."""
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._threads = [
@@ -117,7 +121,7 @@ class Preparation:
             thread.start()
 
     def put(self, prepared: Prepared) -> str:
-        """Take it; the reason when that is too much."""
+        """Queue a submission. Returns the reason if a limit is exceeded."""
         with self._changed:
             reason = self._allowance.take(prepared.holder, prepared.num_bytes)
             if not reason:
@@ -126,7 +130,7 @@ class Preparation:
             return reason
 
     def cancel(self, prepared: Prepared) -> None:
-        """Nobody wants it any more: it is not begun, or given up, or what comes of it is dropped."""
+        """Cancel a submission: remove it from the queue, or abandon it if it is in progress."""
         prepared.is_wanted = False
         prepared.token_ids.cancel()
         with self._changed:
@@ -139,7 +143,7 @@ class Preparation:
                 del self._waiting[prepared.line]
 
     def move(self, before: bytes, client: bytes) -> None:
-        """Those of `before`, in the middle of it or waiting, are `client`'s from now on, and come before its others."""
+        """Move the submissions of `before`, queued or in progress, to `client`, ahead of its queued ones."""
         with self._changed:
             asked_for = {prepared.submit.client for prepared in self._busy if prepared.client == before}
             for line in [line for line in self._waiting if line[0] == before]:
@@ -156,7 +160,7 @@ class Preparation:
                 self._allowance.move((before, whose), (client, whose))
 
     def close(self) -> None:
-        """End the threads; one in the middle of a long text is left behind, it serves nobody."""
+        """End the threads. A thread in the middle of a long text is abandoned."""
         self._closing.set()
         with self._changed:
             self._waiting.clear()
@@ -167,11 +171,11 @@ class Preparation:
             started = time.monotonic()
             self._prepare(prepared)
             worked_s = time.monotonic() - started
-            if worked_s > LONG_S and kind != "formed":  # that work is done elsewhere
+            if worked_s > LONG_S and kind != "formed":  # grammars are compiled in other processes
                 self._closing.wait(min(worked_s, MAX_REST_S))
 
     def _next(self, kind: _Kind) -> Prepared | None:
-        """The oldest of the next line that a thread of `kind` serves; None at the end."""
+        """Wait for and start the first submission of the next line that a thread of `kind` serves; None at the end."""
         with self._changed:
             while not self._closing.is_set():
                 busy = {prepared.line for prepared in self._busy}
@@ -221,7 +225,7 @@ class Preparation:
                 future.set_result(
                     self._token_ids_of(prepared.submit, lambda: prepared.is_wanted and not self._closing.is_set())
                 )
-            except Exception as error:  # told to whoever submitted, when the engine is given it
+            except Exception as error:  # reported to the client when the submission reaches the engine
                 future.set_exception(error)
             if not self._closing.is_set():
                 self._on_done(prepared)

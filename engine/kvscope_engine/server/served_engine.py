@@ -1,6 +1,4 @@
-"""The interface that the server needs of an engine: `kvscope_engine.engine.Engine` in service, a small fake
-in tests.
-"""
+"""Interface that the server needs of an engine: `kvscope_engine.engine.Engine` in service, a small fake in tests."""
 
 from __future__ import annotations
 
@@ -25,157 +23,160 @@ Publish: TypeAlias = Callable[[TelemetryMessage], None]
 
 
 class ServedInterventions(Protocol):
-    """What can be done to an engine between two steps. Each raises BadInput with the reason where it is not done."""
+    """Interventions between two steps.
 
-    @property
-    def limits(self) -> tuple[int, int]:
-        """`max_num_seqs` and `max_num_batched_tokens` as they are now."""
-
-    @property
-    def adapters(self) -> tuple[LoadedAdapter, ...]:
-        """LoRA adapters that requests may ask for."""
-
-    @property
-    def takes_adapters(self) -> bool:
-        """Whether adapters are loaded and unloaded while it serves."""
-
-    @property
-    def pinned(self) -> list[int]:
-        """Blocks that are not evicted, ascending."""
-
-    def preempt(self, number: int, how: str, by: str) -> str:
-        """A running request gives up its blocks; what was done, in one line."""
-
-    def pin(self, blocks: Sequence[int], by: str, *, with_prefix: bool) -> list[int]:
-        """Keep blocks from being evicted; those that are pinned by this."""
-
-    def unpin(self, blocks: Sequence[int], by: str) -> None:
-        """They may be evicted again; does nothing for those that are not pinned."""
-
-    def evict(self, blocks: Sequence[int], by: str) -> str:
-        """Cached blocks lose their prefix; what was done, in one line."""
-
-    def set_limits(self, max_num_seqs: int, max_num_batched_tokens: int, by: str) -> str:
-        """For the steps from now on, 0 leaves one as it is; what was done, in one line."""
-
-    def load_adapter(self, name: str, path: str, by: str) -> str:
-        """Requests may ask for a LoRA adapter; what was done, in one line."""
-
-    def unload_adapter(self, name: str, by: str) -> str:
-        """They may no more; what was done, in one line."""
-
-
-class ServedStops(Protocol):
-    """When the engine stands still, told to everybody who watches."""
-
-    def pause(self, by: str) -> None:
-        """No step is run from now on, since `by` asked for it."""
-
-    def resume(self, why: str) -> None:
-        """Steps are run again, for the reason `why`."""
-
-    def single_step(self, by: str) -> AbstractContextManager[None]:
-        """A step that `by` asked for is run inside, though the engine is paused."""
-
-    def beat(self) -> bool:
-        """The process is alive, every half second, on any thread; whether there is a suspension to tell of."""
-
-    def report_suspensions(self) -> None:
-        """Tell of suspensions of the process that are over."""
-
-
-class ServedEngine(Protocol):
-    """An engine that is loaded.
-
-    All methods are called on one thread; `prompt_token_ids`, `has_form`, `memory` and the attributes on any.
+    Methods return what was done, in one line, and raise BadInput with the reason if nothing was.
     """
 
     @property
-    def hello(self) -> Hello:
-        """Who it is."""
+    def limits(self) -> tuple[int, int]:
+        """`max_num_seqs` and `max_num_batched_tokens`."""
 
     @property
-    def interventions(self) -> ServedInterventions:
-        """What a person may do to it."""
+    def adapters(self) -> tuple[LoadedAdapter, ...]: ...
 
     @property
-    def stops(self) -> ServedStops:
-        """When it stands still."""
+    def takes_adapters(self) -> bool:
+        """Whether adapters can be loaded and unloaded while it serves."""
+
+    @property
+    def pinned(self) -> list[int]:
+        """Ids of the pinned blocks, ascending."""
+
+    def preempt(self, number: int, how: str, by: str) -> str:
+        """Preempt a running request by "swap" or "recompute", or "" to let the engine choose."""
+
+    def pin(self, blocks: Sequence[int], by: str, *, with_prefix: bool) -> list[int]:
+        """Protect cached blocks from eviction. Returns the protected blocks, including those pinned already."""
+
+    def unpin(self, blocks: Sequence[int], by: str) -> None:
+        """Allow eviction of these blocks again. Blocks that are not pinned are ignored."""
+
+    def evict(self, blocks: Sequence[int], by: str) -> str: ...
+
+    def set_limits(self, max_num_seqs: int, max_num_batched_tokens: int, by: str) -> str:
+        """Change the limits of the following steps; 0 keeps a limit."""
+
+    def load_adapter(self, name: str, path: str, by: str) -> str: ...
+
+    def unload_adapter(self, name: str, by: str) -> str:
+        """Unload a LoRA adapter. Unfinished requests that use it continue."""
+
+
+class ServedStops(Protocol):
+    """Pauses and suspensions of the engine, published as events."""
+
+    def pause(self, by: str) -> None: ...
+
+    def resume(self, why: str) -> None: ...
+
+    def single_step(self, by: str) -> AbstractContextManager[None]:
+        """Count time as running time inside the context, in which a step requested by `by` runs although the engine
+        is paused.
+        """
+
+    def beat(self) -> bool:
+        """Record that the process is alive, every half second, on any thread.
+
+        Returns whether suspensions are pending.
+        """
+
+    def report_suspensions(self) -> None:
+        """Publish pending suspensions of the process."""
+
+
+class ServedEngine(Protocol):
+    """A loaded engine.
+
+    All methods are called on one thread, except `prompt_token_ids`, `has_form`, `memory` and the attributes, which are
+    used on any.
+    """
+
+    @property
+    def hello(self) -> Hello: ...
+
+    @property
+    def interventions(self) -> ServedInterventions: ...
+
+    @property
+    def stops(self) -> ServedStops: ...
 
     @property
     def failure(self) -> str:
-        """Why it cannot go on, whether a step runs or not, as a line; empty while it can."""
+        """Reason, in one line, why the engine cannot continue; empty if it can."""
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether `step` has something to do or to hand out."""
+        """Whether `step` has something to compute or outputs to return."""
 
     @property
-    def num_unfinished(self) -> int:
-        """Requests in the queue or running."""
+    def num_unfinished(self) -> int: ...
 
     @property
     def step_count(self) -> int:
-        """Steps so far."""
+        """Number of completed steps."""
 
     @property
     def step_started_ns(self) -> int:
-        """When the step in progress began (monotonic), 0 between steps."""
+        """Monotonic time at which the current step began; 0 between steps."""
 
     @property
     def last_seq(self) -> int:
-        """The last frame's number."""
+        """Number of the last published frame."""
 
     def prompt_token_ids(self, submit: Submit, is_wanted: Callable[[], bool]) -> list[int]:
-        """Tokens of the prompt; may take long, and may end early once it is not wanted any more. Raises BadInput."""
+        """Return the prompt's token ids. May be slow; may end early once `is_wanted` returns False. Raises BadInput."""
 
     def has_form(self, submit: Submit) -> bool:
-        """Whether the form of its answers, if it is to have one, is compiled already."""
+        """Whether the grammar of the answers is compiled, or none is needed."""
 
     def submit(self, submit: Submit, token_ids: Callable[[], list[int]] | None = None) -> Accepted:
-        """Take a request; raises BadInput and leaves nothing behind.
+        """Queue a request. Raises BadInput, and queues nothing, if it is not accepted.
 
-        `token_ids` gives what `prompt_token_ids` gave before, or raises what it raised.
+        `token_ids` returns what `prompt_token_ids` returned before, or raises what it raised.
         """
 
     def abort(self, request_id: str) -> None:
-        """End a request; does nothing for an unknown or finished one."""
+        """Abort a request. Unknown and finished ones are ignored."""
 
     def list_aborted(self, submit: Submit) -> None:
-        """Tell of a request that was aborted before its prompt was read: it was sent, and is listed."""
+        """List a request in telemetry that was aborted before its prompt was tokenized."""
 
     def step(self, *, ahead: bool = True) -> list[Tokens | Finished]:
-        """Run one step; empty when idle. Without `ahead` no other is begun before it is over."""
+        """Run one step and return its outputs; empty if there is nothing to run.
+
+        With `ahead` False, no further step is launched before this one is complete.
+        """
 
     def while_idle(self) -> bool:
-        """What is better done while nobody waits for it: called where it has nothing unfinished. Whether there is more
-        to be done in a while."""
+        """Do deferred maintenance; called when no request is unfinished.
+
+        Returns whether to call it again after a while.
+        """
 
     def settle(self) -> list[Tokens | Finished]:
-        """End a step that was begun ahead; what it says."""
+        """Complete the step in flight and return its outputs."""
 
     def snapshot(self, tag: int) -> Snapshot:
-        """The whole state after the last frame."""
+        """Return the whole state as of the last frame."""
 
     def take_ended(self) -> list[RecordedText]:
-        """Requests that ended since it was asked before, whole; none the first time."""
+        """Return the requests that ended since the last call, with all tokens; none on the first call."""
 
     def block_text(self, blocks: Sequence[int]) -> tuple[BlockContent, ...]:
-        """What the blocks hold; raises BadInput for a block that does not exist."""
+        """Return the contents of the blocks. Ids outside the pool are returned as empty blocks."""
 
     def allocator_map(self, tag: int) -> AllocatorMap:
-        """How torch's allocator divides the GPU's memory; raises BadInput where it has none."""
+        """Return how torch's allocator divides the GPU's memory. Raises BadInput on a device without one."""
 
     def reset_prefix_cache(self) -> None:
-        """Forget what no request holds."""
+        """Drop all cached blocks that no request uses."""
 
-    def memory(self) -> MemoryBreakdown:
-        """Where the memory went."""
+    def memory(self) -> MemoryBreakdown: ...
 
-    def close(self) -> None:
-        """Give everything back."""
+    def close(self) -> None: ...
 
 
 MessagesDropped: TypeAlias = Callable[[], int]
 BuildEngine: TypeAlias = Callable[[OnProgress, Publish, MessagesDropped], ServedEngine]
-"""Loads a model and publishes its hello. Called once the sockets are up; imports torch only then."""
+"""Loads a model and publishes its hello. Called once the sockets are bound, and imports torch only then."""

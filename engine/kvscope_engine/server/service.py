@@ -1,7 +1,8 @@
-"""The engine's process: sockets up, model loaded, then commands, steps and token streams until the end.
+"""The engine's process: binds the sockets, loads the model, then serves commands, steps and token streams until the
+end.
 
-Owns the order of a process's life and its engine thread, which is the thread that calls `run`. Must not know
-how a step works, nor what goes over a socket.
+Owns the order of the process's life and the engine thread, which is the thread that calls `run`. Knows neither how a
+step works nor what is sent over a socket.
 """
 
 from __future__ import annotations
@@ -26,25 +27,35 @@ if TYPE_CHECKING:
     from kvscope_telemetry.recordings.engine_recorder import EngineRecorder
 
 TASKS_S: Final = (0.000_5, 0.004)
-"""Time for commands between two steps while there is something to step: half of the last step, within these bounds.
+"""Bounds in seconds of the time for commands between two steps, which is half of the last step's time.
 
-So a flood of commands, however costly each is, takes a third of the time from everybody's tokens at most."""
+This limits a flood of commands, however costly each is, to about a third of the engine's time.
+"""
 FAILED_GRACE_S: Final = 1.0
-"""How long a failed engine still answers `GetStatus` with the reason, when anybody has asked before."""
+"""Seconds for which a failed engine still answers `GetStatus` with the reason, if any client ever sent a command."""
 LAST_WORDS_S: Final = 0.2
-"""How long connections stay open after the last words: one that is cut may take along what was not read yet."""
+"""Seconds for which connections stay open after the last messages: closing one may discard what was not read yet."""
 
 
 class Interrupted(BaseException):
-    """Raised on the engine's thread by a signal while a model loads; not an Exception, so nobody eats it."""
+    """Raised on the engine's thread by a signal while a model loads.
+
+    Not an Exception, so that no handler swallows it.
+    """
 
 
 class EngineService:
-    """Serves the engine that `build` makes on `endpoint`.
+    """Serves the engine returned by `build` on `endpoint`.
 
-    The sockets are up when this is constructed; raises BadInput and EndpointInUse as `ServerSockets` does.
-    `on_progress` is told how the load goes, beside the clients, and `on_ready` who serves then; `recorder` is given
-    what they are told; devices are looked at every `sample_s` seconds.
+    The sockets are bound on construction. Raises BadInput and EndpointInUse as `ServerSockets` does.
+
+    Args:
+        keyless: Role of clients without a key.
+        on_progress: Called with the progress of loading, as clients are.
+        interrupt: Called when a client requests a shutdown while the model loads.
+        recorder: Records all published messages.
+        sample_s: Seconds between two samples of the devices.
+        on_ready: Called with the hello once the engine is loaded.
     """
 
     def __init__(
@@ -80,22 +91,24 @@ class EngineService:
         )
         self.receiver.serve(self.sockets)
         self.is_loading = True
-        """Whether only an `Interrupted` on the engine's thread can stop it at once."""
+        """Whether only an `Interrupted` on the engine's thread can stop the process immediately."""
 
     @property
     def telemetry_endpoint(self) -> str:
-        """What a desktop attaches to."""
+        """Endpoint to which a desktop attaches."""
         return self.sockets.telemetry_endpoint
 
     def stop(self) -> None:
-        """End in an orderly way, from any thread or a signal handler; after the load, while a model loads.
+        """Request an orderly end, from any thread or a signal handler.
 
-        What waits is refused, not served: the last words follow the step, or the command, in progress.
+        While a model loads, it takes effect after loading.
+
+        Queued commands are refused. The last messages are sent after the step or command in progress.
         """
         self.receiver.tasks.stop()
 
     def run(self) -> None:
-        """Load, serve, and end. Returns after an orderly stop; raises what the engine died of."""
+        """Load, serve and end. Returns after an orderly stop; raises the error that ended the engine."""
         reason = ""
         try:
             engine = self._load()
@@ -108,10 +121,10 @@ class EngineService:
             self.is_loading = False
             self._end(reason)
 
-    # Life, in its order.
+    # Phases, in order.
 
     def _load(self) -> ServedEngine | None:
-        """The engine, None when a stop came first."""
+        """Load the engine; returns None if it was interrupted."""
         try:
             engine = self._build(self._progress, self.sockets.publish, lambda: self.sockets.messages_dropped)
             self.is_loading = False
@@ -138,7 +151,7 @@ class EngineService:
             if engine.failure:
                 raise EngineDead(engine.failure)
             was_any_open = dispatcher.abort_all()
-            self._record_state()  # what ran until now ended with it
+            self._record_state()  # for the recorder: requests ended by the abort
             if was_any_open or dispatcher.stopping:
                 time.sleep(LAST_WORDS_S)
         except Exception as error:
@@ -150,7 +163,7 @@ class EngineService:
             sampling.close()
 
     def _tasks(self, dispatcher: Dispatcher, step_s: float) -> bool:
-        """Serve what waits; sleeps while there is nothing else to do. False: it is time to end."""
+        """Serve queued tasks; sleeps while there is no step to run. Returns False when it is time to end."""
         deadline = time.monotonic() + min(max(step_s / 2, TASKS_S[0]), TASKS_S[1])
         self._record_state()
         while not self.receiver.tasks.is_stopped:
@@ -178,7 +191,7 @@ class EngineService:
             self._recorder.give_requests(self._engine.take_ended())
 
     def _fail(self, reason: str) -> None:
-        """From now on every command is refused with the reason; those that wait get it too."""
+        """Refuse all queued and future commands with the reason."""
         self.receiver.fail(reason)
         for client, reply in self.receiver.refuse_waiting():
             self.sockets.reply(client, reply)
@@ -191,7 +204,7 @@ class EngineService:
             time.sleep(FAILED_GRACE_S)
         self.sockets.close()
         if engine is not None:
-            with contextlib.suppress(Exception):  # it may be the very engine that broke
+            with contextlib.suppress(Exception):  # the engine may be broken
                 engine.close()
 
     # Called on other threads.
@@ -206,7 +219,7 @@ class EngineService:
         if engine is None:
             return None
         if engine.stops.beat() or self.receiver.wants_ticks:
-            self.receiver.wants_ticks = False  # until the engine's thread has had this one
+            self.receiver.wants_ticks = False  # until the engine's thread handled this one
             self.receiver.tick()
         facts = self.receiver.facts
         return Heartbeat(
@@ -225,7 +238,7 @@ class EngineService:
 
 
 def one_line(error: BaseException) -> str:
-    """What a person reads: the message of our own errors, the kind as well of all others."""
+    """Return the text of an error in one line: the message of a KvscopeError, type and message of others."""
     text = " ".join(str(error).split())[:500]
     if isinstance(error, KvscopeError) and text:
         return text

@@ -1,8 +1,8 @@
-"""Clients' requests and sessions: whose request is whose, and what was said about it to a client that comes back.
+"""Clients' sessions and open requests: which client each request belongs to, and what a returning client has missed.
 
-A session is a client's own secret. While its connection is away its requests go on for `AWAY_S`, and what is
-said of them is kept, bounded; presented again, it gets what it has not heard. Knows neither the engine nor
-sockets. Belongs to the engine's thread.
+A session is identified by a secret token of the client. While its connection is away, its requests continue for
+`AWAY_S`, and replies are retained up to a bound; when the token is presented again, the missed replies are resent.
+Knows neither engine nor sockets. Used on the engine's thread only.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from kvscope_telemetry.messages.commands import (
 )
 
 AWAY_S: Final = 30.0
-"""How long the requests of a client that is away go on."""
+"""Seconds for which the requests of a client that is away continue."""
 FORGET_S: Final = 600.0
-"""How long a session without a connection is remembered."""
+"""Seconds for which a session without a connection is remembered."""
 MAX_SESSIONS: Final = 1024
 MAX_KEPT_BYTES: Final = 2 << 20
-"""Of what was said on one session: some 10,000 tokens."""
+"""Maximum bytes of retained replies of one session: some 10,000 tokens."""
 MAX_ALL_KEPT_BYTES: Final = 64 << 20
 FORGOTTEN: Final = "the connection was lost for too long: the engine dropped this request"
 NEVER_CAME: Final = "the connection was lost before the engine received this request"
@@ -50,28 +50,28 @@ class _Kept:
     reply: Said
     num_bytes: int
     number: int = 0
-    """Which `Tokens` of its completion this is, from 0."""
+    """Index of this `Tokens` reply in its completion, from 0."""
 
 
 @dataclass(slots=True)
 class ClientSession:
-    """One client over its connections."""
+    """One client across its connections."""
 
     token: str
     owner: str
-    """The name of the key it came with."""
+    """Public key with which the session was opened."""
     client: bytes
     kept: deque[_Kept] = field(default_factory=deque)
     num_bytes: int = 0
     counts: dict[tuple[str, int], int] = field(default_factory=dict)
-    """`Tokens` said so far, for each completion that has not ended."""
+    """Number of `Tokens` replies so far of each completion (request id, index) that has not ended."""
     away_since_s: float | None = None
     is_given_up: bool = False
-    """It was away for too long: its requests are being aborted."""
+    """Whether it was away for too long: its requests are being aborted."""
 
 
 class ClientSessions:
-    """All of them, by token and by the connection each has or had last."""
+    """All sessions, by token and by current or last connection."""
 
     def __init__(self) -> None:
         self._by_token: dict[str, ClientSession] = {}
@@ -80,13 +80,13 @@ class ClientSessions:
 
     @property
     def any_away(self) -> bool:
-        """Whether a session waits for its client."""
+        """Whether a session is without a connection and may still return."""
         return any(s.away_since_s is not None and not s.is_given_up for s in self._by_client.values())
 
     def join(self, client: bytes, token: str, owner: str) -> bytes | None:
-        """`client` says that it is this session; its connection before, None for a new one.
+        """Connect `client` to the session of `token`. Returns its previous connection, or None for a new session.
 
-        A token that came with another key is not believed: it begins a session of its own.
+        A token presented with another key than before is not trusted and begins a new session.
         """
         self._forget_old()
         session = self._by_token.get(token)
@@ -101,7 +101,7 @@ class ClientSessions:
         return before
 
     def note(self, client: bytes, reply: Said) -> bool:
-        """Keep what is said to a client; whether it is there to hear it."""
+        """Retain a reply to a client. Returns whether the client is connected."""
         session = self._by_client.get(client)
         if session is None:
             return True
@@ -115,7 +115,7 @@ class ClientSessions:
         return session.away_since_s is None
 
     def leave(self, client: bytes) -> bool:
-        """A connection is gone; whether its client may come back."""
+        """Report a closed connection. Returns whether its client may return."""
         session = self._by_client.get(client)
         if session is None:
             return False
@@ -124,7 +124,7 @@ class ClientSessions:
         return True
 
     def expired(self) -> list[bytes]:
-        """Connections whose clients were away for too long; each is told once."""
+        """Return the connections of clients that have been away for longer than `AWAY_S`, each once."""
         now_s = time.monotonic()
         gone = [s for s in self._by_client.values() if not s.is_given_up and _away_s(s, now_s) > AWAY_S]
         for session in gone:
@@ -132,10 +132,10 @@ class ClientSessions:
         return [session.client for session in gone]
 
     def unheard(self, client: bytes, awaited: Iterable[Awaited]) -> list[Said]:
-        """What was said about these requests that their client has not heard, in the order it was said.
+        """Return the replies about these requests that their client has not received, in order.
 
-        Of each request it has all that is kept; where some is not, `num_missed` of the next tokens says how many
-        came before. A request that nothing is known of gets its last word here.
+        If some are no longer retained, `num_missed` of the next `Tokens` is the number of replies missing before it. An
+        unknown request is answered with its last message.
         """
         session = self._by_client.get(client)
         wanted = {one.request_id: one for one in awaited}
@@ -164,7 +164,7 @@ class ClientSessions:
             self._forget(session)
 
     def _shed(self) -> None:
-        """Drop what is kept for those who have nothing open: it was heard, or can be done without."""
+        """Drop the replies of sessions without open requests: they were received, or can be spared."""
         for session in self._by_token.values():
             if not session.counts:
                 session.kept.clear()
@@ -237,22 +237,22 @@ def _away_s(session: ClientSession, now_s: float) -> float:
 
 @dataclass(slots=True)
 class OpenRequest:
-    """A request that was accepted and has completions that have not ended."""
+    """An accepted request with completions that have not ended."""
 
     client: bytes
     whose: str
-    """For whom the client asked, as in `Submit.client`."""
+    """On whose behalf the client asked, as in `Submit.client`."""
     request_id: str
     num_prompt_tokens: int
     num_tokens: dict[int, int]
-    """Tokens said so far, for each completion that has not ended."""
+    """Number of tokens so far of each completion that has not ended."""
     num_bytes: int = 0
     count: int = 1
-    """What its client's allowance was charged for it."""
+    """Number of completions counted against its client's allowance."""
     arrival_ns: int = field(default_factory=time.monotonic_ns)
 
     def ended(self, reason: FinishReason, error: str) -> list[Finished]:
-        """The last words on each completion, where the engine cannot say them any more."""
+        """Return the last message of each completion, for when the engine cannot send them."""
         total_s = (time.monotonic_ns() - self.arrival_ns) / 1e9
         return [
             Finished(
@@ -268,7 +268,7 @@ class OpenRequest:
 
 
 class OpenRequests:
-    """All requests, by id: whose, and how many a client may have. An id is free once its last completion has ended."""
+    """All open requests by id, and how many each client has. An id is free once its last completion has ended."""
 
     def __init__(self, limits: ServiceLimits | None = None) -> None:
         limits = limits or ServiceLimits()
@@ -283,13 +283,12 @@ class OpenRequests:
         return len(self._requests)
 
     def refusal(self, client: bytes, submit: Submit, num_prompt_tokens: int) -> str:
-        """Why the client may not have this one as well; the empty string when it may."""
+        """Return the reason why the client may not open this request as well; an empty string if it may."""
         return self._allowance.refusal(
             (client, submit.client), _num_bytes(submit, num_prompt_tokens), submit.sampling.n
         )
 
     def open(self, client: bytes, submit: Submit, accepted: Accepted) -> None:
-        """Remember who asked."""
         completions = dict.fromkeys(range(len(accepted.numbers)), 0)
         num_bytes = _num_bytes(submit, accepted.num_prompt_tokens)
         request = OpenRequest(
@@ -306,7 +305,7 @@ class OpenRequests:
         self._of_client.setdefault(client, {})[submit.request_id] = None
 
     def owner(self, output: Tokens | Finished) -> bytes | None:
-        """The client an output goes to, None for nobody. A completion ends here with its `Finished`."""
+        """Return the client of an output, or None if it has none. `Finished` removes its completion."""
         request = self._requests.get(output.request_id)
         if request is None or output.index not in request.num_tokens:
             return None
@@ -319,12 +318,11 @@ class OpenRequests:
         return request.client
 
     def belongs_to(self, request_id: str, client: bytes) -> bool:
-        """Whether the request is open and `client` asked for it."""
         request = self._requests.get(request_id)
         return request is not None and request.client == client
 
     def move(self, before: bytes, client: bytes) -> None:
-        """A client has another connection now."""
+        """Move a client's requests to its new connection."""
         ids = self._of_client.pop(before, {})
         for request_id in ids:
             self._requests[request_id].client = client
@@ -334,15 +332,14 @@ class OpenRequests:
             self._of_client[client] = ids | self._of_client.get(client, {})
 
     def of(self, client: bytes) -> list[str]:
-        """Ids of the client's requests."""
+        """Return the request ids of the client."""
         return list(self._of_client.get(client, ()))
 
     def ids(self) -> list[str]:
-        """Ids of all."""
         return list(self._requests)
 
     def end_one(self, request_id: str, reason: FinishReason) -> list[tuple[bytes, Finished]]:
-        """Last words on one request, and on nothing when it is not open."""
+        """Close a request. Returns its clients and last messages; empty if it is not open."""
         request = self._requests.get(request_id)
         if request is None:
             return []
@@ -350,7 +347,7 @@ class OpenRequests:
         return [(request.client, last) for last in request.ended(reason, "")]
 
     def end_all(self, reason: FinishReason, error: str = "") -> list[tuple[bytes, Finished]]:
-        """Last words on everything that is open; nothing is afterwards."""
+        """Close all requests. Returns their clients and last messages."""
         requests = list(self._requests.values())
         for request in requests:
             self._forget(request)
@@ -366,6 +363,6 @@ class OpenRequests:
 
 
 def _num_bytes(submit: Submit, num_prompt_tokens: int) -> int:
-    """What is kept of it while it is open: the tokens of its prompt, and what it carries beside the prompt."""
+    """Bytes held for an open request: the tokens of its prompt, its id and its sampling parameters."""
     beside = sys.getsizeof(submit.request_id) + sampling_bytes(submit.sampling)
     return COMMAND_BYTES + NUMBER_BYTES * num_prompt_tokens + beside

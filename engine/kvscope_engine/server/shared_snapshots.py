@@ -1,8 +1,8 @@
-"""Snapshots for all who ask: one packing serves everybody who waits, and packing takes a share of the time at most.
+"""Snapshots for all clients: one packed snapshot answers everyone who waits, and packing takes a bounded share of time.
 
-A snapshot holds until the next frame, whatever is asked in between: it is exact after the frame it names, and
-what came since is in the next one. Packing a million rows takes tens of milliseconds, so while requests run those
-who ask soon after a packing wait for the next and get it together. Knows no sockets; the engine packs.
+A snapshot stays valid until the next frame: it is exact as of the frame that it names, and later changes are in the
+next one. Packing a million rows takes tens of milliseconds, so while requests run, clients that ask soon after a
+packing wait for the next one and share it. Knows no sockets; the engine packs.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from kvscope_telemetry.messages.commands import Failed, Reply
 from kvscope_telemetry.messages.telemetry import Snapshot
 
 REST: Final = 4
-"""After a packing, how many times as long as it took is left to requests."""
+"""Minimum time between two packings while steps run, as a multiple of the time that the last one took."""
 
 
 class SharedSnapshots:
-    """One for an engine. Answers through `reply`, at once or in `tick`."""
+    """Answers snapshot queries to one engine through `reply`, immediately or in `tick`."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class SharedSnapshots:
         is_stepping: Callable[[], bool],
     ) -> None:
         self.is_stale = False
-        """Set by whoever changes what only a snapshot will tell, as while nothing steps."""
+        """Set by callers that change what only a snapshot reports, because no step runs."""
         self._engine = engine
         self._reply = reply
         self._max_waiting = max_waiting
@@ -42,7 +42,7 @@ class SharedSnapshots:
         self._next_packing_s = 0.0
 
     def ask(self, client: bytes, tag: int) -> None:
-        """Answer `client`, with `tag`, now or at a tick soon."""
+        """Send `client` a snapshot with `tag`, now or at a following tick."""
         if self._is_fresh or self._may_pack:
             self._send(client, self._fresh(), tag)
             return
@@ -54,7 +54,7 @@ class SharedSnapshots:
         self._reply(client, Failed(reason=reason, tag=tag))
 
     def tick(self) -> None:
-        """Answer those who wait, when it is time: after each step, and when there will be none."""
+        """Answer the waiting clients if packing is due. Called after each step, and when no further step will run."""
         if self._waiting and (self._is_fresh or self._may_pack):
             snapshot, waiting, self._waiting = self._fresh(), self._waiting, {}
             for client, tags in waiting.items():
@@ -62,11 +62,10 @@ class SharedSnapshots:
                     self._send(client, snapshot, tag)
 
     def forget(self, client: bytes) -> None:
-        """A client that is gone waits for nothing."""
+        """Drop the queries of a disconnected client."""
         self._waiting.pop(client, None)
 
     def refuse_all(self, reason: str) -> None:
-        """The end comes first."""
         waiting, self._waiting = self._waiting, {}
         for client, tags in waiting.items():
             for tag in tags:

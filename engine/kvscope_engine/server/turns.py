@@ -1,7 +1,7 @@
-"""Queues of waiting work by client and by batch: clients take turns, a client's batches take turns, a batch keeps its
+"""Fair queue of work: clients are served round-robin, a client's batches round-robin within it, and each batch in
 order.
 
-Not locked: its owner's lock, or thread, is meant. Knows nothing of what the work is.
+Not thread-safe: the owner locks it or uses it on one thread. Knows nothing about the work.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _Work = TypeVar("_Work")
 
 
 class Turns(Generic[_Work]):
-    """Whoever had a turn comes after all others that wait."""
+    """Fair queue: clients are served round-robin, and each client's batches round-robin within it."""
 
     def __init__(self) -> None:
         self._clients: OrderedDict[str, OrderedDict[str, deque[_Work]]] = OrderedDict()
@@ -24,30 +24,30 @@ class Turns(Generic[_Work]):
         return self._count
 
     def __iter__(self) -> Iterator[_Work]:
-        """All that waits, each batch in its order."""
+        """Iterate over all queued work by client and batch, each batch in order."""
         for batches in self._clients.values():
             for waiting in batches.values():
                 yield from waiting
 
     @property
     def clients(self) -> list[str]:
-        """Those of whom anything waits."""
         return list(self._clients)
 
     def put(self, client: str, batch: str, work: _Work) -> None:
-        """Behind what waits of its batch."""
         self._clients.setdefault(client, OrderedDict()).setdefault(batch, deque()).append(work)
         self._count += 1
 
     def join(self, later: Turns[_Work]) -> None:
-        """All of `later` comes behind what waits here."""
         for client, batches in later._clients.items():
             for batch, waiting in batches.items():
                 for work in waiting:
                     self.put(client, batch, work)
 
     def pop(self, may: Callable[[str, _Work], bool] = lambda client, work: True) -> tuple[str, _Work] | None:
-        """The next that `may`, and whose it is; who may not is passed over and keeps its turn. None: nothing may."""
+        """Pop the next work that `may` accepts, with its client; None if there is none.
+
+        Clients and batches whose first work is not accepted are skipped and keep their turn.
+        """
         for client, batches in self._clients.items():
             for batch, waiting in batches.items():
                 if may(client, waiting[0]):
@@ -55,7 +55,7 @@ class Turns(Generic[_Work]):
         return None
 
     def take_if(self, is_wanted: Callable[[_Work], bool]) -> list[_Work]:
-        """Take out what is wanted; the rest keeps its place."""
+        """Remove and return all work that matches. The rest keeps its position."""
         wanted = [work for work in self if is_wanted(work)]
         if wanted:
             gone = set(map(id, wanted))

@@ -1,1 +1,1 @@
-"""Inside SGLang's scheduler process: hooks note what the scheduler and its pools do, a thread tells it."""
+"""Watches SGLang's scheduler process: hooks record what the scheduler and its pools do, and a thread publishes it."""

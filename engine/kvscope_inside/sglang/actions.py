@@ -1,6 +1,6 @@
-"""What an operator asks of SGLang, done on its scheduler's own thread before it looks for requests.
+"""Operators' commands to SGLang, carried out on its scheduler's own thread before it polls for requests.
 
-Owns what waits. Clients of a request that is aborted are told by SGLang itself.
+Owns the queue of commands. SGLang itself notifies the clients of aborted requests.
 """
 
 from __future__ import annotations
@@ -16,26 +16,25 @@ CANNOT_ALONE = "the ranks of this model must all do the same: SGLang is asked by
 
 
 class SglangActions:
-    """Belongs to one scheduler; with several ranks, which must do the same, it does nothing."""
+    """Carries out commands on one scheduler. Refuses all if there are several ranks, which must stay synchronous."""
 
     def __init__(self, scheduler: Any, num_ranks: int) -> None:
         self.paused_by = ""
         self._scheduler, self._is_alone = scheduler, num_ranks == 1
         self._waiting: deque[tuple[Action, Answer]] = deque()
 
-    # On the sockets' thread.
+    # Called on the sockets' thread.
 
     def heard(self, client: bytes) -> None:
-        """Nothing here lasts as long as a client is there."""
+        """Do nothing: there are no pauses with leases."""
 
     def ask(self, client: bytes, command: Action, by: str, answer: Answer) -> None:
-        """Do it when the scheduler comes by, which it does all the time."""
+        """Queue a command, which the scheduler's loop carries out soon."""
         self._waiting.append((command, answer))
 
-    # On the scheduler's thread.
+    # Called on the scheduler's thread.
 
     def run(self) -> None:
-        """Do what waits."""
         while self._waiting:
             command, answer = self._waiting.popleft()
             try:

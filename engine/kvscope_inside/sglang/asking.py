@@ -1,8 +1,8 @@
-"""For whom SGLang makes room: the requests of the batch that it gives pages to, or the one that it looks after, noted
-on its scheduler's thread where something is evicted.
+"""Finds the request for which SGLang evicts: one in the batch being allocated, or the one being matched.
 
-SGLang makes room for a batch at once. Its allocator gives what is free first, in the order of the batch, so what was
-evicted is for the first request that is not served by what was free before.
+SGLang frees space for a whole batch at once. Its allocator gives out free pages first, in the order of the batch, so
+the eviction is attributed to the first request that the previously free pages do not cover. Recorded on the scheduler's
+thread.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from kvscope_inside.sglang.pools import full_allocator
 
 
 class Evicted(NamedTuple):
-    """What one call gave back."""
+    """Tokens and states that one eviction freed."""
 
     num_tokens: int
     num_window_tokens: int
     num_states: int
     request: Any
-    """For whom; None: that is not known."""
+    """The request it was for; None if unknown."""
 
 
 class Asking:
-    """Hooks on a scheduler's tree and its batches; `evicted` is called for each eviction that freed something."""
+    """Hooks on a scheduler's tree and batches. `evicted` is called for each eviction that freed something."""
 
     def __init__(self, scheduler: Any, hooks: Hooks, evicted: Callable[[Evicted], None]) -> None:
         self._allocator = full_allocator(scheduler)
@@ -33,17 +33,18 @@ class Asking:
         self._tell = evicted
         self._requests: Sequence[Any] = ()
         self._need: Callable[[Any], int] = self._next_page
-        """How many tokens a request needs room for."""
+        """Returns the number of tokens for which a request needs space."""
         self._put(scheduler, hooks)
 
     def nobody(self) -> None:
-        """Who asked before has what it needs."""
+        """Forget the requests: they have what they need."""
         self._requests = ()
 
     def first(self, num_free: int = 0) -> Any:
-        """Who is not served by so many free tokens; None: that is not known."""
+        """Return the first request that `num_free` tokens do not cover; None if unknown."""
         found = self._first(num_free, self._need)
-        return found if found is not None else self._first(num_free, _something)  # SGLang allows for a page for each
+        # SGLang reserves a page for each request
+        return found if found is not None else self._first(num_free, _something)
 
     def _first(self, num_free: int, need_of: Callable[[Any], int]) -> Any:
         size, last = self._page_size, None
@@ -66,10 +67,10 @@ class Asking:
             hooks.before(cache, "init_load_back", self._for_one_of)
         if hasattr(cache, "supports_mamba") and cache.supports_mamba():
             hooks.before(cache, "match_prefix", self._for_one_of)
-        # All ways of evicting, or the one of older trees.
+        # The common path of all evictions, or the only one of older trees.
         hooks.around(cache, "_evict" if hasattr(cache, "_evict") else "evict", self._before, self._after)
 
-    # On the scheduler's thread.
+    # Called on the scheduler's thread.
 
     def _extends(self, batch: Any, *_: Any, **__: Any) -> None:
         self._requests, self._need = batch.reqs, _extension

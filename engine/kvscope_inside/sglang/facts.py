@@ -1,6 +1,6 @@
-"""What SGLang says of itself when its scheduler is made: the model, the pool of KV pages, the device, its rank.
+"""Builds the `Hello` of a SGLang scheduler from its configuration: model, pools, device, rank.
 
-Owns the words that are made of its configuration. Reads objects of SGLang and changes none.
+Reads SGLang's objects and changes none.
 """
 
 from __future__ import annotations
@@ -24,31 +24,30 @@ from kvscope_telemetry.sockets.host_id import host_id
 
 
 class SchedulerRank(NamedTuple):
-    """Which of SGLang's scheduler processes this is."""
+    """Position of a scheduler process among SGLang's ranks."""
 
     data_parallel: int
     is_first: bool
-    """Of those that hold parts of one model and do the same."""
+    """Whether it is the first of the ranks that hold parts of one model and do the same."""
     num_ranks: int
-    """Processes that the model is shared out among."""
+    """Number of processes among which the model is partitioned."""
 
 
 def drafts_per_step(scheduler: Any) -> int:
-    """Tokens that are guessed ahead for a request each time; 0: none are, or not always as many."""
+    """Return the number of draft tokens per request and step; 0 without drafts, or if it varies."""
     args = scheduler.server_args
     is_steady = getattr(args, "speculative_algorithm", None) and not getattr(args, "speculative_adaptive", False)
     return max(0, int(getattr(args, "speculative_num_draft_tokens", 0) or 0) - 1) if is_steady else 0
 
 
 def adapter_names(scheduler: Any) -> Callable[[str], str | None]:
-    """What adapters are called, by the ids that SGLang gave them."""
+    """Return a function from SGLang's adapter id to the adapter's name."""
     found = getattr(getattr(scheduler, "kv_event_lora_names", None), "resolve", None)
     named = {each.lora_id: each.lora_name for each in getattr(scheduler.server_args, "lora_paths", None) or ()}
     return lambda adapter: named.get(adapter) or (found(adapter) if found is not None else None)
 
 
 def rank_of(scheduler: Any) -> SchedulerRank:
-    """Of the process that it runs in."""
     from sglang.srt.runtime_context import get_parallel
 
     parallel, args = get_parallel(), scheduler.server_args
@@ -59,15 +58,15 @@ def rank_of(scheduler: Any) -> SchedulerRank:
 
 
 def _number(parallel: Any, name: str) -> int:
-    """Of a rank; 0 where there are no such ranks."""
+    """Return a rank by its attribute name; 0 if the run has no such ranks."""
     try:
         return int(getattr(parallel, name) or 0)
-    except Exception:  # SGLang raises what it likes for names that this run has not
+    except Exception:  # SGLang raises various errors for names that this run lacks
         return 0
 
 
 def hello_of(scheduler: Any, epoch: int, *, num_ranks: int = 1, knows_free: bool = True) -> Hello:
-    """Of the scheduler's pools. The first row is where padding is written."""
+    """Return the hello for the scheduler's pools. The first row is the page to which padding is written."""
     pools = pools_of(scheduler)
     groups = _groups(scheduler, pools)
     api = api_of("sglang", said=_said_of_api(scheduler.server_args))
@@ -109,27 +108,27 @@ def hello_of(scheduler: Any, epoch: int, *, num_ranks: int = 1, knows_free: bool
 
 
 def kv_bytes(pools: Pools) -> int:
-    """Of all pages and states, over all layers; 0: unknown."""
+    """Return the bytes of all pages and states, over all layers; 0 if unknown."""
     num_bytes = _page_bytes(pools)
     return num_bytes + _state_bytes(pools) if num_bytes else 0
 
 
 def _page_bytes(pools: Pools) -> int:
-    """Of all pages, over all layers; 0: unknown."""
+    """Return the bytes of all pages, over all layers; 0 if unknown."""
     parts = [_bytes_of(pools.full)]
     parts += [_bytes_of(pools.windows.allocator)] if pools.windows is not None else []
     return sum(parts) if all(parts) else 0
 
 
 def _said_of_api(args: Any) -> str:
-    """http://HOST:PORT of its server; empty: it has none."""
+    """Return http://HOST:PORT of SGLang's server; empty if it has none."""
     host, port = getattr(args, "host", ""), getattr(args, "port", 0)
     scheme = "https" if getattr(args, "ssl_keyfile", None) else "http"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}" if host and port else ""
 
 
 def _bytes_of(allocator: Any) -> int:
-    """Of its pages, keys and values; 0: unknown."""
+    """Return the bytes of an allocator's pages, keys and values; 0 if unknown."""
     read = getattr(_pool_of(allocator), "get_kv_size_bytes", None)
     if read is None:
         return 0
@@ -138,19 +137,19 @@ def _bytes_of(allocator: Any) -> int:
 
 
 def _pool_of(allocator: Any) -> Any:
-    """The pool of pages, which may be part of one that has states as well."""
+    """Return the pool of pages, which may be part of a pool that also has states."""
     pool = allocator.get_kvcache()
     return getattr(pool, "full_kv_pool", pool)
 
 
 def _state_bytes(pools: Pools) -> int:
-    """Of all states, over their layers; 0: unknown, or there are none."""
+    """Return the bytes of all states, over their layers; 0 if unknown or without states."""
     read = getattr(getattr(pools.states and pools.states.table, "mamba_pool", None), "get_kv_size_bytes", None)
     return int(read()) if read is not None else 0
 
 
 def _groups(scheduler: Any, pools: Pools) -> tuple[KVGroup, ...]:
-    """Empty where full attention is all there is."""
+    """Return the KV groups; empty if there is only full attention."""
     is_latent = "MLA" in type(_pool_of(pools.full)).__name__
     if pools.windows is None and pools.states is None and not is_latent:
         return ()

@@ -1,7 +1,7 @@
-"""Publishes what HiCache keeps in host memory: a row a page, below all pools.
+"""Publishes the pages that HiCache keeps in host memory, as ledger rows below all pools.
 
-Owns what of the pool was copied, which is known only after the pages of requests were read. Belongs to the thread that
-publishes.
+Owns what was copied from the pool, which is known only after the requests' pages were read. Used on the publishing
+thread only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvscope_telemetry.state.cache_state import CacheState
 
 
 class PageContent(NamedTuple):
-    """What pages of the pool held."""
+    """Contents of pages of the pool."""
 
     hash: npt.NDArray[np.uint64]
     parent: npt.NDArray[np.uint64]
@@ -36,22 +36,27 @@ def _either(is_first: npt.NDArray[np.bool_], first: PageContent, second: PageCon
 
 
 class HostRows:
-    """`places`: of each row, which page of its owner's text it is."""
+    """Ledger rows of host pages. `places`: index of each row's page in its owner's text."""
 
     def __init__(self, state: CacheState, places: npt.NDArray[np.int32]) -> None:
         self._state, self._places, self._size = state, places, state.hello.cache.block_size
         self._tier = LowerTierRows(state)
         self._loading: dict[int, Ids] = {}
-        """Rows that are copied into the pool, by node of the tree."""
+        """Node of the tree -> rows that are being copied into the pool."""
 
     def content(self, pages: Ids) -> PageContent:
-        """Of pages of the pool, as it is known now."""
+        """Return the contents of the pool's pages as known now."""
         ledger = self._state.ledger
         return PageContent(ledger.hash[pages], ledger.parent[pages], ledger.owner[pages], self._places[pages])
 
     def moved(self, step: int, moved: HostPageEvent, of_pool: Ids, before: PageContent, between: PageContent) -> Ids:
-        """`of_pool`: the pages that these were copied from, or to; `before`: what they held before tables were read,
-        `between`: when those of requests that gave theirs back were read. Rows that held something and are free now."""
+        """Publish an event. Returns the rows that held something and are free now.
+
+        Args:
+            of_pool: Pages of the pool that the host pages were copied from or to.
+            before: Their contents before tables were read.
+            between: Their contents after the tables of requests that released their row were read.
+        """
         rows = moved.pages + self._tier.first
         if moved.word == "saves":
             content = self._copied(moved, of_pool, before, between)
@@ -71,12 +76,14 @@ class HostRows:
         return rows[:0]
 
     def clear(self) -> None:
-        """Free all rows."""
         self._tier.clear()
         self._loading.clear()
 
     def _copied(self, moved: HostPageEvent, pages: Ids, before: PageContent, between: PageContent) -> PageContent:
-        """What of the three was copied: who gave its pages back wrote them before, and others may have them now."""
+        """Return which of the three contents was copied.
+
+        A request that released its pages wrote them before, and other requests may have them now.
+        """
         if not pages.size:  # too many at once
             count = moved.pages.size
             none = np.zeros(count, np.uint64)

@@ -1,6 +1,7 @@
-"""Pages that SGLang's HiCache keeps in host memory: where they are found, and what is noted as it happens.
+"""Finds the pages that SGLang's HiCache keeps in host memory, and records what happens to them.
 
-Ids of host pages are on the host; which page of the pool was copied is told with the next look at the pages.
+Ids of host pages are known on the host. The pages of the pool that they are copied from or to are on the device, and
+become known with the next copy of page tables (`pages`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _METHODS: Final = ("write", "load")
 
 
 class HostTier(NamedTuple):
-    """Of one scheduler, for pages of full attention."""
+    """HiCache's host memory of one scheduler, for pages of full attention."""
 
     cache: Any
     controller: Any
@@ -29,25 +30,27 @@ class HostTier(NamedTuple):
 
 
 class HostPageEvent(NamedTuple):
-    """Something that happened to host pages."""
+    """An event of host pages."""
 
     word: str
-    """"saves", "saved", "loads", "was read", "frees", or "nothing"."""
+    """One of "saves", "saved", "loads", "was read", "frees" and "nothing"."""
     node: int
-    """Of the tree: what is copied at once."""
+    """Node of the radix tree, whose pages are copied together."""
     pages: Ids
     num_entries: int = 0
-    """Pages of the pool that come with the copy, which these were copied from, or to."""
+    """Number of ids of the pool's pages in the copy of page tables: the source or destination of these host pages."""
     is_as_told: bool = False
-    """What they were copied from held what was told of it last: nothing was evicted since, or it is evicted now."""
+    """Whether the source pages held what was last published of them: nothing was evicted since, or they are evicted
+    now.
+    """
 
     def dropped(self) -> HostPageEvent:
-        """The cache was emptied; what comes with the copy is nobody's."""
+        """Return the event with its ids to be ignored: the cache was emptied."""
         return self._replace(word="nothing")
 
 
 def host_tier_of(scheduler: Any) -> HostTier | None:
-    """None: there is none, or it only passes pages on to a tier below."""
+    """Return the scheduler's host tier; None if there is none, or it only passes pages on to a lower tier."""
     cache = scheduler.tree_cache
     controller = getattr(cache, "cache_controller", None)
     pool = getattr(getattr(getattr(controller, "mem_pool_host", None), "anchor_entry", None), "host_pool", None)
@@ -61,7 +64,10 @@ def host_tier_of(scheduler: Any) -> HostTier | None:
 
 
 def note_host_tier(hooks: Hooks, tier: HostTier, happen: Callable[[HostPageEvent, Any], None]) -> None:
-    """Hooks on it. `happen` is given what happened, and the tensor of slots of the pool that belong to it, or None."""
+    """Install hooks on the tier.
+
+    `happen` is called with the event, and the tensor of the pool's slots that belong to it, or None.
+    """
 
     def writes(result: Any, device_indices: Any, *_: Any, node_id: int = -1, **__: Any) -> None:
         copies("saves", node_id, result, device_indices)
@@ -102,7 +108,7 @@ _NONE: Final[Ids] = np.empty(0, np.int64)
 
 
 def _pages(slots: Any, page_size: int) -> Ids:
-    """Of slots of the host's pool, whose numbers are on the host."""
+    """Return the pages of slots in the host's pool. Raises TypeError if the slots' numbers are on a device."""
     if str(slots.device) != "cpu":
         raise TypeError(f"numbers of host pages are on {slots.device}")
     pages: Ids = slots.numpy()[::page_size] // page_size

@@ -1,7 +1,6 @@
-"""Where the memory of SGLang's scheduler process went, which runs the model as well: weights by part, the pools, and
-what torch's allocator holds.
+"""Memory use of SGLang's scheduler process, which also runs the model: weights by part, pools, and torch's allocator.
 
-It asks the allocator's own books on the host and never a device. Weights and pools are looked at once.
+Reads the allocator's statistics on the host and never a device. Weights and pools are measured once.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ GIB = 1 << 30
 
 
 class SchedulerMemory:
-    """Of one scheduler, from when it is made."""
+    """Memory of one scheduler's process, measured from its creation on."""
 
     def __init__(self, scheduler: Any, hello: Hello) -> None:
         self._hello = hello
@@ -38,7 +37,7 @@ class SchedulerMemory:
             engine_log("sglang").warning("kvscope: where the memory went is unknown: %s", error)
 
     def told(self) -> MemoryBreakdown | None:
-        """As of now, from any thread; None: nothing is known."""
+        """Return the current memory use; None if unknown. Thread-safe."""
         if not self._weights:
             return None
         stats = _torch_stats(self._device, self._index)
@@ -57,14 +56,16 @@ class SchedulerMemory:
 
 
 def _graph_bytes(runner: Any) -> int:
-    """As SGLang measured it where it captured graphs; -1: it does not say."""
+    """Return the bytes of CUDA graphs as measured by SGLang; -1 if it has not measured them."""
     said = getattr(runner, "graph_memory_usage", None)
     return int(sum(said.values()) * GIB) if said is not None else -1
 
 
 def _torch_stats(device: str, index: int) -> dict[str, int]:
-    """What torch's allocator holds of a device; nothing on a CPU, where it does not say. A thread of ours has not
-    SGLang's device as its own."""
+    """Return statistics of torch's allocator; empty on a CPU.
+
+    The device's index is passed explicitly, because this thread's current device is not SGLang's.
+    """
     if not device.startswith("cuda"):
         return {}
     import torch

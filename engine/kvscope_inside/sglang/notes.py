@@ -1,8 +1,8 @@
-"""Notes what SGLang's scheduler does, on its own thread: a tuple for each thing that happened, host numbers of each
-step, and a bounded number of times a second which pages are where (`pages`).
+"""Records what SGLang's scheduler does, on its own thread.
 
-Owns the hooks, what is read of SGLang's objects, and which rows of its table are to be read again. It reads no device
-and waits for nothing; all else is made of the notes by another thread (`sglang_translator`).
+A note contains a tuple for each event, host-side numbers of each step and, a bounded number of times per second, a copy
+of page tables (`pages`). Owns the hooks, what is read of SGLang's objects, and which table rows are to be read again.
+It reads no device and does not block; another thread (`sglang_translator`) does everything else.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from kvscope_inside.sglang.pools import full_allocator, pools_of
 from kvscope_telemetry.messages.telemetry import Timings
 
 COPIES_PER_S: Final = 20
-"""How often pages are looked at, at most, while steps run."""
+"""Maximum number of copies of page tables per second while steps run."""
 Happened = tuple[Any, ...]
-"""A word, and what it is about: ("added", request), ("scheduled", request, prefix), …"""
+"""An event: its kind and arguments, such as ("added", request) or ("scheduled", request, prefix)."""
 
 
 class LaunchedBatch(NamedTuple):
-    """A batch that was handed to the model."""
+    """A batch that was launched on the model."""
 
     requests: list[Any]
     num_tokens: list[int]
@@ -36,76 +36,78 @@ class LaunchedBatch(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What is known of a request's block table. Of pages `first` to `end` the ids are in the copy."""
+    """A request's block table. The copy contains the ids of pages `first` to `end`."""
 
     request: Any
     first: int
     end: int
     published: int
-    """The first so many are in the radix tree."""
+    """Number of leading pages that are in the radix tree."""
     num_tokens: int
-    """Whose KV is in pages, or soon will be."""
+    """Number of tokens whose KV is, or soon will be, in pages."""
     is_last: bool = False
-    """It ended, and gets no other row."""
+    """Whether the request has ended and gets no further table row."""
 
     @property
     def num_entries(self) -> int:
-        """That come with the copy."""
+        """Number of its entries in the copy."""
         return self.end - self.first
 
     def dropped(self) -> Row:
-        """The cache was emptied; what comes with the copy is nobody's."""
+        """Return the row with its ids to be ignored: the cache was emptied."""
         return self._replace(request=None)
 
 
 class Pages(NamedTuple):
-    """How pages stand after the notes before it."""
+    """State of pages after the preceding notes."""
 
     gone: list[Row | HostPageEvent]
-    """Of those that gave their row back, and what happened to pages in host memory, in order."""
+    """Requests that released their table row, and events of host pages, in order."""
     rows: list[Row]
-    """Of those that changed."""
+    """Tables that changed."""
     copy: Copy
     is_whole: bool
-    """Nothing was left for the next copy."""
+    """Whether nothing was left for the next copy."""
     places: list[tuple[Any, int]]
-    """Of requests that have states: which row of the table."""
+    """Requests with recurrent states, and their table rows."""
 
 
 class SglangNote(NamedTuple):
-    """What happened since the previous note, in order, and how things stand after it."""
+    """Events since the previous note, in order, and the state after them."""
 
     time_ns: int
     happened: list[Happened]
     ran: LaunchedBatch | None
-    """The batch whose results came; None: no step."""
+    """The batch whose results arrived; None between two steps."""
     computed: list[int]
-    """Of each that ran."""
+    """Computed tokens of each request in the batch."""
     num_outputs: list[int]
     guessed: list[tuple[int, int]]
-    """Of each, in how many steps tokens were guessed ahead so far, and how many were right; empty: none are."""
+    """For each request, the number of steps with drafts so far and of accepted tokens; empty without speculative
+    decoding.
+    """
     ended: list[tuple[Any, Any]]
-    """Those that ended in the step, and why."""
+    """Requests that ended in the step, with the reason."""
     pages: Pages | None
     timings: Timings | None
-    """Durations of the step and of recording the note before this one; None between two steps."""
+    """Durations of the step and of recording the previous note; None between two steps."""
 
 
 class _Holder:
-    """A request that has a row of the table."""
+    """A request that has a table row."""
 
     __slots__ = ("known", "num_tokens", "published", "request")
 
     def __init__(self, request: Any) -> None:
         self.request = request
         self.known = self.published = self.num_tokens = 0
-        """Pages of its row that were read, those of them that the tree had then, and tokens."""
+        """Number of its pages that were read, of those that were in the tree then, and of tokens."""
 
 
 class SglangStepNotes:
-    """Hooks on one scheduler, from construction on. Another thread takes from `notes`.
+    """Hooks on one scheduler, installed on construction. Another thread pops from `notes`.
 
-    `between_steps` is called on the scheduler's thread before it looks for requests.
+    `between_steps` is called on the scheduler's thread before it polls for requests.
     """
 
     def __init__(self, scheduler: Any, hooks: Hooks, reader: Reader, between_steps: Callable[[], None]) -> None:
@@ -113,7 +115,9 @@ class SglangStepNotes:
         self.scheduler = scheduler
         self.step_started_ns = 0
         self.no_copy_before_ns = 0
-        """Whoever takes the notes asks for a rest: telling of a copy takes the interpreter from the scheduler."""
+        """Earliest time of the next copy, set by the publishing thread, because publishing takes the interpreter
+        from the scheduler.
+        """
         self._reader, self._between_steps = reader, between_steps
         pools = pools_of(scheduler)
         self._page_size, self._has_states = pools.page_size, pools.states is not None
@@ -122,13 +126,13 @@ class SglangStepNotes:
         self._happened: list[Happened] = []
         self._holders: dict[int, _Holder] = {}
         self._leaving: list[tuple[Row, int]] = []
-        """Rows that were given back and still have what they had, until another request gets them."""
+        """Released table rows, which keep their contents until another request gets them."""
         self._gone: list[Row | HostPageEvent] = []
         self._launched: deque[LaunchedBatch] = deque()
         self._has_moved = True
-        """Whether pages may be elsewhere than when they were copied."""
+        """Whether pages may have changed since the last copy."""
         self._has_evicted = False
-        """Whether something was evicted since."""
+        """Whether something was evicted since the last copy."""
         self._copied_ns = self._schedule_ns = self._began_ns = self._commits_ns = self._note_ns = 0
         self._asking = Asking(scheduler, hooks, self._evicted)
         self._put(hooks)
@@ -151,7 +155,7 @@ class SglangStepNotes:
         if self._has_host_pages and (tier := host_tier_of(scheduler)) is not None:
             note_host_tier(hooks, tier, self._moved)
 
-    # On the scheduler's thread.
+    # Called on the scheduler's thread.
 
     def _before_schedule(self, *_: Any, **__: Any) -> None:
         self._began_ns = time.monotonic_ns()
@@ -183,7 +187,7 @@ class SglangStepNotes:
         while self._launched and ran is None:
             ran = self._launched.popleft()
             if ran.requests and batch.reqs and ran.requests[0] is not batch.reqs[0]:
-                ran = None  # its results never came
+                ran = None  # its results never arrived
         self._has_moved = True
         self._note(ran)
 
@@ -209,7 +213,7 @@ class SglangStepNotes:
 
     def _flushed(self, *_: Any, **__: Any) -> None:
         self._leaving, self._has_moved = [], True
-        self._gone = [each.dropped() for each in self._gone]  # what was gathered for them comes all the same
+        self._gone = [each.dropped() for each in self._gone]  # their gathered entries are in the copy all the same
         self._holders.clear()
         self._happened.append(("flushed",))
 
@@ -236,7 +240,7 @@ class SglangStepNotes:
                     self._holders[id(request)] = _Holder(request)
 
     def _gives_row(self, request: Any, *_: Any, **__: Any) -> None:
-        """What of its pages the tree keeps is read before another request gets the row."""
+        """Note the pages that the tree keeps, to be read before another request gets the row."""
         holder = self._holders.pop(id(request), None)
         if holder is None:
             return
@@ -276,7 +280,7 @@ class SglangStepNotes:
                 continue
             published, end = kv.cache_protected_len // size, -(-kv.kv_allocated_len // size)
             first = holder.known
-            if published != holder.published:  # these may be other pages now, which the tree had before
+            if published != holder.published:  # these may be other pages now, which the tree had already
                 first = min(first, holder.published)
             if end - first > left:
                 end, is_whole = first + left, False

@@ -1,7 +1,6 @@
-"""The ledger's rows of what is beside full attention: pages of sliding windows, which go with pages of full attention,
-and recurrent states. Both are made anew of each copy, and what differs is written.
+"""Ledger rows of pages of sliding windows and of recurrent states, which exist in addition to full attention's pages.
 
-Belongs to the thread that tells.
+Each is recomputed from every copy of page tables, and only differences are written. Used on the publishing thread only.
 """
 
 from __future__ import annotations
@@ -18,36 +17,39 @@ from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.state.cache_state import CacheState, KnownRequest
 
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
-"""Keeps apart the hashes that two groups have for one text."""
+"""Distinguishes the hashes of the same text in different groups."""
 Ids = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 
 
 class Holder(NamedTuple):
-    """A request that has pages, as they were read."""
+    """A request that holds pages, as of the last copy."""
 
     told: KnownRequest
     pages: Ids
     num_published: int
-    """Its first so many are in the tree."""
+    """Number of leading pages that are in the radix tree."""
     num_tokens: int
 
 
 class Lost(NamedTuple):
-    """Rows that held cached prefixes and do not any more, and the hashes that they had."""
+    """Rows that lost a cached prefix, and their former hashes."""
 
     rows: Ids
     hashes: Hashes
 
 
 def hashes_of_windows(hashes: Hashes) -> Hashes:
-    """That pages of windows have for the texts which have these."""
+    """Return the hashes of window pages for the texts with these hashes in full attention."""
     return np.where(hashes != 0, (hashes ^ _MIX) | np.uint64(1), np.uint64(0))
 
 
 class WindowRows:
-    """A page of windows is held by requests that still look back to it, or that have it to themselves; and it is cached
-    as long as the tree has it, which may be shorter than that has the page of full attention."""
+    """Ledger rows of window pages.
+
+    A page is held by requests whose window still reaches it or that own it alone. It is cached as long as the tree has
+    it, which may be shorter than for the corresponding page of full attention.
+    """
 
     GROUP: Final = 1
 
@@ -56,20 +58,23 @@ class WindowRows:
         self._state, self._size, self._window = state, pools.page_size, pools.windows.num_tokens
         self._first, self._num_pages = pools.first_window, pools.windows.num_pages
         self._used = np.zeros(self._num_pages + 1, bool)
-        """Which pages are not free."""
+        """Whether each page is in use."""
         self._tables: dict[int, tuple[int, Ids]] = {}
-        """By number of a request, where its window begins, and its table from there on."""
+        """Request number -> (page at which its window begins, its table from there on)."""
         self._mapping = np.empty(0, np.int64)
         self.empty()
 
     def empty(self) -> None:
-        """Nothing is cached, and nobody runs."""
+        """Reset to an empty cache without requests."""
         rows = np.arange(self._first + 1, self._first + self._num_pages + 1)
         self._state.ledger.group[rows] = self.GROUP
         self._used[:], self._tables = False, {}
 
     def read(self, step: int, mapping: Ids, holders: Iterable[Holder]) -> Lost:
-        """`mapping`: of each page of full attention, which page of windows goes with it."""
+        """Publish the window pages. Returns the rows that lost a cached prefix.
+
+        `mapping`: window page of each page of full attention.
+        """
         self._mapping = mapping
         ledger, rows_of = self._state.ledger, np.where(mapping > 0, mapping + self._first, 0)
         numbers: set[int] = set()
@@ -101,12 +106,12 @@ class WindowRows:
         return lost
 
     def page_of(self, row: int) -> int | None:
-        """Of full attention, that has the same tokens; None where there is none."""
+        """Return the page of full attention with the same tokens; None if there is none."""
         found = np.flatnonzero(self._mapping == row - self._first)
         return int(found[0]) if found.size else None
 
     def _tell_table(self, told: KnownRequest, begin: int, entries: Ids) -> None:
-        """Entries before the window are 0. Told from the first on that is another."""
+        """Publish a request's table from the first changed entry on. Entries before the window are 0."""
         before, had = self._tables.get(told.number, (0, entries[:0]))
         table = told.tables[self.GROUP]
         self._tables[told.number] = begin, entries
@@ -117,7 +122,7 @@ class WindowRows:
         differ = np.flatnonzero(old[:common] != new[:common])
         same = int(differ[0]) if differ.size else common
         if same < new.size or start + new.size != len(table):
-            if start + same > len(table):  # the first time, or after it was emptied
+            if start + same > len(table):  # the first time, or after `empty`
                 told.set_table([0] * start + new.tolist(), self.GROUP)
             else:
                 told.set_table(new[same:].tolist(), self.GROUP, start + same)
@@ -138,21 +143,24 @@ class WindowRows:
 
 
 class StateRows:
-    """A state is held by the request that has it, and cached where nobody has it and it is not free: of which text is
-    not known here, since the tree alone knows."""
+    """Ledger rows of recurrent states.
+
+    A state is held by its request, and cached if no request has it and it is not free. Its text is unknown, because
+    only the tree knows it.
+    """
 
     def __init__(self, state: CacheState, pools: Pools) -> None:
         assert pools.states is not None, "there are states"
         self._state, self._num_states = state, pools.states.num_states
         self._before = state.hello.cache.first_state - 1
-        """What is added to the number of a state: state 0, where padding is written, has no row."""
+        """Offset of a state's row. State 0, to which padding is written, has no row."""
         self._group = 1 + (pools.windows is not None)
         self._size = state.hello.cache.block_sizes[self._group]
         self._owners = np.full(self._num_states + 1, NO_OWNER)
         self.empty()
 
     def empty(self) -> None:
-        """Nothing is cached, and nobody runs."""
+        """Reset to an empty cache without requests."""
         rows = np.arange(1, self._num_states + 1) + self._before
         self._state.ledger.group[rows] = self._group
         self._owners[:] = NO_OWNER
@@ -164,8 +172,13 @@ class StateRows:
         columns: Sequence[Ids],
         holders: Iterable[tuple[Holder, int]],
     ) -> Ids:
-        """`columns`: of each row of SGLang's table, states of its request; `holders`: with the row. Rows that were
-        cached and are free now."""
+        """Publish the states. Returns the rows that were cached and are free now.
+
+        Args:
+            free: Whether each state is free.
+            columns: States of each table row's request.
+            holders: Requests with their table row.
+        """
         refs, filled = np.zeros(self._num_states + 1, np.int32), np.zeros(self._num_states + 1, np.int64)
         for holder, row in holders:
             ids = np.concatenate([each[row] for each in columns])

@@ -1,7 +1,7 @@
-"""Publishes where SGLang's pages are, each time they were read: rows of the ledger and block tables of requests.
+"""Publishes each copy of SGLang's page tables: rows of the ledger and block tables of requests.
 
-Owns the tables as they were read, how many of them have each page, and which request wrote it. Belongs to the thread
-that publishes.
+Owns the last copied tables, the number of tables that contain each page, and which request wrote it. Used on the
+publishing thread only.
 """
 
 from __future__ import annotations
@@ -29,36 +29,38 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class SglangRequest(HostRequest):
-    """A request of SGLang's, with its table of pages as it was read last."""
+    """A request of SGLang, with its last copied page table."""
 
     key: TextKey = field(default_factory=TextKey)
     num_retractions: int = 0
     has_ended: bool = False
     num_hits: int = 0
-    """Pages of its table that it found cached, and how many of them were counted."""
+    """Number of its leading pages that were found cached.
+
+    `num_hits_counted` is how many of these were counted as hits.
+    """
     num_hits_counted: int = 0
     num_filled: int = 0
-    """Tokens that its pages held when they were read last."""
+    """Number of tokens in its pages, as of the last copy."""
     num_published: int = 0
-    """Leading pages that were in the tree then."""
+    """Number of leading pages in the radix tree, as of the last copy."""
     table: Ids = field(default_factory=lambda: np.empty(64, np.int64))
-    """`num_pages` of it are in use; the rest is room."""
+    """Buffer of the table; `num_pages` entries are in use."""
     num_pages: int = 0
     sums: Hashes = field(default_factory=lambda: np.empty(0, np.uint64))
     """`text_sums` at the end of each page."""
 
     @property
     def pages(self) -> Ids:
-        """Pages of its table."""
         return self.table[: self.num_pages]
 
     @property
     def holder(self) -> Holder:
-        """The request as the rows of other pools need it."""
+        """The request in the form that rows of other pools need."""
         return Holder(self.known, self.pages, self.num_published, self.num_filled)
 
     def set_pages(self, first: int, ids: Ids) -> None:
-        """Replace the table from entry `first` on by `ids`, if the entries before it were read."""
+        """Replace the table from entry `first` on by `ids`, if the entries before it are known."""
         if first > self.num_pages:
             return
         self.num_pages = first + ids.size
@@ -67,7 +69,7 @@ class SglangRequest(HostRequest):
         self.table[first : self.num_pages] = ids
 
     def forget_pages(self) -> None:
-        """Forget the table: the pages are another's."""
+        """Clear the table, whose pages may belong to other requests now."""
         self.num_pages = self.num_filled = self.num_published = 0
 
     def hashes(self, num_pages: int, page_size: int) -> Hashes:
@@ -87,8 +89,11 @@ class SglangRequest(HostRequest):
 
 
 class PageRows:
-    """Pages of all pools. `find` is given one of SGLang's requests; `ended` is called with one that gave its row back
-    for the last time."""
+    """Ledger rows of all pools.
+
+    `find` returns the request for one of SGLang's. `ended` is called with a request that released its row for the last
+    time.
+    """
 
     def __init__(
         self,
@@ -105,18 +110,18 @@ class PageRows:
         self.windows = WindowRows(state, pools) if pools.windows is not None else None
         self.recurrent_states = StateRows(state, pools) if pools.states is not None else None
         self.places = np.zeros(state.hello.cache.num_rows, np.int32)
-        """Which page of its owner's text each row is."""
+        """Index of each row's page in its owner's text."""
         self.evicted_at = 0
-        """The step of the last eviction since pages were read; 0: there was none."""
+        """Step of the last eviction since pages were read; 0 without one."""
         self._host = HostRows(state, self.places)
         self._refs = np.zeros(self.num_rows, np.int32)
-        """Number of tables that have each page."""
+        """Number of tables that contain each page."""
         self._free = np.ones(self.num_rows, bool)
-        """As it was read last."""
+        """Whether each page was free in the last copy."""
         self._undecided: Ids = np.empty(0, np.int64)
-        """Neither free nor in a table that was read so far."""
+        """Pages that are neither free nor in a table that was read so far."""
         self._used: list[Ids] = []
-        """Pages of tables that changed, in what is being read."""
+        """Pages of tables that changed in the current copy."""
 
     def forget(self, request: SglangRequest) -> None:
         """Release the pages of a request."""
@@ -133,7 +138,7 @@ class PageRows:
         self._host.clear()
 
     def read(self, pages: Pages) -> None:
-        """Publish pages as they were read."""
+        """Publish a copy of page tables."""
         self._used = []
         entries, free = pages.copy.entries(), pages.copy.free()
         windows, states = pages.copy.windows(), pages.copy.states()
@@ -167,7 +172,7 @@ class PageRows:
             self.evicted_at = 0
 
     def _hold(self, held: Sequence[tuple[SglangRequest, Row]], entries: Ids) -> None:
-        """Pages of tables, from entry `first` of each on, and which of them the tree has."""
+        """Publish table entries from `first` of each row on, and which of them are in the radix tree."""
         if not held:
             return
         ledger = self._state.ledger
@@ -214,7 +219,7 @@ class PageRows:
         self._state.set_blocks(ids, prefix_hits=self._state.more_hits(ids))
 
     def _give_up(self, request: SglangRequest, is_last: bool) -> None:
-        """A request gave its row of the table back."""
+        """Release the pages of a request that released its table row."""
         self._used.append(request.pages.copy())
         if request.has_ended and is_last:
             self._request_ended(request)
@@ -223,7 +228,7 @@ class PageRows:
             request.forget_pages()
 
     def _fill(self, held: Sequence[tuple[SglangRequest, Row]]) -> None:
-        """Slots that hold tokens: those of the tree's pages are all full."""
+        """Publish the number of tokens in pages. Pages in the radix tree are all full."""
         size = self._size
         ids: list[Ids] = []
         begins: list[int] = []
@@ -240,7 +245,7 @@ class PageRows:
         self._state.set_blocks(np.concatenate(ids), filled=np.clip(lengths - places * size, 0, size))
 
     def _write_states(self, free: npt.NDArray[np.bool_] | None, is_whole: bool) -> None:
-        """Set states of pages that were freed or given out since the last copy, and of those in tables that changed."""
+        """Set the states of pages that were freed or allocated since the last copy, and of those in changed tables."""
         ledger = self._state.ledger
         changed = [*self._used, self._undecided]
         if free is None:
@@ -250,7 +255,7 @@ class PageRows:
         ids = np.unique(np.concatenate(changed))
         ids = ids[ids >= self._translator.num_reserved]
         refs, is_free = self._refs[ids], free[ids]
-        if not is_whole:  # some of these are in tables that come with the next copy
+        if not is_whole:  # some are in tables that follow with the next copy
             is_undecided = ~is_free & (refs == 0) & (ledger.hash[ids] == 0)
             self._undecided, is_free = ids[is_undecided], is_free | is_undecided
         else:
@@ -279,14 +284,14 @@ class PageRows:
             step.evicted += self.recurrent_states.read(step.number, *states, of_rows).tolist()
 
     def _lose_cached(self, rows: Ids) -> None:
-        """Note that cached prefixes in these rows are lost; rows without one are skipped."""
+        """Record that cached prefixes in these rows are lost. Rows without one are skipped."""
         self._lose(rows[self._state.ledger.hash[rows] != 0])
 
     def _lose(self, rows: Ids) -> None:
         self._lost(rows, self._state.ledger.hash[rows])
 
     def _lost(self, rows: Ids, hashes: Hashes) -> None:
-        """Note that cached prefixes are lost which rows had under these hashes."""
+        """Record that cached prefixes with these hashes are lost."""
         step = self._translator.step
         step.evicted += rows.tolist()
         self._translator.evicted_hashes.note(hashes[-MAX_KNOWN:].tolist(), self.evicted_at or step.number)

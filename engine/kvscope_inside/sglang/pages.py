@@ -1,9 +1,9 @@
-"""Reads which pages are where, without ever waiting for a device: entries of SGLang's table of requests' tokens, its
-list of free pages, and where it has other pools, which page of windows goes with each page and which request has which
-states.
+"""Reads page tables of SGLang without waiting for a device.
 
-On a device the entries are gathered in the order of the scheduler's own stream, and copied on a stream of their own
-into pinned memory; another thread takes them when they arrived. On a CPU both are in reach at once.
+Reads entries of the table of requests' tokens, the list of free pages and, with other pools, the window page of each
+page and the recurrent states of each request. On a device, entries are gathered in the order of the scheduler's own
+stream and copied on a separate stream to pinned memory; another thread reads them once they have arrived. On a CPU both
+are accessible immediately.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy.typing as npt
 from kvscope_inside.sglang.pools import Pools, knows_free
 
 MAX_ENTRIES: Final = 1 << 20
-"""Of tables that are copied at once: what is more comes with the next copy."""
+"""Maximum number of table entries per copy; more are left to the next one."""
 Ids = npt.NDArray[np.int64]
 
 
 class PageSpan(NamedTuple):
-    """Entries of one row of the table: pages `first` up to `end`."""
+    """Entries of one table row: pages `first` to `end` (exclusive)."""
 
     row: int
     first: int
@@ -30,56 +30,63 @@ class PageSpan(NamedTuple):
 
 
 class Copy(Protocol):
-    """On its way to the host."""
+    """A copy of page tables on its way to the host."""
 
     def has_arrived(self) -> bool:
-        """Never waits."""
+        """Whether the copy is complete. Does not block."""
 
     def entries(self) -> Ids:
-        """Page ids of all spans that were gathered, one after another. Once it has arrived, this and `free`."""
+        """Return the page ids of all gathered spans, concatenated.
+
+        Call it, as the other methods, once the copy has arrived.
+        """
 
     def free(self) -> npt.NDArray[np.bool_] | None:
-        """Whether each page is free; None: this allocator does not say."""
+        """Return whether each page is free; None if the allocator has no list of free pages."""
 
     def windows(self) -> Ids | None:
-        """Of each page of full attention the page of windows that has the same tokens, 0 for none; None: there is no
-        such pool."""
+        """Return for each page of full attention the window page of the same tokens (0: none); None without such a
+        pool.
+        """
 
     def states(self) -> tuple[npt.NDArray[np.bool_], list[Ids]] | None:
-        """Whether each state is free, and of each row of the table the states that its request has, in columns;
-        None: there is no such pool."""
+        """Return whether each state is free, and arrays of shape (table rows, columns) of the states of each row's
+        request.
+
+        None without such a pool.
+        """
 
     def done(self) -> None:
-        """It was read: its memory may be written again."""
+        """Release the copy's memory for the next copy."""
 
 
 class Reader(Protocol):
-    """Of one scheduler's pool. All on the scheduler's thread."""
+    """Reads the pools of one scheduler. All methods are called on the scheduler's thread."""
 
     def gather(self, spans: Sequence[PageSpan]) -> None:
-        """Have entries as they are now; they come with the next copy."""
+        """Gather table entries as they are now, for the next copy."""
 
     def gather_slots(self, slots: Any) -> None:
-        """Have pages that a tensor names by their slots, in order; they come with the next copy, like entries."""
+        """Gather the pages of a tensor of slots, in order, for the next copy."""
 
     def num_entries_left(self) -> int:
-        """How many more can come with the next copy."""
+        """Return the number of entries that the next copy can still take."""
 
     def is_settled(self) -> bool:
-        """Whether the list of free pages is whole now, and no copy is under way."""
+        """Whether the list of free pages is complete now, and no copy is in progress."""
 
     def copy(self) -> Copy:
-        """Of all that was gathered, and of the free pages as they are now."""
+        """Start copying everything gathered, and the free pages as they are now."""
 
 
 def reader_of(table: Any, pools: Pools) -> Reader:
-    """For `req_to_token`, and the pools of its pages."""
+    """Return a reader for the table `req_to_token` and its pools."""
     kind = HostPoolReader if str(table.device).startswith("cpu") else DeviceReader
     return kind(table, pools)
 
 
 def _free_lists(allocator: Any) -> list[Any]:
-    """Tensors of free pages' ids. Allocators make new ones instead of changing them, so they stay as they are."""
+    """Return the tensors of free pages' ids. Allocators replace and never modify them, so no copy is needed."""
     if not knows_free(allocator):
         return []
     staged = getattr(allocator, "staged_pages", None)
@@ -89,7 +96,7 @@ def _free_lists(allocator: Any) -> list[Any]:
 
 
 def _slots(spans: Sequence[PageSpan], num_columns: int, page_size: int) -> Ids:
-    """Where in the flat table the first token of each page is."""
+    """Return the indices in the flat table of the first token of each page."""
     spans_of = np.array(spans, np.int64).reshape(-1, 3)
     counts = spans_of[:, 2] - spans_of[:, 1]
     ends = np.cumsum(counts)
@@ -143,7 +150,7 @@ def _mask(lists: list[Any], num_rows: int) -> npt.NDArray[np.bool_]:
 
 
 class HostPoolReader:
-    """Where the pool is in the host's own memory."""
+    """Reader for a pool in host memory."""
 
     def __init__(self, table: Any, pools: Pools) -> None:
         self._table, self._num_columns = table.numpy().reshape(-1), int(table.shape[1])
@@ -180,12 +187,12 @@ class HostPoolReader:
 
 
 def _pages_of(slots: Ids, page_size: int) -> Ids:
-    """A copy: dividing a million numbers by 1 takes as long as by any other."""
+    """Return the pages of slots, as a copy. For pages of one token, a division would only cost time."""
     return slots.copy() if page_size == 1 else slots // page_size
 
 
 def _columns(of_rows: npt.NDArray[Any]) -> Ids:
-    """A copy, shape (rows, columns)."""
+    """Return a copy of shape (rows, columns)."""
     return of_rows.astype(np.int64).reshape(of_rows.shape[0], -1)
 
 
@@ -193,7 +200,7 @@ class _DeviceCopy:
     def __init__(self, reader: DeviceReader, num_entries: int, keeps: list[Any], has_free: bool) -> None:
         self._reader, self._num_entries, self._has_free = reader, num_entries, has_free
         self._keeps = keeps
-        """Tensors that the copy reads: the allocator of torch must not give their memory away before."""
+        """Tensors that the copy reads. The references keep torch's allocator from reusing their memory too early."""
 
     def has_arrived(self) -> bool:
         return bool(self._reader.sent.query())
@@ -221,7 +228,7 @@ class _DeviceCopy:
 
 
 class DeviceReader:
-    """Where the pool is on a device that torch knows. One copy is under way at a time."""
+    """Reader for a pool on a torch device. One copy is in progress at a time."""
 
     def __init__(self, table: Any, pools: Pools) -> None:
         import torch
@@ -235,7 +242,10 @@ class DeviceReader:
         self._begun, self.sent = self._module.Event(), self._module.Event()
         self._slots = torch.empty(2 * MAX_ENTRIES, dtype=torch.int64, pin_memory=True)
         self._half = 0
-        """Of `_slots`, which is written: the other may still be read by the device, for the copy that is under way."""
+        """Offset of the half of `_slots` that is written next.
+
+        The device may still read the other for the current copy.
+        """
         self._entries = torch.empty(MAX_ENTRIES, dtype=table.dtype, pin_memory=True)
         self._free = torch.empty(num_rows, dtype=torch.uint8, device=table.device)
         self._free_there = torch.empty(num_rows, dtype=torch.uint8, pin_memory=True)
@@ -311,7 +321,10 @@ class DeviceReader:
         return _DeviceCopy(self, num_entries, [*gathered, *free, *others], bool(free))
 
     def _others_as_they_are(self) -> list[tuple[Any, Any]]:
-        """Where to copy what. SGLang writes these tensors in place: they are taken in the order of its own stream."""
+        """Return (destination, source) tensors of the other pools.
+
+        SGLang modifies the sources in place, so they are copied in the order of its own stream.
+        """
         windows, states, size = self._pools.windows, self._pools.states, self.page_size
         others: list[tuple[Any, Any]] = []
         if windows is not None:

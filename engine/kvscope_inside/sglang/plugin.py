@@ -1,5 +1,6 @@
-"""Loaded by SGLang in each of its processes (entry point `sglang.srt.plugins`); does something in a scheduler alone,
-and only where `KVSCOPE_INSIDE` is set. Everything else of kvscope is imported then, not before.
+"""Plugin that SGLang loads in each of its processes (entry point `sglang.srt.plugins`).
+
+Only acts in a scheduler, and only if `KVSCOPE_INSIDE` is set. The rest of kvscope is imported then, not before.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ SCHEDULER: Final = "sglang.srt.managers.scheduler.Scheduler.__init__"
 
 
 def load() -> None:
-    """Have each scheduler of this process watched from its making on."""
+    """Register a hook, so that each scheduler created in this process is watched."""
     if not os.environ.get(ENDPOINT):
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -24,7 +25,6 @@ def load() -> None:
 
 
 def made(_: None, scheduler: Any, *args: Any, **kwargs: Any) -> None:
-    """A scheduler is ready; the first of each group of ranks that do the same is watched."""
     try:
         from kvscope_inside.sglang.watch import watch
 

@@ -1,8 +1,7 @@
-"""Where the KV of a model's layers is in SGLang: a pool of pages that full attention has, beside it one of pages that
-sliding windows have, and one of recurrent states.
+"""Finds SGLang's KV pools: pages of full attention, pages of sliding windows, and recurrent states.
 
-Owns which rows of the ledger the pools of pages have: row 0 is where padding is written, in each of them, then come the
-pages of full attention, and those of windows. States are rows of a tier of their own.
+Owns the ledger's row numbers: row 0 is the page to which padding is written, followed by the pages of full attention,
+then those of windows. States are rows of a separate tier.
 """
 
 from __future__ import annotations
@@ -13,38 +12,38 @@ from kvscope_inside.sglang.host_tier import host_tier_of
 
 
 class Windows(NamedTuple):
-    """Layers whose queries look back a little."""
+    """Pool of the layers with sliding windows."""
 
     mapping: Any
-    """A tensor: of each slot of full attention, which slot of this pool has the same token, 0 for none."""
+    """Tensor of the window slot for each slot of full attention; 0 for none."""
     allocator: Any
     num_pages: int
     num_tokens: int
-    """That a query looks back, as far as SGLang keeps them."""
+    """Window size in tokens, as far as SGLang keeps it."""
 
 
 class States(NamedTuple):
-    """Layers that keep one state of all that was said."""
+    """Pool of the recurrent layers' states."""
 
     table: Any
-    """SGLang's own, of requests: it has two tensors that say which states a row has."""
+    """SGLang's table of requests, with two tensors of the states of each row."""
     allocator: Any
     num_states: int
-    """Without the first, which is nobody's."""
+    """Number of states without state 0, which is padding."""
 
     @property
     def of_rows(self) -> list[Any]:
-        """Tensors, a row each request: the state that it writes, and those that are kept for the tree."""
+        """Tensors with one row per request: the state that it writes, and those kept for the radix tree."""
         tracked = getattr(self.table, "req_index_to_mamba_ping_pong_track_buffer_mapping", None)
         own = self.table.req_index_to_mamba_index_mapping
         return [own] if tracked is None else [own, tracked]
 
 
 class Pools(NamedTuple):
-    """Of one scheduler."""
+    """Pools of one scheduler."""
 
     full: Any
-    """The allocator."""
+    """Allocator of full attention's pages."""
     page_size: int
     num_pages: int
     windows: Windows | None
@@ -53,17 +52,17 @@ class Pools(NamedTuple):
 
     @property
     def num_blocks(self) -> int:
-        """Rows of the ledger that are pages of any of them, and the first."""
+        """Number of ledger rows of pages, including row 0."""
         return 1 + self.num_pages + (self.windows.num_pages if self.windows is not None else 0)
 
     @property
     def first_window(self) -> int:
-        """What is added to the number of a window's page."""
+        """Offset of a window page's row."""
         return self.num_pages
 
 
 def pools_of(scheduler: Any) -> Pools:
-    """As SGLang has them; those that it keeps in another way than is known here are left out."""
+    """Return the scheduler's pools. Pools of an unknown structure are omitted."""
     full = full_allocator(scheduler)
     tier = host_tier_of(scheduler)
     return Pools(
@@ -77,18 +76,16 @@ def pools_of(scheduler: Any) -> Pools:
 
 
 def full_allocator(scheduler: Any) -> Any:
-    """Of the pages that full attention has."""
     allocator = scheduler.token_to_kv_pool_allocator
     return getattr(allocator, "full_attn_allocator", allocator)
 
 
 def num_pages_of(allocator: Any) -> int:
-    """Without the first, which is nobody's."""
+    """Return the number of pages without page 0, which is padding."""
     return int(getattr(allocator, "num_pages", 0) or int(allocator.size) // int(allocator.page_size))
 
 
 def knows_free(allocator: Any) -> bool:
-    """Whether it has a list of free pages."""
     return getattr(allocator, "free_pages", None) is not None
 
 

@@ -1,7 +1,7 @@
 """Translates the notes of SGLang's hooks.
 
-Owns texts of requests that ended, of which pages are left, and for whom something was evicted. Where pages are is
-published by `page_rows`. Belongs to the thread that publishes; of SGLang's objects it reads only what never changes
+Owns the texts of ended requests of which pages are left, and for which request something was evicted. `page_rows`
+publishes where pages are. Used on the publishing thread only; of SGLang's objects it reads only what never changes
 again, or only grows.
 """
 
@@ -29,9 +29,9 @@ from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.state.cache_state import CacheState
 
 MAX_ENDED_KNOWN: Final = 1_000
-"""Requests that ended, whose pages were not read yet."""
+"""Maximum number of ended requests whose pages were not read yet."""
 TEXTS_ARE_SORTED_OUT_EVERY: Final = 256
-"""Requests that ended: then texts go of which no page is left."""
+"""Number of ended requests after which texts without remaining pages are dropped."""
 _ABORTED: Final = "FINISH_ABORT"
 _REASONS: Final = {
     "FINISH_MATCHED_TOKEN": "stop",
@@ -40,13 +40,18 @@ _REASONS: Final = {
     "FINISH_LENGTH": "length",
     _ABORTED: "aborted",
 }
-"""Finish reasons as `finished_text` has them, by SGLang's."""
+"""SGLang's finish reason -> finish reason as in `finished_text`."""
 
 
 class SglangTranslator(Translator[SglangRequest]):
-    """Translator for one scheduler with `pools`. `by_priority`: requests are retracted by priority, and not those that
-    generated the fewest tokens; `policy`: the order in which cached pages are evicted; `drafts_per_step`: tokens that
-    are guessed ahead, 0 where the number differs between steps; `name_of`: returns an adapter's name by its id."""
+    """Translator for one scheduler with `pools`.
+
+    Args:
+        by_priority: Whether requests are retracted by priority; otherwise those with the fewest generated tokens are.
+        policy: Eviction policy of cached pages.
+        drafts_per_step: Number of draft tokens per step; 0 if it varies.
+        name_of: Returns an adapter's name by SGLang's id.
+    """
 
     def __init__(
         self,
@@ -71,16 +76,16 @@ class SglangTranslator(Translator[SglangRequest]):
         self._drafts_per_step, self._name_of = drafts_per_step, name_of
         self._beginnings = Beginnings()
         self._ended: OrderedDict[int, SglangRequest] = OrderedDict()
-        """Requests that ended and have their row yet, by the key that `requests` has them under, too."""
+        """Ended requests that still have their table row, by the same key as in `requests`."""
         self._ended_texts: dict[int, tuple[Any, TextKey, list[tuple[str, int, int]]]] = {}
-        """Tokens, key and media of requests that ended and of which pages are left, by number."""
+        """Request number -> tokens, key and media of ended requests of which pages are left."""
         self._num_ended = 0
         self._evictions: dict[int, list[int]] = {}
-        """In the step that is being translated, by the number of the request that they were for, 0 where that is not
-        known: blocks of full attention, blocks of windows, and states."""
+        """Evictions in the current step: number of the request they were for (0: unknown) -> blocks of full
+        attention, window blocks, and states.
+        """
 
     def convert(self, note: SglangNote) -> StepFigures:
-        """Publish the changes that a note recorded."""
         self._evictions = {}
         self.handle(note.happened)
         self._report_evictions()
@@ -96,12 +101,11 @@ class SglangTranslator(Translator[SglangRequest]):
         return StepFigures(num_running, len(states) - num_running, batch, num_decode_tokens)
 
     def request_tokens(self, request: SglangRequest, start: int, end: int) -> Sequence[int]:
-        """Return tokens of its prompt and answer."""
         tokens: list[int] = tokens_of(request.host, start, end).tolist()
         return tokens
 
     def missed_block(self, request: SglangRequest, token: int) -> MissedBlock | None:
-        """Return a page by its hash of our own."""
+        """Return a page by the hash that kvscope computes."""
         index = token // self.block_size
         hashes = request.hashes(index + 1, self.block_size)
         own = [int(hashes[index])]
@@ -111,7 +115,7 @@ class SglangTranslator(Translator[SglangRequest]):
         return MissedBlock(tuple(own), int(hashes[index - 1]) if index else 0, is_cached)
 
     def miss_at_start(self, request: SglangRequest) -> str:
-        """Look for texts that begin alike under other keys."""
+        """Search for texts that begin with the same tokens under other keys."""
         plain = int(hashes_of(text_sums(tokens_of(request.host, 0, self.block_size), 0, 0)[-1:])[0])
         hashes = self.state.ledger.hash
         missed = self._beginnings.missed(plain, request.key, lambda value: bool((hashes == value).any()))
@@ -119,7 +123,7 @@ class SglangTranslator(Translator[SglangRequest]):
         return missed
 
     def block_content(self, block: int) -> BlockContent:
-        """Return the content of a page by the request that wrote it."""
+        """Return the contents of a page, from the request that wrote it."""
         ledger, cache, windows = self.state.ledger, self.state.hello.cache, self.pages.windows
         number = int(ledger.owner[block]) if block < cache.first_state else NO_OWNER
         is_of_windows = self.pages.num_rows <= block < cache.num_blocks
@@ -137,12 +141,12 @@ class SglangTranslator(Translator[SglangRequest]):
         return BlockContent(block=block, number=number, start=start, token_ids=tokens, notes=notes)
 
     def _find(self, host: Any) -> SglangRequest | None:
-        """Return the request for one of SGLang's objects, whose id another may have had before."""
+        """Return the request for one of SGLang's objects, whose `id()` may have been reused; None if unknown."""
         request = self.requests.get(id(host))
         return request if request is not None and request.host is host else None
 
     def _number(self, host: Any) -> int:
-        """Return a request's number; 0 for one that is not known."""
+        """Return a request's number; 0 if unknown."""
         request = self._find(host)
         return request.known.number if request is not None else 0
 
@@ -170,9 +174,9 @@ class SglangTranslator(Translator[SglangRequest]):
         return request
 
     def _scheduled(self, host: Any, num_cached: int, num_loaded: int = 0) -> None:
-        request = self._find(host) or self._add(host, self.step.time_ns)  # it may come by another way than the queue
+        request = self._find(host) or self._add(host, self.step.time_ns)  # it may not have been queued
         if request.has_ended or request.is_running:
-            return  # its prompt is not finished
+            return  # its prefill continues
         request.num_hits, request.num_hits_counted = num_cached // self.block_size, 0
         num_known = request.known.info.num_prompt_tokens + request.known.num_output_tokens
         has_states = self.pages.recurrent_states is not None
@@ -183,7 +187,7 @@ class SglangTranslator(Translator[SglangRequest]):
             num_blocks=-(-num_known // self.block_size),
             num_pool_blocks=max(0, num_cached - num_loaded) // self.block_size,
             num_loaded_blocks=min(num_loaded, num_cached) // self.block_size,
-            num_states=int(has_states and num_cached > 0),  # what is found ends where the tree has one
+            num_states=int(has_states and num_cached > 0),  # a hit ends where the tree has a state
         )
 
     def _retracted(self, request: SglangRequest, num_free: int, other: int) -> None:
@@ -267,16 +271,16 @@ class SglangTranslator(Translator[SglangRequest]):
         self._ended_texts = {number: text for number, text in self._ended_texts.items() if number in needed}
 
     def _forget(self, request: SglangRequest) -> None:
-        """Drop a request that ended and has no row any more."""
+        """Drop a request that ended and has released its row."""
         key = id(request.host)
         self._ended.pop(key, None)
         if self.requests.pop(key, None) is not None:
             self.pages.forget(request)
 
-    # How things stand after it.
+    # State after the step.
 
     def _decoding(self, note: SglangNote) -> list[int]:
-        """Return the numbers of requests that go on with their answers in the step."""
+        """Return the numbers of requests that decode in the step."""
         if note.ran is None:
             return []
         found = [self._find(host) for host in note.ran.requests]
@@ -287,7 +291,7 @@ class SglangTranslator(Translator[SglangRequest]):
         ]
 
     def _figures(self, note: SglangNote) -> dict[int, int]:
-        """Publish tokens of each request that ran. Return how many ran, by number."""
+        """Publish the progress of each request that ran. Returns the tokens that each ran, by request number."""
         batch: dict[int, int] = {}
         if note.ran is None:
             return batch
@@ -307,6 +311,6 @@ class SglangTranslator(Translator[SglangRequest]):
 
 
 def _notes(key: TextKey, media: Sequence[tuple[str, int, int]], start: int, count: int) -> BlockNotes:
-    """Return what else is known of `count` tokens of a text from `start` on."""
+    """Return further facts about `count` tokens of a text from `start` on."""
     here = [each for each in media if each[1] < start + count and start <= each[2]]
     return (*key.notes(), *((kind, f"tokens {first} to {last} of the prompt") for kind, first, last in here))

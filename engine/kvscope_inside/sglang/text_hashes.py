@@ -32,7 +32,7 @@ def hashes_of(sums: Hashes) -> Hashes:
 
 
 def tokens_of(host: Any, start: int, end: int) -> Tokens:
-    """Return tokens of the prompt and answer of one of SGLang's requests."""
+    """Return tokens `start` to `end` of the prompt and answer of one of SGLang's requests."""
     prompt, outputs = host.origin_input_ids, host.output_ids
     length = len(prompt)
     parts = [prompt[start:end], outputs[max(0, start - length) : max(0, end - length)]]

@@ -1,5 +1,5 @@
-"""What a text of SGLang's is of beside its tokens: the adapter, the salt and the key that keep like tokens apart in its
-radix tree, and the images and sounds that tokens stand for.
+"""Keys that distinguish texts of SGLang with equal tokens (adapter, cache salt, extra key of the radix tree), and
+media.
 
 Reads of SGLang's requests only what never changes again.
 """
@@ -14,13 +14,13 @@ from typing import Any, Final, NamedTuple
 from kvscope_inside.cached_texts import BlockNotes
 
 MAX_KNOWN: Final = 10_000
-"""Beginnings of texts that are remembered, the newest."""
+"""Maximum number of text beginnings that are remembered, the newest."""
 NameOf = Callable[[str], str | None]
-"""Of an adapter, by the id that SGLang gave it."""
+"""Function that returns an adapter's name for SGLang's id of it; None if unknown."""
 
 
 class TextKey(NamedTuple):
-    """Like texts with other keys are other texts."""
+    """Key that is part of a text's hashes: equal tokens with different keys share no pages."""
 
     adapter: str = ""
     salt: str = ""
@@ -28,26 +28,25 @@ class TextKey(NamedTuple):
 
     @property
     def seed(self) -> int:
-        """That sums of a text begin with."""
+        """Initial value of the running sums of a text (`text_sums`)."""
         if not any(self):
             return 0
         return int.from_bytes(hashlib.blake2b(repr(tuple(self)).encode(), digest_size=8).digest(), "little")
 
     def notes(self) -> BlockNotes:
-        """Of each block of the text."""
         words = zip(("LoRA", "Cache salt", "Extra key"), self, strict=True)
         return tuple((name, value) for name, value in words if value)
 
 
 def key_of(request: Any, name_of: NameOf = lambda _: None) -> TextKey:
-    """SGLang appends the adapter's id to the extra key."""
+    """Return the key of a request. The adapter's id, which SGLang appends to the extra key, is removed from it."""
     adapter, extra = str(getattr(request, "lora_id", None) or ""), str(getattr(request, "extra_key", None) or "")
     salt = str(getattr(request, "cache_salt", None) or "")
     return TextKey((name_of(adapter) or adapter) if adapter else "", salt, extra.removesuffix(adapter))
 
 
 def media_of(request: Any) -> list[tuple[str, int, int]]:
-    """Of images and sounds in its prompt: what it is, and the first and the last token that stand for it."""
+    """Return (kind, first token, last token) of each image or audio in the prompt."""
     items = getattr(getattr(request, "multimodal_inputs", None), "mm_items", None) or ()
     found = []
     for item in items:
@@ -57,20 +56,20 @@ def media_of(request: Any) -> list[tuple[str, int, int]]:
 
 
 class Beginnings:
-    """Under which keys texts that begin alike are cached. Belongs to the thread that tells."""
+    """Keys under which texts with equal first pages are cached. Used on the publishing thread only."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[int, dict[TextKey, int]] = OrderedDict()
 
     def note(self, plain: int, key: TextKey, own: int) -> None:
-        """A text whose first page has the hash `plain` without its key, and `own` with it."""
+        """Record a text whose first page has the hash `plain` without its key and `own` with it."""
         self._known.setdefault(plain, {})[key] = own
         self._known.move_to_end(plain)
         while len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
 
     def missed(self, plain: int, key: TextKey, is_cached: Callable[[int], bool]) -> str:
-        """Why such a text is not there: "adapter", "salt", or "new"."""
+        """Return why a text's first page is not cached: "adapter", "salt", or "new"."""
         others = self._known.get(plain, {})
         for other, own in others.items():
             if other != key and is_cached(own):

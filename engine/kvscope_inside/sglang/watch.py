@@ -1,6 +1,6 @@
-"""Watches one scheduler of SGLang's: hooks, the thread that tells, and the sockets.
+"""Watches one SGLang scheduler: composes hooks, publishing thread and sockets, and limits how often pages are copied.
 
-Says what they are made of, and when pages are looked at again; their life is `Teller`'s.
+Their lifetime is managed by `Teller`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ from kvscope_telemetry.messages.telemetry import Frame
 from kvscope_telemetry.state.cache_state import CacheState
 
 REST: Final = 9
-"""After telling of a copy none is made for so many times as long as that took."""
+"""Minimum time between publishing a copy and making the next one, as a multiple of the time that publishing took."""
 
 
 def watch(scheduler: Any, endpoint: str, record: str | None = None) -> SglangWatch | None:
-    """From now on all that a scheduler does is told on `endpoint`, or the next of its data-parallel ranks'; None for
-    one that only does what another does."""
+    """Publish what a scheduler does on `endpoint`, or the corresponding endpoint of its data-parallel rank.
+
+    Returns None for a rank that duplicates the work of another.
+    """
     rank = rank_of(scheduler)
     if not rank.is_first:
         return None
@@ -42,7 +44,7 @@ def watch(scheduler: Any, endpoint: str, record: str | None = None) -> SglangWat
 
 
 class SglangWatch:
-    """Runs until `close`, the end of the process, or the first exception of ours."""
+    """Watches a scheduler until `close`, the end of the process, or the first exception in kvscope's code."""
 
     def __init__(
         self, scheduler: Any, address: str, record: Path | None = None, *, num_ranks: int = 1, data_parallel: int = 0
@@ -84,7 +86,7 @@ class SglangWatch:
         self._teller.start(publisher, address, self._notes, self._tell, can_tell=_has_arrived, ends=ends)
 
     def close(self, reason: str = "") -> None:
-        """SGLang is as it was, and whoever watches is told. Idempotent."""
+        """Remove the hooks and publish a goodbye. Idempotent."""
         self._teller.close(reason)
 
     def _tell(self, note: SglangNote) -> Frame:
@@ -97,5 +99,5 @@ class SglangWatch:
 
 
 def _has_arrived(note: SglangNote) -> bool:
-    """What it says of pages is here."""
+    """Whether the copy of page tables in this note, if any, has arrived on the host."""
     return note.pages is None or note.pages.copy.has_arrived()

@@ -1,1 +1,1 @@
-"""Inside a process that runs transformers' continuous batching: `watch` is called for a manager of it."""
+"""Watches transformers' continuous batching in its own process: call `watch` with a manager."""

@@ -1,7 +1,6 @@
-"""What transformers says of itself when continuous batching has its cache: the model, the pool, its KV groups, the
-device; and where a block of a group is in memory.
+"""Builds the `Hello` of transformers' continuous batching: model, pool, KV groups, device; and maps blocks to rows.
 
-Owns the words that are made of its configuration. Reads objects of transformers and changes none.
+Reads transformers' objects and changes none.
 """
 
 from __future__ import annotations
@@ -31,46 +30,45 @@ from kvscope_telemetry.sockets.host_id import host_id
 
 _KINDS: Final = {"full_attention": "full", "sliding_attention": "window"}
 RESERVED_SECTORS: Final = 2
-"""The first ones, from which padding is read and to which it is written; no request has them."""
+"""Number of reserved sectors, the first ones, which padding is read from and written to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Which row of the ledger a block is.
+    """Maps blocks of each group to rows of the ledger.
 
-    transformers cuts its memory into sectors and gives each to one group while that needs it; a group has as many
-    blocks in a sector as fit. Rows are those of the group with the most: `per_sector` of them are a sector, in the
-    order of memory. A group of larger blocks uses the first rows of its sectors, and the others have no memory of
-    their own.
+    transformers divides its memory into sectors and assigns each to one group while needed; a group has as many blocks
+    in a sector as fit. A sector has `per_sector` rows, in memory order: the number of blocks of the group with the
+    most. A group with larger blocks uses the first rows of its sectors; the others have no memory of their own.
     """
 
     blocks_per_sector: tuple[int, ...]
-    """Of each group."""
+    """Number of blocks per sector, by group."""
     per_sector: int
     num_sectors: int
-    """With the reserved ones."""
+    """Number of sectors, including reserved ones."""
 
     @classmethod
     def of(cls, cache: Any) -> Self:
-        """Of a PagedAttentionCache."""
+        """Return the mapping of a PagedAttentionCache."""
         blocks = tuple(int(each.blocks_per_sector) for each in cache.cache_allocators.values())
         return cls(blocks, max(blocks), int(cache.num_sectors) + RESERVED_SECTORS)
 
     def of_blocks(self, group: int, blocks: Sequence[int]) -> list[int]:
-        """Of transformers' ids."""
+        """Return the rows of blocks given by transformers' ids."""
         count = self.blocks_per_sector[group]
         if count == self.per_sector:
             return list(blocks)
         return [block // count * self.per_sector + block % count for block in blocks]
 
     def unused(self, group: int, sectors: Sequence[int]) -> list[int]:
-        """Rows of sectors that are a group's, and are no block of it."""
+        """Return the rows in a group's sectors that are not blocks."""
         places = range(self.blocks_per_sector[group], self.per_sector)
         return [sector * self.per_sector + place for sector in sectors for place in places]
 
 
 def hello_of(manager: Any, processor: Any, epoch: int) -> Hello:
-    """Of a ContinuousBatchingManager and its batch processor."""
+    """Return the hello of a ContinuousBatchingManager and its batch processor."""
     cache, config = processor.cache, manager.continuous_batching_config
     rows = Rows.of(cache)
     allocators = list(cache.cache_allocators.values())
@@ -103,7 +101,7 @@ def hello_of(manager: Any, processor: Any, epoch: int) -> Hello:
 
 
 def memory_of(model: Any, processor: Any, epoch: int) -> MemoryBreakdown:
-    """Where the memory went, as of now."""
+    """Return the current memory use by purpose."""
     tensors = {tensor.data_ptr(): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
     tensor = processor.cache.cache_tensor
     stats = import_module("torch").cuda.memory_stats(tensor.device) if tensor.device.type == "cuda" else {}
@@ -145,7 +143,7 @@ def _model(model: Any) -> ModelInfo:
 
 
 def _name(name: str, architecture: str) -> str:
-    """A folder by its own name."""
+    """Return the model's name; for an absolute path the folder's name."""
     return Path(name).name if Path(name).is_absolute() else name or architecture
 
 

@@ -1,9 +1,8 @@
-"""Notes what transformers' continuous batching does, on the thread that generates: a tuple for each thing that
-happened, and at the end of each step how the blocks stand that were touched.
+"""Records what transformers' continuous batching does, on the generating thread.
 
-Owns the hooks and what is read of transformers' objects. It copies a block table only where transformers itself walks
-through one, reads no device and waits for nothing; all else is made of the notes by another thread
-(`transformers_translator`).
+A note contains a tuple for each event of a step and, at its end, the state of the blocks that were touched. Owns the
+hooks and what is read of transformers' objects. It copies a block table only where transformers itself iterates over
+one, reads no device and does not block; another thread (`transformers_translator`) does everything else.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from kvscope_inside.hooks import Hooks
 from kvscope_telemetry.messages.telemetry import Timings
 
 Happened = tuple[Any, ...]
-"""A word, and what it is about: ("added", state), ("gave", group, …), …"""
+"""An event: its kind and arguments, such as ("added", state) or ("gave", group, ...)."""
 
 
 class BatchEntry(NamedTuple):
-    """One request of a batch, with the tokens it runs."""
+    """A request in a batch, with the number of its tokens."""
 
     request_id: str
     num_tokens: int
@@ -28,38 +27,40 @@ class BatchEntry(NamedTuple):
 
 
 class Touched(NamedTuple):
-    """Blocks of a group: the last row of each counts. Those that are free by now are among them."""
+    """Touched blocks of a group. The last entry of each counts; blocks may have been freed since."""
 
     blocks: list[int]
     ref_counts: list[int]
     hashes: list[int]
-    """0: it has none."""
+    """0 for blocks without a hash."""
 
 
 class TransformersNote(NamedTuple):
-    """What happened since the previous note, in order, and how things stand after it."""
+    """Events since the previous note, in order, and the state after them."""
 
     time_ns: int
     began_ns: int
-    """When the step did, or what happened between two steps."""
+    """Start of the step, or of the events between two steps."""
     happened: list[Happened]
     batch: list[BatchEntry] | None
-    """None: no step."""
+    """None between two steps."""
     active: list[Any]
-    """transformers' RequestState of each that runs."""
+    """transformers' RequestState of each running request."""
     computed: list[int]
-    """Of each, tokens whose KV is in blocks, or soon will be (asynchronous batching)."""
+    """Tokens of each running request whose KV is, or (asynchronous batching) soon will be, in blocks."""
     num_generated: list[int]
     num_waiting: int
     touched: list[Touched]
-    """Of each group."""
+    """Touched blocks, by group."""
     timings: Timings | None
-    """Durations of the step and of recording the note before this one; None between two steps."""
+    """Durations of the step and of recording the previous note; None between two steps."""
 
 
 class TransformersStepNotes:
-    """Hooks on one batch processor, from construction on. `notes` is for another thread to take from; the first one
-    tells how everything stood before."""
+    """Hooks on one batch processor, installed on construction. Another thread pops from `notes`.
+
+    The first note describes the state before the hooks were installed.
+    """
 
     def __init__(self, processor: Any, hooks: Hooks) -> None:
         self.notes: deque[TransformersNote] = deque()
@@ -76,12 +77,12 @@ class TransformersStepNotes:
         self._put(processor, hooks)
 
     def flush(self) -> None:
-        """Note what happened between two steps."""
+        """Record a note of what happened between two steps."""
         if self._happened or any(self._touched):
             self._note(None, time.monotonic_ns())
 
     def _began_with(self) -> None:
-        """Everything that was there before there were hooks."""
+        """Record everything that existed before the hooks were installed."""
         for group, allocator in enumerate(self._allocators):
             free = self._cache.pool._free_blocks[group].trees
             held = {block for table in allocator.block_table.values() for block in table}
@@ -124,7 +125,7 @@ class TransformersStepNotes:
         for group, allocator in enumerate(self._allocators):
             _GroupNotes(self, group, allocator, hooks)
 
-    # On the thread that generates, within its steps.
+    # Called on the generating thread, within its steps.
 
     def _begins(self, *_: Any, **__: Any) -> None:
         self._began_ns = self._scheduled_ns = time.monotonic_ns()
@@ -174,7 +175,7 @@ class TransformersStepNotes:
         self.flush()
 
     def _offloads(self, *_: Any, **__: Any) -> int:
-        """The free blocks that there are, before some requests have to go."""
+        """Return the number of free blocks before requests are preempted."""
         self._is_offloading = True
         starved = self._scheduler.starved_requests
         self._happened.append(("starved", starved[0][0].request_id if starved else ""))
@@ -206,19 +207,21 @@ class TransformersStepNotes:
             self._happened.append(("freed", index, block_ids))
 
     def touch(self, group: int, blocks: list[int], *happened: Any) -> None:
-        """Something happened to these blocks, and by it to others, as it is told."""
+        """Record an event, and the blocks that it concerns."""
         self._touched[group] += blocks
         self._happened.append(happened)
 
     def complete(self, group: int, request_id: str, first: int, before: list[int]) -> None:
-        """From entry `first` on, a table that was `before` has blocks with hashes."""
+        """Record the hashes of blocks in a table from entry `first` on; `before` is the table's previous content
+        there.
+        """
         table = self._allocators[group].block_table[request_id]
         self._touched[group] += before
         self._touched[group] += table[first : first + len(before)]
         self._happened.append(self._hashes_of(group, request_id, first, table[: first + len(before)]))
 
     def evict(self, group: int, blocks: list[int]) -> None:
-        """The cache forgets all that nobody holds."""
+        """Record that the cache evicted all blocks that no request uses."""
         self.touch(group, blocks, "evicted", group, blocks, self._is_offloading)
 
     def _hashes_of(self, group: int, request_id: str, first: int, table: list[int]) -> Happened:
@@ -256,7 +259,7 @@ class TransformersStepNotes:
 
 
 class _GroupNotes:
-    """The hooks on the allocator of one group."""
+    """Hooks on the allocator of one group."""
 
     def __init__(self, notes: TransformersStepNotes, group: int, allocator: Any, hooks: Hooks) -> None:
         self._notes, self._group = notes, group
@@ -307,7 +310,7 @@ class _GroupNotes:
 
 
 def _rows(ledger: Any, blocks: list[int]) -> Touched:
-    """As transformers' ledger has them: it counts references where there are two and more."""
+    """Return the state of blocks. transformers counts references only of blocks with two or more."""
     cached, shared, hash_of = ledger.cached_blocks, ledger.shared_ref_counts.get, ledger.block_to_hash.get
     ref_counts = [0 if block in cached else shared(block, 1) for block in blocks]
     return Touched(blocks, ref_counts, [hash_of(block, 0) for block in blocks])

@@ -1,8 +1,8 @@
 """Translates the notes of the hooks on transformers' continuous batching.
 
-Owns what transformers does differently: rows of sectors, windows that are rings of blocks, forks, and requests that
-another object stands for after a soft reset. Belongs to the thread that publishes; of transformers' objects it reads
-only what never changes again, or only grows.
+Owns what transformers does differently: rows of sectors, windows that are ring buffers of blocks, forks, and requests
+that get another object after a soft reset. Used on the publishing thread only; of transformers' objects it reads only
+what never changes again, or only grows.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ from kvscope_telemetry.state.cache_state import CacheState
 
 @dataclass(slots=True)
 class TransformersRequest(HostRequest):
-    """A request of transformers'. `host` is its RequestState, another one after a soft reset; None for a fork that has
-    not been seen to run yet."""
+    """A request of transformers.
+
+    `host` is its RequestState, which is replaced after a soft reset; None for a fork that was not seen running yet.
+    """
 
     has_started: bool = False
-    """Whether it started since it began to wait."""
+    """Whether it started since it last began to wait."""
     num_hit_tokens: int = 0
-    """Tokens found in the prefix cache since it began to wait."""
+    """Tokens found in the prefix cache since it last began to wait."""
     num_released: int = 0
-    """Blocks that it gave back last."""
+    """Number of blocks in its last release."""
 
     @property
     def num_earlier_tokens(self) -> int:
-        """Tokens that were generated before a soft reset made them a part of its prompt."""
+        """Number of generated tokens that a soft reset moved to its prompt."""
         if self.host is None:
             return 0
         true = self.host._true_initial_tokens
@@ -45,8 +47,11 @@ class TransformersRequest(HostRequest):
 
 
 class TransformersTranslator(Translator[TransformersRequest]):
-    """Translator for one paged cache. `rows`: which row a block is; `hash_of`: makes a block's hash of the hash before
-    it and its tokens, as transformers does."""
+    """Translator for one paged cache.
+
+    `rows` maps blocks to rows. `hash_of` computes a block's hash from the preceding hash and its tokens, as
+    transformers does.
+    """
 
     def __init__(self, state: CacheState, rows: Rows, hash_of: Callable[[int | None, list[int]], int]) -> None:
         super().__init__(state)
@@ -74,16 +79,15 @@ class TransformersTranslator(Translator[TransformersRequest]):
         }
         self._rows, self._hash = rows, hash_of
         self._windows = tuple(group.window for group in state.hello.cache.groups)
-        # In the step that is being translated:
+        # State of the step that is being translated:
         self._began_ns = 0
         self._preemptions: list[tuple[TransformersRequest, int, bool]] = []
-        """Preempted requests, with the tokens that each had, and whether its blocks are kept in host memory."""
+        """Preempted requests, with their number of tokens and whether their blocks are kept in host memory."""
         self._starved = ""
-        """The request that could get no block, when blocks were taken from others."""
+        """Id of the request that got no block, for which others are preempted."""
         self._ended_numbers: dict[str, int] = {}
 
     def convert(self, note: TransformersNote) -> StepFigures:
-        """Publish the changes that a note recorded."""
         self._began_ns, self._preemptions, self._starved, self._ended_numbers = note.began_ns, [], "", {}
         self.handle(note.happened)
         self.update_figures(self._running(note))
@@ -99,18 +103,19 @@ class TransformersTranslator(Translator[TransformersRequest]):
         return StepFigures(len(note.active), note.num_waiting, batch, num_decode_tokens)
 
     def request_tokens(self, request: TransformersRequest, start: int, end: int) -> list[int]:
-        """Return tokens of its prompt and answer."""
         prompt, generated = request.host.initial_tokens, request.host.generated_tokens
         size = len(prompt)
         return list(prompt[start:end]) + list(generated[max(0, start - size) : max(0, end - size)])
 
     def request_by_number(self, number: int) -> TransformersRequest | None:
-        """Return a request; None, too, for a fork that has not been seen to run: it has no tokens yet."""
+        """Return a request; also None for a fork that was not seen running yet, which has no tokens."""
         request = super().request_by_number(number)
         return request if request is not None and request.host is not None else None
 
     def block_span(self, request: TransformersRequest, group: int, entry: int, row: int) -> tuple[int, int]:
-        """Return an empty span for a block of a window that is being written over: it has tokens of two places."""
+        """Return the span of a block; empty for a window's block that is being overwritten and holds tokens of two
+        spans.
+        """
         window, start, num_computed = self._windows[group], entry * self.block_size, request.known.num_computed_tokens
         if not window or num_computed <= window:
             return start, min(start + self.block_size, num_computed)
@@ -120,7 +125,7 @@ class TransformersTranslator(Translator[TransformersRequest]):
         return (lap - window + start, lap - window + end) if lap + start >= num_computed else (0, 0)
 
     def blocks_written(self, request: TransformersRequest, before: int, now: int) -> Iterator[tuple[int, int]]:
-        """Yield written blocks; the table of a window is a ring."""
+        """Yield written blocks; a window's table is a ring buffer."""
         size, (low, high) = self.block_size, sorted((before, now))
         for table, window in zip(request.known.tables, self._windows, strict=True):
             if window:
@@ -133,7 +138,7 @@ class TransformersTranslator(Translator[TransformersRequest]):
                     yield table[entry], min(max(most - entry * size, 0), size)
 
     def missed_block(self, request: TransformersRequest, token: int) -> MissedBlock | None:
-        """Return a block by transformers' hash of its tokens and of the hash before it."""
+        """Return the block by transformers' hash of its tokens and of the preceding hash."""
         if not self.state.hello.cache.prefix_caching or request.host is None:
             return None
         table, entry = request.known.tables[0], token // self.block_size
@@ -147,7 +152,7 @@ class TransformersTranslator(Translator[TransformersRequest]):
 
     def _added(self, host: Any) -> None:
         request = self.requests.get(host.request_id)
-        if request is not None:  # it was preempted, or its name is used twice
+        if request is not None:  # it was preempted, or its id is used twice
             request.host = host
             return
         arrival_ns = self.arrival_ns(time.perf_counter() - float(host.created_time))
@@ -162,12 +167,12 @@ class TransformersTranslator(Translator[TransformersRequest]):
         self.state.set_earlier_tokens(known, num_outputs, self.step.time_ns)
 
     def _ran_before(self, request_id: str) -> None:
-        """Mark a request that ran already when watching began."""
+        """Mark a request that was running when watching began."""
         request = self.requests[request_id]
         request.has_started = request.was_admitted = True
 
     def _sectors(self, group: int, sectors: list[int]) -> None:
-        """Sectors were given to a group."""
+        """Publish sectors that were assigned to a group."""
         self.state.set_blocks(self._rows.unused(group, sectors), state=BlockState.UNMAPPED)
 
     def _freed_sectors(self, sectors: list[int]) -> None:
@@ -216,7 +221,7 @@ class TransformersTranslator(Translator[TransformersRequest]):
         request.has_started = True
 
     def _shared(self, group: int, request_id: str, blocks: list[int], copied: list[int]) -> None:
-        """A fork got its table, of which the last blocks are its own."""
+        """Publish the table of a fork, whose last blocks are copies of its own."""
         request = self._fork(request_id)
         rows, own = self._rows.of_blocks(group, blocks), self._rows.of_blocks(group, copied)
         self.allocate_blocks(request, own, group=group)
@@ -226,7 +231,7 @@ class TransformersTranslator(Translator[TransformersRequest]):
         self.state.count(copied_blocks=len(own))
 
     def _fork(self, request_id: str) -> TransformersRequest:
-        """Return a fork, whose blocks are noted before it is."""
+        """Return the fork with this id, adding it if necessary: its blocks are recorded before the fork itself."""
         request = self.requests.get(request_id)
         if request is None:
             parent = self.requests[request_id.rpartition("__child#")[0]].known
@@ -258,8 +263,10 @@ class TransformersTranslator(Translator[TransformersRequest]):
     def _hashed(
         self, group: int, request_id: str, first: int, blocks: list[int], hashes: list[int], parent: int
     ) -> None:
-        """Entries of a table, from `first` on, as they are once full blocks have their hashes. A block that another
-        already held the same of has given way to that one."""
+        """Publish table entries from `first` on after full blocks got their hashes.
+
+        A block whose contents are cached already is replaced by the cached block.
+        """
         request, rows = self.requests.get(request_id), self._rows.of_blocks(group, blocks)
         for entry, (row, own, before) in enumerate(zip(rows, hashes, [parent, *hashes][:-1], strict=True), first):
             if request is not None and request.known.tables[group][entry] != row:
@@ -308,7 +315,7 @@ class TransformersTranslator(Translator[TransformersRequest]):
         self.state.count(swapped_blocks=request.num_released if is_swapped else 0)
 
     def _offloaded(self, request_id: str, num_free: int) -> None:
-        """Report preemptions once it is known which request they were for: the first that got no block and stays."""
+        """Report preemptions, once the request that caused them is known: the first that got no block and remains."""
         other = self.requests.get(request_id)
         for request, num_tokens, is_swapped in self._preemptions:
             choice = "itself" if other is None or other is request else "newest"
@@ -330,7 +337,8 @@ class TransformersTranslator(Translator[TransformersRequest]):
             return
         self._ended_numbers[request_id] = request.known.number
         self.state.tokens_came(request.known, num_generated + request.num_earlier_tokens, self.step.time_ns)
-        num_blocks = request.num_released + sum(map(len, request.known.tables))  # an error ends it before it lets go
+        # after an error, the request ends before its blocks are released
+        num_blocks = request.num_released + sum(map(len, request.known.tables))
         if status == "FINISHED":
             self.finish_request(request, _finish_reason(request), num_blocks)
         else:
@@ -341,7 +349,7 @@ class TransformersTranslator(Translator[TransformersRequest]):
             num_generated = len(request.host.generated_tokens) if request.host is not None else 0
             self._ended(request_id, "", "the generation loop began anew", num_generated)
 
-    # How things stand after it.
+    # State after the step.
 
     def _running(self, note: TransformersNote) -> Iterator[tuple[TransformersRequest, int, int]]:
         for host, num_computed, num_generated in zip(note.active, note.computed, note.num_generated, strict=True):
@@ -351,7 +359,7 @@ class TransformersTranslator(Translator[TransformersRequest]):
                 yield request, num_computed, num_generated + request.num_earlier_tokens
 
     def _as_they_stand(self, note: TransformersNote) -> None:
-        """Publish transformers' own ledger, for all blocks that were touched and are not free."""
+        """Publish transformers' reference counts and hashes of all touched blocks that are not free."""
         ledger = self.state.ledger
         for group, (blocks, ref_counts, hashes) in enumerate(note.touched):
             rows = np.array(self._rows.of_blocks(group, blocks), np.uint32)

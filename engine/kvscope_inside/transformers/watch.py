@@ -1,11 +1,11 @@
-"""Watches transformers' continuous batching in one's own Python: hooks, the thread that tells, and the sockets.
+"""Watches transformers' continuous batching in the user's own process: hooks, publishing thread, and sockets.
 
     with kvscope_inside.watch(manager):
         manager.start()
         ...
 
-Owns their life. A manager makes a cache when its loop starts, and lets go of it when it is stopped: each cache is told
-as an engine of its own, from its making on, or from where it stands when somebody begins to watch.
+Owns their lifetime. A manager creates a cache when its loop starts and drops it when stopped. Each cache is published
+as a separate engine, from its creation, or from its current state when watching begins.
 """
 
 from __future__ import annotations
@@ -34,11 +34,16 @@ _NEEDED: Final = ("_create_batch_processor", "_generation_loop_body", "stop", "j
 
 
 def watch(manager: Any, endpoint: str = "", record: str | os.PathLike[str] | None = None) -> TransformersWatch:
-    """Tell from now on what a `ContinuousBatchingManager` of transformers does, on `endpoint`, or the one in
-    KVSCOPE_INSIDE, or the one that a desktop attaches to by default. With `record` it is in a file as well.
+    """Publish what a `ContinuousBatchingManager` of transformers does, until `close`. Also a context manager.
 
-    Ends by `close`, or as a context. Raises BadInput for what is no such manager and for an endpoint that will not do,
-    and EndpointInUse where there is a cache already.
+    Args:
+        manager: The manager; running or not.
+        endpoint: Default: the variable KVSCOPE_INSIDE, or else the endpoint to which a desktop attaches by default.
+        record: File to record in addition.
+
+    Raises:
+        BadInput: for another object, or an endpoint that cannot be used.
+        EndpointInUse: if the manager has a cache already and the endpoint is in use.
     """
     address = endpoint or os.environ.get(ENDPOINT) or default_endpoint()
     parse_bind_address(address)
@@ -48,11 +53,11 @@ def watch(manager: Any, endpoint: str = "", record: str | os.PathLike[str] | Non
 
 
 class TransformersWatch:
-    """Runs until `close`, or the first exception of ours."""
+    """Watches a manager until `close`, or until the first exception in kvscope's code."""
 
     def __init__(self, manager: Any, endpoint: str, record: Path | None) -> None:
         self.endpoint = endpoint
-        """What a desktop attaches to."""
+        """Endpoint to which a desktop attaches."""
         self._manager, self._record = manager, record
         self._hooks = Hooks(self._fail)
         self._cache: _CacheWatch | None = None
@@ -76,7 +81,7 @@ class TransformersWatch:
             raise
 
     def close(self, reason: str = "") -> None:
-        """transformers is as it was, and whoever watches is told. Idempotent."""
+        """Remove the hooks and publish a goodbye. Idempotent."""
         self._is_closed = True
         self._hooks.remove()
         cache, self._cache = self._cache, None
@@ -89,10 +94,10 @@ class TransformersWatch:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    # On threads of the manager's.
+    # Called on the manager's threads.
 
     def _made(self, processor: Any) -> None:
-        """It has a cache, an old one or a new one."""
+        """Begin to watch the processor's cache unless it is watched already."""
         if self._cache is None or not self._cache.is_of(processor):
             self._begin(processor)
 
@@ -106,13 +111,15 @@ class TransformersWatch:
         self._keeps_cache = bool(self._stop_form.bind(*args, **kwargs).arguments.get("keep_for_next_session"))
 
     def _let_go(self) -> None:
-        """It stops. Unless it keeps its cache for a next session, nothing of ours may keep that in memory."""
+        """Drop references to a stopped manager's cache, so that its memory is freed, unless it is kept for the next
+        session.
+        """
         if self._cache is not None and not self._keeps_cache and not self._manager.is_running():
             self._cache.close()
             self._cache = None
 
     def _fail(self, name: str, error: Exception) -> None:
-        """On the thread where it happened, which may be the one that generates."""
+        """Log the failure and close. Called on the thread where it happened, which may be the generating one."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -120,7 +127,7 @@ class TransformersWatch:
 
 
 class _CacheWatch:
-    """Of one batch processor and its cache."""
+    """Watches one batch processor and its cache."""
 
     def __init__(self, manager: Any, processor: Any, endpoint: str, record: Path | None, fail: Any) -> None:
         self._processor = processor
@@ -147,9 +154,8 @@ class _CacheWatch:
         self._teller.start(publisher, endpoint, notes, translator.apply, ends=[detokenizer.close])
 
     def is_of(self, processor: Any) -> bool:
-        """Whether it is this one's."""
         return self._processor is processor
 
     def close(self, reason: str = "") -> None:
-        """What was noted is told before the goodbye. Idempotent."""
+        """Publish the remaining notes, then a goodbye. Idempotent."""
         self._teller.close(reason)

@@ -1,1 +1,1 @@
-"""Inside vLLM's engine core (V1): hooks note what its scheduler and block pool do, a thread tells it."""
+"""Watches vLLM's engine core (V1): hooks record what its scheduler and block pool do, and a thread publishes it."""

@@ -1,7 +1,7 @@
-"""What an operator asks of vLLM, done between two steps on the engine core's own thread.
+"""Operators' commands to vLLM, carried out between two steps on the engine core's own thread.
 
-Owns what waits, and a pause with its lease: one ends when nothing is heard any more of whoever asked for it. Clients of
-a request that is aborted are told by vLLM itself.
+Owns the queue of commands, and a pause with its lease: it ends when its client has been silent for too long. vLLM
+itself notifies the clients of aborted requests.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 Action = Abort | Control | Preempt | Evict
 LONGEST_LEASE_S: Final = 30.0
-"""Of a pause whose asker names none; each word of the asker renews it."""
+"""Lease in seconds of a pause whose client requests none. Each message of the client renews it."""
 
 
 class VllmActions:
-    """Belongs to one scheduler; `serving` is given its engine core when that begins to serve.
+    """Carries out commands on one scheduler. `serving` is called with its engine core when that begins to serve.
 
-    `ask` and `heard` are for the sockets' thread, `look` for the one that tells, all else
-    runs on the engine core's."""
+    `ask` and `heard` are called on the sockets' thread, `look` on the publishing thread, all else on the engine core's.
+    """
 
     def __init__(self, hooks: Hooks, serving: Callable[[Any], None]) -> None:
         self.paused_by = ""
@@ -47,23 +47,22 @@ class VllmActions:
         self._put(hooks)
 
     def bind(self, notes: VllmStepNotes, translator: VllmTranslator) -> None:
-        """Of the scheduler that things are done to."""
         self._notes, self._translator = notes, translator
 
-    # On other threads.
+    # Called on other threads.
 
     def heard(self, client: bytes) -> None:
-        """A client is there."""
+        """Renew the lease of a pause by this client."""
         if client == self._pauser:
             self._heard_s = time.monotonic()
 
     def ask(self, client: bytes, command: Action, by: str, answer: Answer) -> None:
-        """Do it before the next step."""
+        """Queue a command, to be carried out before the next step."""
         self._waiting.append((client, command, by, answer))
         self._wake()
 
     def look(self) -> None:
-        """Let a pause end whose asker is gone."""
+        """End a pause whose lease has expired."""
         if self.paused_by and time.monotonic() - self._heard_s > self._lease_s:
             resume = Control(action="resume")
             self._waiting.append((b"", resume, f"{self.paused_by} (not heard any more)", lambda reply: None))
@@ -71,7 +70,7 @@ class VllmActions:
             self._wake()
 
     def _wake(self) -> None:
-        """An engine core that waits for requests looks at what it got."""
+        """Wake an engine core that waits for requests."""
         if self._engine is None:
             return
         from vllm.v1.engine import EngineCoreRequestType
@@ -81,9 +80,9 @@ class VllmActions:
             try:
                 self._engine.input_queue.put_nowait((wakeup, None))
             except queue.Full:
-                return  # it has enough to wake for
+                return  # the full queue wakes it anyway
 
-    # On the engine core's thread.
+    # Called on the engine core's thread.
 
     def _put(self, hooks: Hooks) -> None:
         from vllm.v1.engine import core
@@ -105,13 +104,12 @@ class VllmActions:
             self._notes.flush()
 
     def before_step(self) -> None:
-        """A step would begin: do what waits, unless the steps that were asked for are over."""
+        """Carry out queued commands before a step, and pause again if the requested single steps are over."""
         if self._step_answer is not None:
             self._count_steps()
         self.run()
 
     def run(self) -> None:
-        """Do what waits."""
         while self._waiting:
             client, command, by, answer = self._waiting.popleft()
             try:
@@ -207,14 +205,14 @@ class VllmActions:
             return refuse(command, "no unfinished request: there is no step to run")
         if self._step_answer is not None:
             return refuse(command, "steps are being run already")
-        self._steps_left = command.num_steps + 1  # this one is before the first
+        self._steps_left = command.num_steps + 1  # the call below counts once before the first step
         self._step_answer = lambda reply: answer(Done(tag=command.tag, what=getattr(reply, "what", "")))
         self._set_paused(False)
         self._count_steps()
         return None
 
     def _count_steps(self) -> None:
-        """Before each step; the last of those that were asked for is over when another would begin."""
+        """Count down before each step. The last requested step is over when another one would begin."""
         self._steps_left -= 1
         if self._steps_left <= 0 or not self._notes.scheduler.requests:
             self._set_paused(True)

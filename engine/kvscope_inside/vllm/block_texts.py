@@ -1,4 +1,4 @@
-"""Hashes of vLLM's blocks as the ledger has them, and what they depend on beside tokens: adapter, salt, media.
+"""Block hashes of vLLM in the ledger's format, and the adapter, cache salt and media that they depend on.
 
 Reads of vLLM's requests only what never changes again, or only grows.
 """
@@ -11,17 +11,19 @@ from kvscope_inside.cached_texts import BlockNotes
 
 _U8: Final = (1 << 64) - 1
 _GROUP_MIX: Final = 0x9E3779B97F4A7C15
-"""Keeps apart the hashes that several KV groups have for one text."""
+"""Distinguishes the hashes of the same text in different KV groups."""
 
 
 def key_of(request: Any) -> tuple[str, str]:
-    """The adapter and the salt that its blocks' hashes are of beside its tokens."""
+    """Return the adapter and the cache salt, which are part of the hashes of the request's blocks."""
     adapter = getattr(request, "lora_request", None)
     return "" if adapter is None else str(adapter.lora_name), str(getattr(request, "cache_salt", None) or "")
 
 
 def notes_of(request: Any, start: int, count: int) -> BlockNotes:
-    """Of `count` tokens of its text from `start` on: adapter, salt, and the images and sounds that they stand for."""
+    """Return facts about `count` tokens from `start` on: adapter, salt, and the images and audio that they
+    represent.
+    """
     adapter, salt = key_of(request)
     notes = [(name, words) for name, words in (("LoRA", adapter), ("Cache salt", salt)) if words]
     for part in getattr(request, "mm_features", None) or ():
@@ -33,11 +35,14 @@ def notes_of(request: Any, start: int, count: int) -> BlockNotes:
 
 
 def low_bits(value: Any, group: int) -> int:
-    """Of a block's hash as many bits as the ledger has, never 0; others in each KV group."""
+    """Return the low 64 bits of a block's hash, mixed with its KV group; never 0."""
     number = value if isinstance(value, int) else int.from_bytes(value, "big")
     return (number & _U8) ^ (group * _GROUP_MIX & _U8) or 1
 
 
 def hash_of_row(value: Any) -> int:
-    """Of a row of vLLM's pool, whose hash has the group's number in its last four bytes; 0: it has none."""
+    """Return the ledger's hash of a block in vLLM's pool; 0 without one.
+
+    vLLM's hash ends with the group's number in four bytes.
+    """
     return 0 if value is None else low_bits(value[:-4], int.from_bytes(value[-4:], "big"))

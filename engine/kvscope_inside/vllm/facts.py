@@ -1,6 +1,6 @@
-"""What vLLM says of itself when its scheduler is made: the model, the pool, its KV groups, the device.
+"""Builds the `Hello` of a vLLM engine core from its configuration: model, pool, KV groups, device.
 
-Owns the words that are made of its configuration. Reads objects of vLLM and changes none.
+Reads vLLM's objects and changes none.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _KINDS: Final = (
     ("Chunked", "chunked"),
     ("Cross", "cross"),
 )
-"""What the name of a KV cache spec has in it, and the kind of group that it is."""
+"""Substring of a KV cache spec's class name -> kind of group; the first match counts."""
 
 
 def hello_of(scheduler: Any, epoch: int) -> Hello:
-    """Of the engine core whose scheduler it is."""
+    """Return the hello of the engine core that owns `scheduler`."""
     config, cache = scheduler.vllm_config, scheduler.kv_cache_config
     times = expanded_times(config.model_config.hf_text_config, int(config.parallel_config.tensor_parallel_size))
     groups = tuple(_group(group, times) for group in cache.kv_cache_groups)
@@ -80,29 +80,31 @@ def hello_of(scheduler: Any, epoch: int) -> Hello:
 
 
 def rank_of(scheduler: Any) -> int:
-    """Which of the data-parallel ranks it is."""
     config = scheduler.vllm_config.parallel_config
     return int(getattr(config, "data_parallel_index", None) or config.data_parallel_rank or 0)
 
 
 def kv_bytes(scheduler: Any) -> int:
-    """Of all blocks, over all layers."""
+    """Return the bytes of all blocks, over all layers."""
     return sum(int(tensor.size) for tensor in scheduler.kv_cache_config.kv_cache_tensors)
 
 
 def max_adapters(scheduler: Any) -> int:
-    """LoRA adapters that a batch may have; 0 without any."""
+    """Return the maximum number of LoRA adapters in a batch; 0 without LoRA."""
     return int(getattr(getattr(scheduler.vllm_config, "lora_config", None), "max_loras", 0) or 0)
 
 
 def _hit_tokens(scheduler: Any) -> int:
-    """What prefixes that are found are multiples of, where there are several KV groups: blocks of all end there; or, as
-    vLLM keeps recurrent states amid a block, fewer. 0: one group, or a version that does not say."""
+    """Return the number of tokens of which prefix hits are multiples, if there are several KV groups.
+
+    Blocks of all groups end at such multiples; it can be less if vLLM keeps recurrent states within a block. 0 for one
+    group, or a version without that attribute.
+    """
     return int(getattr(scheduler.kv_cache_manager.coordinator, "_cache_hit_alignment_tokens", 0))
 
 
 def _group(group: Any, times: float) -> KVGroup:
-    """`times`: as many bytes as latents have would keys and values have."""
+    """Return one KV group. `times`: size of expanded keys and values as a multiple of the latents' size."""
     spec = group.kv_cache_spec
     name = type(spec).__name__
     layers = len(group.layer_names)
@@ -130,7 +132,7 @@ def _model(config: Any) -> ModelInfo:
 
 
 def _name(model: Any) -> str:
-    """As it is served; "default" is what kvscope calls a model of its own."""
+    """Return the served name; a folder's name in place of "default", which in kvscope means its own default model."""
     served = model.served_model_name
     name = str(served[0] if isinstance(served, list | tuple) and served else served or model.model)
     return Path(str(model.model)).name if name == "default" else name

@@ -1,8 +1,7 @@
-"""Where the memory of vLLM's workers went: asked of each once, when the engine core begins to serve, by vLLM's own
-calls between them. Weights and graphs stay as they are from then on.
+"""Memory use of vLLM's workers, queried once from each when the engine core begins to serve, by vLLM's own RPC.
 
-`worker_memory` runs in a worker, which may be another process; it reads the model's parameters and torch's allocator on
-the host, never a device.
+Weights and graphs do not change afterwards. `worker_memory` runs in a worker, possibly in another process; it reads the
+model's parameters and torch's allocator on the host, never a device.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ ANSWER_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerMemory:
-    """Of one worker, in bytes; -1: unknown."""
+    """Memory of one worker, in bytes; -1 if unknown."""
 
     pid: int
     device: str
@@ -36,7 +35,7 @@ class WorkerMemory:
 
 
 def worker_memory(worker: Any) -> WorkerMemory:
-    """Called in a worker."""
+    """Return the memory of this process. Executed in a worker."""
     runner = worker.model_runner
     parts = bytes_by_part(runner.model)
     device = str(getattr(worker, "device", "cpu"))
@@ -54,8 +53,11 @@ def worker_memory(worker: Any) -> WorkerMemory:
 
 
 def _weights(worker: Any, in_parameters: int) -> int:
-    """As vLLM measured it where it did (GPUs). Elsewhere at least what is in parameters, and its share of the model's
-    files: a CPU's products keep their weights packed, where no parameter has them."""
+    """Return the bytes of weights, as measured by vLLM on GPUs.
+
+    Elsewhere the larger of the parameters and the rank's share of the model's files: on CPUs, some layers keep packed
+    weights outside of parameters.
+    """
     measured = int(getattr(worker.model_runner, "model_memory_usage", 0) or 0)
     if measured:
         return measured
@@ -75,14 +77,17 @@ def _torch_bytes() -> dict[str, int]:
 
 
 class EngineMemory:
-    """What the workers said, as it is told; `kv_bytes`: of one worker's KV cache."""
+    """Memory reported by the workers. `kv_bytes`: size of one worker's KV cache."""
 
     def __init__(self, hello: Hello, kv_bytes: int) -> None:
         self._hello, self._kv_bytes = hello, kv_bytes
         self._workers: list[WorkerMemory] = []
 
     def ask(self, engine: Any) -> None:
-        """All workers of an engine core, on its own thread, before it serves; what fails is unknown, and said."""
+        """Query all workers of an engine core. Called on its own thread before it serves.
+
+        Errors are logged, and the memory remains unknown.
+        """
         try:
             self._workers = engine.model_executor.collective_rpc(worker_memory, timeout=ANSWER_S)
         except Exception as error:
@@ -90,11 +95,11 @@ class EngineMemory:
 
     @property
     def pid(self) -> int:
-        """The process that has the first worker's memory."""
+        """Process id of the first worker."""
         return self._workers[0].pid if self._workers else os.getpid()
 
     def told(self) -> MemoryBreakdown | None:
-        """As of now; None before the workers said anything."""
+        """Return the memory with the current time; None before the workers answered."""
         if not self._workers:
             return None
         first = self._workers[0]

@@ -1,8 +1,8 @@
-"""Notes what vLLM's scheduler and block pool do, on the engine core's own thread: a tuple for each thing that happened,
-and at the end of each step how the blocks stand that were touched.
+"""Records what vLLM's scheduler and block pool do, on the engine core's thread.
 
-Owns the hooks and what is read of vLLM's objects. It never copies a whole table or pool, reads no device and waits for
-nothing; all else is made of the notes by another thread (`vllm_translator`).
+A note contains a tuple for each event of a step and, at its end, the state of the blocks that were touched. Owns the
+hooks and what is read of vLLM's objects. It never copies a whole table or pool, reads no device and does not block;
+another thread (`vllm_translator`) does everything else.
 """
 
 from __future__ import annotations
@@ -21,42 +21,43 @@ from kvscope_inside.vllm.second_pool import note_second_pool
 from kvscope_telemetry.messages.telemetry import Timings
 
 MAX_NOT_READY: Final = 256
-"""Requests of which is noted at each step what they wait for beside room."""
+"""Maximum number of requests per step for which it is recorded that they wait for something other than capacity."""
 Happened = tuple[Any, ...]
-"""A word, and what it is about: ("added", request), ("scheduled", output, when), …"""
+"""An event: its kind and arguments, such as ("added", request) or ("scheduled", output, time)."""
 
 
 class VllmNote(NamedTuple):
-    """What happened since the previous note, in order, and how things stand after it."""
+    """Events since the previous note, in order, and the state after them."""
 
     time_ns: int
     happened: list[Happened]
     step: Any
-    """The SchedulerOutput that was executed; None: no step."""
+    """The SchedulerOutput that was executed; None between two steps."""
     running: list[Any]
     computed: list[int]
-    """Of each that runs, tokens whose KV is in blocks, or soon will be (async scheduling)."""
+    """Tokens of each running request whose KV is, or (async scheduling) soon will be, in blocks."""
     num_outputs: list[int]
     num_waiting: int
     first_waiting: Any
-    """The request that is next in the queue; None: nobody waits."""
+    """The next request in the queue; None if it is empty."""
     not_ready: list[tuple[str, str, int]]
-    """Of requests that could not run if there were room: request id, vLLM's status, tokens that are computed once what
-    comes from elsewhere is there."""
+    """Requests that could not run even with free capacity: request id, vLLM's status, and the number of tokens that
+    are computed once the load from outside is complete.
+    """
     num_free: int
-    """Blocks that may be given out."""
+    """Number of blocks that can be allocated."""
     blocks: list[int]
-    """Ids of those that were touched, the last row of each counts."""
+    """Ids of the touched blocks. The last entry of each counts."""
     ref_counts: list[int]
     hashes: list[bytes | None]
     state_tables: dict[tuple[str, int], list[int]]
-    """Block tables that are not append-only (recurrent states), whole: by request id and group."""
+    """Whole block tables that are not append-only (recurrent states), by request id and group."""
     timings: Timings | None
-    """Durations of the step and of recording the note before this one; None between two steps."""
+    """Durations of the step and of recording the previous note; None between two steps."""
 
 
 class VllmStepNotes:
-    """Hooks on one scheduler, from construction on. Another thread takes from `notes`.
+    """Hooks on one scheduler, installed on construction. Another thread pops from `notes`.
 
     `between_steps` is called on the engine core's thread before each step.
     """
@@ -65,7 +66,7 @@ class VllmStepNotes:
         self.notes: deque[VllmNote] = deque()
         self.scheduler = scheduler
         self.asked_by = ""
-        """Who asked for the preemptions that come, by name; empty: nobody."""
+        """Name of the user who requested the preemptions in progress; empty if vLLM preempts."""
         self.step_started_ns = 0
         self._pool = scheduler.kv_cache_manager.block_pool
         self._managers = scheduler.kv_cache_manager.coordinator.single_type_managers
@@ -73,9 +74,9 @@ class VllmStepNotes:
         self._happened: list[Happened] = []
         self._touched: list[Any] = []
         self._touched_below: list[Any] = []
-        """Of the second pool."""
+        """Touched blocks of the second pool."""
         self._letting_go: tuple[str, int] | None = None
-        """Of whose table in which group a manager frees blocks now."""
+        """Request id and group from whose table a manager is freeing blocks; None otherwise."""
         self._is_in_step = False
         self._scheduled_ns = self._schedule_ns = self._commits_ns = self._note_ns = 0
         self._state_groups: list[int] = []
@@ -84,11 +85,11 @@ class VllmStepNotes:
         self._put(hooks)
 
     def happen(self, *happened: Any) -> None:
-        """Something beside what the scheduler and its pool do, on the engine core's thread."""
+        """Record an event outside the scheduler and its pool. Called on the engine core's thread."""
         self._happened.append(happened)
 
     def flush(self) -> None:
-        """Note what happened between two steps."""
+        """Record a note of what happened between two steps."""
         if self._happened or self._touched or self._touched_below:
             self._note(None)
 
@@ -133,7 +134,10 @@ class VllmStepNotes:
                 self._put_around_skipping(hooks, manager, group)
 
     def _put_around_free(self, hooks: Hooks, name: str, *, pool: Any, touched: list[Any] | None = None) -> None:
-        """It may be given an iterator, which can be read once. `touched`: where blocks of the second pool go."""
+        """Hook a method whose argument may be an iterator, which can be read only once.
+
+        `touched`: list for the blocks of the second pool.
+        """
         original = hooks.find(pool, name)
         if original is None:
             return
@@ -154,7 +158,7 @@ class VllmStepNotes:
         hooks.put(pool, name, free_blocks)
 
     def _put_around_skipping(self, hooks: Hooks, manager: Any, group: int) -> None:
-        """What a window has left behind is freed here, and its entry is the null block from then on."""
+        """Hook the method that frees blocks outside a window and replaces their entries by the null block."""
         original = manager.remove_skipped_blocks
 
         def remove_skipped_blocks(request_id: str, *args: Any, **kwargs: Any) -> Any:
@@ -168,7 +172,9 @@ class VllmStepNotes:
 
     @staticmethod
     def _by_name(owner: Any, name: str, note: Callable[[dict[str, Any]], None]) -> Callable[..., None] | None:
-        """A hook that is given arguments by name, however they were passed."""
+        """Return a hook that calls `note` with arguments by name, however they were passed; None without such a
+        method.
+        """
         method = getattr(owner, name, None)
         names = list(inspect.signature(method).parameters) if method is not None else []
 
@@ -177,7 +183,7 @@ class VllmStepNotes:
 
         return hook if method is not None else None
 
-    # On the engine core's thread, within its steps.
+    # Called on the engine core's thread, within its steps.
 
     def _before_schedule(self, *_: Any, **__: Any) -> None:
         self._is_in_step = False
@@ -194,7 +200,9 @@ class VllmStepNotes:
     def _before_update(self, step: Any, outcome: Any, *_: Any, **__: Any) -> None:
         self._is_in_step = True
         self._commits_ns = time.monotonic_ns()
-        if drafts := step.scheduled_spec_decode_tokens:  # what was sampled is cut in place where an answer ends
+        if (
+            drafts := step.scheduled_spec_decode_tokens
+        ):  # recorded here, because vLLM truncates the sampled tokens in place
             places, sampled = outcome.req_id_to_index, outcome.sampled_token_ids
             numbers = [(each, len(drafts[each]), len(sampled[places[each]])) for each in drafts if each in places]
             self._happened.append(("guessed", numbers))
@@ -230,17 +238,17 @@ class VllmStepNotes:
             self._happened.append(("hit", [block.block_id for block in blocks]))
 
     def _queued(self, where: str, blocks: list[Any]) -> None:
-        """They may be given out: "last", after all others, or "first"."""
+        """Record blocks queued for reuse: `where` is "last" (after all others) or "first"."""
         if blocks:
             self._happened.append((where, [block.block_id for block in blocks]))
 
     def _loads(self, result: Any, request: Any, blocks: Any, num_tokens: int, *_: Any, **__: Any) -> None:
-        """So many tokens of a request come from elsewhere, into blocks that it has."""
+        """Record that `num_tokens` of a request are being loaded into its blocks."""
         if num_tokens:
             self._happened.append(("loads", request, blocks.get_block_ids(), num_tokens))
 
     def _evicts(self, ids: Iterable[int], *_: Any, **__: Any) -> None:
-        """Those that have a hash lose it; blocks that are given out do so, too, and need no hook."""
+        """Record explicit evictions. Allocating a block also removes its hash, which needs no hook."""
         blocks = [self._pool.blocks[block] for block in ids]
         self._touched += blocks
         self._happened.append(("evicted", [block.block_id for block in blocks]))
@@ -319,7 +327,9 @@ class VllmStepNotes:
 
 
 def _hash_reader(block: Any) -> Callable[[list[Any]], list[bytes | None]]:
-    """How the hashes of many blocks are read: the field is read faster than the property, where it is there."""
+    """Return a function that reads the hashes of blocks, from the field if present, which is faster than the
+    property.
+    """
     if hasattr(block, "_block_hash"):
         return lambda blocks: [block._block_hash for block in blocks]
     return lambda blocks: [block.block_hash for block in blocks]

@@ -1,7 +1,7 @@
-"""Publishes what vLLM offloads to host memory: rows below the pool, a place's blocks one after another.
+"""Publishes the blocks that vLLM offloads to host memory, as ledger rows below the pool.
 
-Owns which place holds what, and the requests that ended lately, whose last blocks vLLM may still offload. Belongs to
-the thread that publishes.
+A place is vLLM's unit of offloading, a chunk of one or more blocks, which have consecutive rows. Owns what each place
+holds, and the recently ended requests, whose last blocks vLLM may still offload. Used on the publishing thread only.
 """
 
 from __future__ import annotations
@@ -20,22 +20,25 @@ from kvscope_telemetry.ledger import NO_OWNER
 from kvscope_telemetry.messages.event_kinds import displaced_text
 
 MAX_TEXTS: Final = 500_000
-"""Blocks of all tiers whose tokens are kept, some 400 bytes each. Tokens of further offloaded blocks are unknown."""
+"""Maximum number of blocks, in all tiers, whose tokens are kept (some 400 bytes each).
+
+Tokens of further offloaded blocks are unknown.
+"""
 _OFFLOADED_WITHIN: Final = 16
-"""Steps after a request ended in which vLLM may still offload its last blocks."""
+"""Steps after the end of a request within which vLLM may still offload its last blocks."""
 
 
 @dataclass(slots=True)
 class VllmRequest(HostRequest):
-    """A request of vLLM's."""
+    """A request of vLLM."""
 
     num_loaded_tokens: int = 0
-    """Tokens that came, or come, from elsewhere when it started last."""
+    """Tokens loaded, or being loaded, from outside the pool for its last start."""
     indices: dict[bytes, int] = field(default_factory=dict)
-    """Which of its block hashes each of those is that were looked for so far."""
+    """Indices of the block hashes that were searched so far."""
 
     def index_of(self, value: bytes) -> int | None:
-        """Return which of its block hashes this is; None where it is none of them."""
+        """Return the index of this block hash; None if it is not one of the request's."""
         hashes = self.host.block_hashes
         for index in range(len(self.indices), len(hashes)):
             self.indices.setdefault(hashes[index], index)
@@ -44,7 +47,7 @@ class VllmRequest(HostRequest):
 
 @dataclass(slots=True)
 class _Copy:
-    """A place that is being written: a value per row, from its first block on."""
+    """A place that is being written: lists with one value per row, in order."""
 
     rows: range
     group: int
@@ -56,24 +59,26 @@ class _Copy:
 
 
 class OffloadedBlocks:
-    """Blocks in host memory, of which `blocks_per_place` are stored and dropped together. Its methods are handlers of
-    `translator`."""
+    """Blocks in host memory. Its methods are handlers of `translator`.
+
+    `blocks_per_place`: number of blocks that are stored and evicted together.
+    """
 
     def __init__(self, translator: Translator[VllmRequest], *, hash_block_size: int, blocks_per_place: int) -> None:
         self._translator, self._state = translator, translator.state
         self._tier = LowerTierRows(translator.state)
         self._hash_block_size, self._per_place = hash_block_size, blocks_per_place
         self._places: dict[bytes, int] = {}
-        """Places by the keys of what is in them, or will be."""
+        """Key -> place that holds, or will hold, its blocks."""
         self._copies: dict[bytes, _Copy] = {}
         self._ended: deque[tuple[int, VllmRequest]] = deque()
-        """Requests with the step in which they ended."""
+        """Ended requests, with the step in which they ended."""
         self._asked_last: VllmRequest | None = None
-        """The request whose block was offloaded last: blocks of a request come one after another."""
+        """The request whose block was offloaded last: blocks of a request usually follow each other."""
 
     @property
     def handlers(self) -> Mapping[str, Callable[..., None]]:
-        """Methods that handle notes of the offloading manager."""
+        """Handlers for the notes of the offloading manager."""
         return {
             "stores": self._store,
             "stored": self._stored,
@@ -84,7 +89,7 @@ class OffloadedBlocks:
         }
 
     def end_step(self, ended: Iterable[VllmRequest]) -> None:
-        """Remember requests that ended in the step: vLLM may offload their blocks in the next few."""
+        """Keep requests that ended in the step, because vLLM may offload their blocks in the next few."""
         step = self._translator.step.number
         while self._ended and self._ended[0][0] + _OFFLOADED_WITHIN < step:
             self._ended.popleft()
@@ -94,7 +99,7 @@ class OffloadedBlocks:
     def _store(
         self, keys: Sequence[bytes], places: Iterable[int], evicted: Sequence[bytes], request_id: str = ""
     ) -> None:
-        """Places are written from now on, after what is in them under `evicted` was dropped."""
+        """Publish that places are being written, after the blocks under the keys `evicted` were evicted."""
         translator = self._translator
         dropped = self._evict(evicted)
         whose = 0
@@ -112,7 +117,7 @@ class OffloadedBlocks:
             translator.report("evicted", other=whose, num_blocks=len(dropped), cause=cause)
 
     def _skip(self, places: Iterable[int], starts: Sequence[int]) -> None:
-        """In each group, the first of these places is written from a block on that is not its first."""
+        """For each group, mark the blocks before `starts` in the first of these places as not written."""
         by_row = {copy.rows.start: copy for copy in self._copies.values()}
         seen: set[int] = set()
         for place in map(int, places):
@@ -122,7 +127,7 @@ class OffloadedBlocks:
                 copy.filled[: starts[copy.group]] = [0] * starts[copy.group]
 
     def _stored(self, keys: Iterable[bytes], is_whole: bool) -> None:
-        """Places can be found now, or were not written after all."""
+        """Publish that places can be found, or (`is_whole` False) that writing them failed."""
         texts = self._translator.texts
         for key in keys:
             copy = self._copies.pop(key, None)
@@ -157,7 +162,7 @@ class OffloadedBlocks:
         self._translator.report_emptied(len(rows), place="host memory")
 
     def _evict(self, keys: Iterable[bytes]) -> list[int]:
-        """Return the rows that held something."""
+        """Free the rows of these keys. Returns those that held something."""
         places = [place for key in keys if (place := self._places.pop(key, None)) is not None]
         held, hashes = self._tier.evict([row for place in places for row in self._rows_of(place)])
         rows: list[int] = held.tolist()
@@ -171,11 +176,14 @@ class OffloadedBlocks:
         return range(start, start + self._per_place)
 
     def _copy_of(self, key: bytes, rows: range, request_id: str) -> _Copy:
-        """A key is the hash of the last block in the place, and the group."""
+        """Return what a place will hold.
+
+        A key is the hash of the place's last block, followed by the group (4 bytes).
+        """
         group = int.from_bytes(key[-4:], "big")
         copy, size = _Copy(rows, group), self._translator.block_sizes[group]
         found = self._find(key[:-4], request_id)
-        if found is None:  # of a request that is not known here
+        if found is None:  # of an unknown request
             unknown = [0] * (len(rows) - 1)
             copy.hashes, copy.parents = [*unknown, hash_of_row(key)], [*unknown, 0]
             copy.filled, copy.texts = [size] * len(rows), [None] * len(rows)
@@ -183,7 +191,7 @@ class OffloadedBlocks:
         request, index = found
         hashes, copy.number = request.host.block_hashes, request.known.number
         end = (index + 1) * self._hash_block_size
-        last = (end - 1) // size * size  # where its last block begins
+        last = (end - 1) // size * size  # start of its last block
         for start in range(last - (len(rows) - 1) * size, last + 1, size):
             before = start // self._hash_block_size - 1
             own = min(start + size, end) // self._hash_block_size - 1
@@ -194,8 +202,10 @@ class OffloadedBlocks:
         return copy
 
     def _find(self, value: bytes, request_id: str) -> tuple[VllmRequest, int] | None:
-        """Return the request that a block hash is of, and which of its hashes that is. `request_id`: whose it likely
-        is, or ""."""
+        """Return the request that a block hash belongs to, and the hash's index; None if unknown.
+
+        `request_id`: the likely request, or "".
+        """
         requests = self._translator.requests
         likely = (requests.get(request_id), self._asked_last)
         for request in chain(likely, requests.values(), (ended for _, ended in reversed(self._ended))):

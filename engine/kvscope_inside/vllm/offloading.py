@@ -1,6 +1,7 @@
-"""What vLLM's OffloadingConnector keeps in host memory: found on the scheduler's side, and noted as it happens.
+"""Finds vLLM's OffloadingConnector on the scheduler's side, and records what it keeps in host memory.
 
-Owns where in vLLM that is. A place is what its manager gives out at once: one block of the pool, or a chunk of several.
+Owns where that is in vLLM's objects. A place is the unit that its manager allocates: one block of the pool, or a chunk
+of several.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ class Offloading(NamedTuple):
     """The tier in host memory."""
 
     side: Any
-    """Of the connector, on the scheduler's side."""
+    """Scheduler side of the connector."""
     manager: Any
-    """Who gives its places out."""
+    """Manager that allocates the places."""
     num_places: int
     blocks_per_place: int
 
     @property
     def num_blocks(self) -> int:
-        """Of the pool's size, that it has room for."""
+        """Capacity in blocks of the pool."""
         return self.num_places * self.blocks_per_place
 
 
 def offloading_of(scheduler: Any) -> Offloading | None:
-    """Of a scheduler; None: its connector keeps no blocks in host memory, or none that are known here."""
+    """Return the scheduler's tier in host memory; None if it has none, or none of a known kind."""
     for connector in _connectors(getattr(scheduler, "connector", None)):
         side = getattr(connector, "connector_scheduler", None)
         manager = _of_host_memory(getattr(side, "manager", None))
@@ -43,14 +44,14 @@ def offloading_of(scheduler: Any) -> Offloading | None:
 
 
 def second_pool(scheduler: Any) -> SecondPool | None:
-    """Of a connector that keeps blocks in a pool like the first; None: there is none, or another tier is told."""
+    """Return the second pool of the scheduler's connectors; None if it has none, or another tier is published."""
     if offloading_of(scheduler) is not None:
         return None
     return second_pool_of(_connectors(getattr(scheduler, "connector", None)))
 
 
 def untold(scheduler: Any) -> str:
-    """What a connector keeps that is not told, a line for people; empty: all of it is."""
+    """Return a line that names the connectors whose blocks are not published; empty if all are."""
     offloading, second = offloading_of(scheduler), second_pool(scheduler)
     names = []
     for connector in _connectors(getattr(scheduler, "connector", None)):
@@ -64,7 +65,7 @@ def untold(scheduler: Any) -> str:
 
 
 def note_offloading(hooks: Hooks, offloading: Offloading, happen: Callable[..., None]) -> None:
-    """Hooks on it; `happen` is given a word and what it is about, on the engine core's thread."""
+    """Install hooks on the tier. `happen` is called with an event's kind and arguments on the engine core's thread."""
 
     def stores(result: Any, keys: Any, context: Any = None, *_: Any, **named: Any) -> None:
         if result is not None and result.keys_to_store:
@@ -90,7 +91,7 @@ def note_offloading(hooks: Hooks, offloading: Offloading, happen: Callable[..., 
     manager = offloading.manager
     if offloading.blocks_per_place > 1 and hasattr(offloading.side, "build_connector_meta"):
         hooks.after(offloading.side, "build_connector_meta", skips)
-    # Tiers below it call the same methods by names of their own.
+    # Lower tiers call the same methods by other names.
     for name in _there(manager, "prepare_store", "prepare_write"):
         hooks.after(manager, name, stores)
     for name in _there(manager, "complete_store", "complete_write"):
@@ -108,7 +109,7 @@ def _there(owner: Any, *names: str) -> list[str]:
 
 
 def _connectors(connector: Any) -> Iterator[Any]:
-    """Those of a MultiConnector, or the only one."""
+    """Yield the connectors within a MultiConnector, or the only one."""
     inner = getattr(connector, "_connectors", None)
     if inner:
         for each in inner:
@@ -118,7 +119,7 @@ def _connectors(connector: Any) -> Iterator[Any]:
 
 
 def _of_host_memory(manager: Any) -> Any:
-    """Behind those that only choose what is stored, or that have tiers below it."""
+    """Return the manager of host memory, behind wrappers that filter stores or add tiers below it."""
     for name in ("_backing", "primary_tier"):
         manager = getattr(manager, name, manager)
     return manager

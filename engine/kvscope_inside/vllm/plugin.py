@@ -1,5 +1,6 @@
-"""Loaded by vLLM in each of its processes (entry point `vllm.general_plugins`); does something in an engine core alone,
-and only where `KVSCOPE_INSIDE` is set. Everything else of kvscope is imported then, not before.
+"""Plugin that vLLM loads in each of its processes (entry point `vllm.general_plugins`).
+
+Only acts in an engine core, and only if `KVSCOPE_INSIDE` is set. The rest of kvscope is imported then, not before.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _HOOKED: Final = "_kvscope_is_hooked"
 
 
 def load() -> None:
-    """Have each scheduler of this process watched from its making on. May be called again."""
+    """Patch vLLM so that each scheduler created in this process is watched. Idempotent."""
     if not os.environ.get(ENDPOINT):
         return
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -43,7 +44,10 @@ def load() -> None:
 
 
 def _note_api_in_time() -> None:
-    """vLLM's server binds its port before it makes its configuration, and that before it starts engine cores."""
+    """Record the API's address when vLLM creates its configuration.
+
+    At that time the server has bound its port, and no engine core has been started.
+    """
     kind = getattr(sys.modules.get("vllm.engine.arg_utils"), "EngineArgs", None)
     original = getattr(kind, "create_engine_config", None)
     if kind is None or original is None:

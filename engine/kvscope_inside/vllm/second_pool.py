@@ -1,8 +1,7 @@
-"""The second pool of vLLM's SimpleCPUOffloadConnector, in host memory or on disk: found, and told as rows below the
-first.
+"""The second pool of vLLM's SimpleCPUOffloadConnector, in host memory or on disk, published as rows below the first.
 
-Its blocks are of the same kind as the first pool's, and what is in one of them was copied from there, hash and all.
-`note_second_pool` runs on the engine core's thread, `SecondPoolRows` belongs to the thread that tells.
+Its blocks are of the same kind as the first pool's, and their contents and hashes were copied from there.
+`note_second_pool` is used on the engine core's thread, `SecondPoolRows` on the publishing thread.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ _COPIED = ("parent", "owner", "group", "filled")
 
 
 class SecondPool(NamedTuple):
-    """Of a scheduler's connector."""
+    """Second pool of a scheduler's connector."""
 
     pool: Any
     is_on_disk: bool
 
     @property
     def num_blocks(self) -> int:
-        """Its null block among them."""
+        """Number of blocks, including the null block."""
         return len(self.pool.blocks)
 
 
 def second_pool_of(connectors: Iterable[Any]) -> SecondPool | None:
-    """None: none of them has one."""
+    """Return the second pool of the first connector that has one; None without any."""
     for connector in connectors:
         manager = getattr(connector, "scheduler_manager", None)
         pool = getattr(manager, "cpu_block_pool", None)
@@ -45,8 +44,10 @@ def second_pool_of(connectors: Iterable[Any]) -> SecondPool | None:
 
 
 def note_second_pool(hooks: Hooks, pool: Any, touched: list[Any], free: Callable[[str], None]) -> None:
-    """Hooks on it: blocks that change are put into `touched`. `free` puts the hook around a method that may be given an
-    iterator."""
+    """Install hooks that append changed blocks to `touched`.
+
+    `free` hooks a method whose argument may be an iterator.
+    """
     hooks.after(pool, "get_new_blocks", lambda blocks, *_, **__: touched.extend(blocks))
     hooks.after(pool, "touch", lambda _, blocks, *__, **___: touched.extend(blocks))
     hooks.after(
@@ -56,7 +57,7 @@ def note_second_pool(hooks: Hooks, pool: Any, touched: list[Any], free: Callable
 
 
 class SecondPoolRows:
-    """Behind those of the first. `texts`: by block of either."""
+    """Ledger rows of the second pool, which follow those of the first. `texts` has the tokens of both."""
 
     def __init__(self, state: CacheState, texts: CachedTexts, max_texts: int) -> None:
         self._state, self._texts, self._max_texts = state, texts, max_texts
@@ -64,7 +65,10 @@ class SecondPoolRows:
         state.set_blocks([self._first], state=BlockState.UNMAPPED)  # its null block
 
     def stand(self, step: int, ids: list[int], ref_counts: list[int], hashes: list[Any]) -> list[int]:
-        """How blocks stand after a step, the last word of each; hashes of those that were evicted."""
+        """Publish the state of blocks after a step (the last entry of each counts).
+
+        Returns the hashes of evicted ones.
+        """
         last = {block: place for place, block in enumerate(ids) if block}
         if not last:
             return []
@@ -92,7 +96,7 @@ class SecondPoolRows:
         self._state.set_blocks(rows, filled=0, parent=0, owner=NO_OWNER, group=0, prefix_hits=0)
 
     def _copy(self, rows: Any, hashes: Any) -> None:
-        """What the first pool's blocks with these hashes hold, where they are still there."""
+        """Copy the contents of the first pool's blocks with these hashes, as far as they are still there."""
         ledger = self._state.ledger
         found = np.flatnonzero(np.isin(ledger.hash[: self._first], hashes))
         by_hash = dict(zip(ledger.hash[found].tolist(), found.tolist(), strict=True))

@@ -1,7 +1,8 @@
 """Translates the notes of vLLM's hooks.
 
-Owns what vLLM tells only later: for whom blocks were given out, and hence for whom others were preempted and evicted.
-Belongs to the thread that publishes; of vLLM's objects it reads only what never changes again, or only grows.
+Owns what vLLM reveals only later: for which request blocks were allocated, and hence for which one others were
+preempted and blocks evicted. Used on the publishing thread only; of vLLM's objects it reads only what never changes
+again, or only grows.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _REASONS: Final = {
     "FINISHED_ERROR": "error",
     "FINISHED_REPETITION": "repetition",
 }
-"""Finish reasons as `finished_text` has them, by vLLM's."""
+"""vLLM's finish status -> finish reason as in `finished_text`."""
 _NOT_READY: Final = {
     "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR": WaitsFor.GRAMMAR,
     "WAITING_FOR_REMOTE_KVS": WaitsFor.REMOTE_KV,
@@ -49,17 +50,22 @@ class _Preemption:
     num_tokens: int
     num_blocks: int
     num_free: int
-    """Blocks that were free before."""
+    """Number of free blocks before the preemption."""
     num_allocated: int
-    """Blocks that had been given out in the step: the next one goes to the request that it was for."""
+    """Number of blocks allocated in the step before it. The next one goes to the request that caused it."""
     asked_by: str
     time_ns: int
 
 
 class VllmTranslator(Translator[VllmRequest]):
-    """Translator for one scheduler. `hash_block_size`: tokens that one of a request's hashes is for; `by_priority`: the
-    scheduler preempts by priority, not by arrival; `max_adapters`: most adapters in a batch, 0 where there are none;
-    `blocks_per_place`: blocks that are offloaded to host memory together."""
+    """Translator for one scheduler.
+
+    Args:
+        hash_block_size: Tokens per block hash of a request.
+        by_priority: Whether the scheduler preempts by priority, not by arrival.
+        max_adapters: Maximum number of adapters in a batch; 0 without LoRA.
+        blocks_per_place: Number of blocks that are offloaded to host memory together.
+    """
 
     def __init__(
         self,
@@ -96,17 +102,16 @@ class VllmTranslator(Translator[VllmRequest]):
             **self._offloaded.handlers,
         }
         self._second: SecondPoolRows | None = None
-        """Made once blocks of such a pool are noted."""
-        # In the step that is being translated:
+        """Created once blocks of a second pool are recorded."""
+        # State of the step that is being translated:
         self._new: list[int] = []
-        """Blocks that were given out, in order."""
+        """Blocks allocated in this step, in order."""
         self._given_to: dict[int, int] = {}
-        """The request that each of those came to, though it may have given it back before the step was over."""
+        """Allocated block -> number of the request that got it, even if it was freed within the step."""
         self._preemptions: list[_Preemption] = []
         self._ended: list[VllmRequest] = []
 
     def convert(self, note: VllmNote) -> StepFigures:
-        """Publish the changes that a note recorded."""
         self._new, self._given_to, self._preemptions, self._ended = [], {}, [], []
         decoding = set(self._decoding(note))
         self.handle(note.happened)
@@ -131,20 +136,17 @@ class VllmTranslator(Translator[VllmRequest]):
         return StepFigures(len(note.running), note.num_waiting, batch, num_decode_tokens)
 
     def request_tokens(self, request: VllmRequest, start: int, end: int) -> Sequence[int]:
-        """Return tokens of its prompt and answer."""
         tokens: Sequence[int] = request.host.all_token_ids[start:end]
         return tokens
 
     def request_key(self, request: VllmRequest) -> tuple[str, str]:
-        """Return its adapter and salt."""
         return key_of(request.host)
 
     def request_notes(self, request: VllmRequest, start: int, count: int) -> BlockNotes:
-        """Return its adapter, salt and media."""
         return notes_of(request.host, start, count)
 
     def missed_block(self, request: VllmRequest, token: int) -> MissedBlock | None:
-        """Return a block by vLLM's hash of it in the first KV group."""
+        """Return the block by vLLM's hash of it in the first KV group."""
         hashes, per_block = request.host.block_hashes, max(1, self.block_size // self._hash_block_size)
         index = token // self._hash_block_size + per_block - 1
         if index >= len(hashes):
@@ -200,7 +202,7 @@ class VllmTranslator(Translator[VllmRequest]):
         )
 
     def _give(self, request: VllmRequest, group: int, ids: Sequence[int], start: int) -> None:
-        """Blocks in a table, `start` on; those that were given out just now are this request's."""
+        """Set table entries from `start` on. Blocks without an owner were just allocated and become this request's."""
         self.set_table(request, list(ids), group=group, start=start)
         rows = np.array(ids, np.uint32)
         rows = rows[rows >= self.num_reserved]
@@ -209,7 +211,7 @@ class VllmTranslator(Translator[VllmRequest]):
         self._given_to |= dict.fromkeys(own.tolist(), request.known.number)
 
     def _allocated(self, ids: list[int]) -> None:
-        """Blocks were given out; to whom is known once the step is scheduled."""
+        """Publish allocated blocks. Their request is known once the step is scheduled."""
         self.evict_blocks(ids)
         self._new += ids
         self.step.used.update(ids)
@@ -219,7 +221,7 @@ class VllmTranslator(Translator[VllmRequest]):
         self.hit_blocks([block for block in ids if block >= self.num_reserved], eviction_order=0)
 
     def _loads(self, host: Any, blocks: Sequence[Sequence[int]], num_tokens: int) -> None:
-        """A request holds its blocks while KV comes into them, and waits meanwhile."""
+        """Publish a request that waits, holding its blocks, while KV is loaded into them."""
         request = self.requests.get(host.request_id)
         if request is None:
             return
@@ -229,7 +231,7 @@ class VllmTranslator(Translator[VllmRequest]):
         self.state.count(loaded_blocks=-(-num_tokens // self.block_size))
 
     def _guessed(self, numbers: list[tuple[str, int, int]]) -> None:
-        """Count tokens that were guessed ahead for requests; one token more came of it than were right."""
+        """Count draft tokens. The number of sampled tokens is one more than that of accepted drafts."""
         for request_id, num_drafts, num_came in numbers:
             request = self.requests.get(request_id)
             if request is not None and num_drafts:
@@ -266,7 +268,7 @@ class VllmTranslator(Translator[VllmRequest]):
         self._ended.append(request)
 
     def _cached(self, host: Any, group: int, first: int, ids: list[int], block_size: int) -> None:
-        """Blocks of a table, from entry `first` on, got hashes."""
+        """Publish the hashes of blocks in a table, from entry `first` on."""
         hashes, request = host.block_hashes, self.requests.get(host.request_id)
         per_block = block_size // self._hash_block_size
         for entry, block in enumerate(ids, first):
@@ -282,7 +284,7 @@ class VllmTranslator(Translator[VllmRequest]):
             self.cache_block(block, hash_value=own, parent=parent, filled=full, group=group)
 
     def _left_window(self, request_id: str, group: int, ids: list[int]) -> None:
-        """A window has left these blocks behind: the null block stands in their entries."""
+        """Publish blocks that left the window and whose entries are the null block now."""
         request = self.requests.get(request_id)
         if request is None:
             return
@@ -294,11 +296,10 @@ class VllmTranslator(Translator[VllmRequest]):
         self.state.touch(request.known)
 
     def _in_second_pool(self, ids: list[int], ref_counts: list[int], hashes: list[Any]) -> None:
-        """Publish blocks of the second pool."""
         self._second = self._second or SecondPoolRows(self.state, self.texts, MAX_TEXTS)
         self.evicted_hashes.note(self._second.stand(self.step.number, ids, ref_counts, hashes), self.step.number)
 
-    # How things stand after it.
+    # State after the step.
 
     def _running(self, note: VllmNote) -> Iterator[tuple[VllmRequest, int, int]]:
         for host, num_computed, num_outputs in zip(note.running, note.computed, note.num_outputs, strict=True):
@@ -307,7 +308,7 @@ class VllmTranslator(Translator[VllmRequest]):
                 yield request, num_computed, num_outputs
 
     def _rows(self, note: VllmNote) -> None:
-        """Publish vLLM's own rows, for all blocks that were touched."""
+        """Publish vLLM's reference counts and hashes of all touched blocks."""
         last = {block: index for index, block in enumerate(note.blocks) if block >= self.num_reserved}
         if last:
             refs = [note.ref_counts[index] for index in last.values()]
@@ -316,7 +317,7 @@ class VllmTranslator(Translator[VllmRequest]):
         self.mark_used()
 
     def _report_causes(self) -> None:
-        """Events for which it is known only now which request they were for."""
+        """Report preemptions and evictions, whose beneficiary is known only now."""
         for each in self._preemptions:
             victim, index = each.victim.known, each.num_allocated
             other = self._given_to.get(self._new[index], 0) if index < len(self._new) else victim.number
@@ -345,7 +346,7 @@ class VllmTranslator(Translator[VllmRequest]):
             self.report("evicted", other=other, num_blocks=len(evicted), cause=cause, data=data)
 
     def _waits(self, note: VllmNote) -> None:
-        """Publish what the next request in the queue waits for, and those that could not run if there were room."""
+        """Publish what the first waiting request waits for, and requests that could not run even with free capacity."""
         reasons = []
         if note.first_waiting is not None and (request := self.requests.get(note.first_waiting.request_id)) is not None:
             reasons.append((request, self._why_first_waits(note.first_waiting, note)))
@@ -359,7 +360,7 @@ class VllmTranslator(Translator[VllmRequest]):
                 self._loaded(request)
 
     def _loaded(self, request: VllmRequest) -> None:
-        """A request's KV is there; it is in the queue until there is a place for it."""
+        """Publish that a request's KV is loaded. It waits in the queue until it can run."""
         before = request.known.num_computed_tokens
         now = before + request.num_loaded_tokens
         self.fill_blocks(dict(self.blocks_written(request, before, now)))
@@ -367,7 +368,7 @@ class VllmTranslator(Translator[VllmRequest]):
         request.known.num_computed_tokens = now
 
     def _moved_in(self, request: VllmRequest, start: int, end: int) -> None:
-        """Tokens `start` to `end` of a request were loaded."""
+        """Publish that tokens `start` to `end` of a request were loaded."""
         if start < end:
             self.state.add_moves("loaded", [block for block, _ in self.blocks_written(request, start, end)])
 
@@ -388,7 +389,7 @@ class VllmTranslator(Translator[VllmRequest]):
         return WaitsFor.BLOCKS if note.num_free < num_needed else WaitsFor.UNTOLD
 
     def _decoding(self, note: VllmNote) -> Iterator[int]:
-        """Yield the numbers of requests that go on with their answers in the step; called before its changes."""
+        """Yield the numbers of requests that decode in the step. Called before its changes are applied."""
         if note.step is None:
             return
         drafts = note.step.scheduled_spec_decode_tokens

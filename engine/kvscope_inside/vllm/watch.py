@@ -1,6 +1,6 @@
-"""Watches one scheduler of vLLM's: hooks, the thread that tells, and the sockets; what its engine core is asked to do.
+"""Watches one vLLM scheduler: composes hooks, publishing thread, sockets, and operators' actions.
 
-Says what they are made of; their life is `Teller`'s.
+Their lifetime is managed by `Teller`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ from kvscope_telemetry.state.cache_state import CacheState
 
 
 def watch(scheduler: Any, endpoint: str, record: str | None = None) -> Teller:
-    """From now on all that a scheduler does is told on `endpoint`, or the next of its data-parallel ranks', until the
-    end of the process, or the first exception of ours. Raises what `Publisher` raises; then nothing is watched."""
+    """Publish what a scheduler does on `endpoint`, or the corresponding endpoint of its data-parallel rank.
+
+    Ends with the process or with the first exception in kvscope's code. Raises what `Publisher` raises; nothing is
+    watched then.
+    """
     teller = Teller("vLLM", engine_log("vllm"))
     hooks, hello = teller.hooks, hello_of(scheduler, secrets.randbits(48))
     state, memory = CacheState(hello), EngineMemory(hello, kv_bytes(scheduler))

@@ -1,1 +1,1 @@
-"""Turns command lines and prompt files into settings. Runs no command."""
+"""Converts command lines and prompt files to settings. Runs no command."""

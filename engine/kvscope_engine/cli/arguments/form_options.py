@@ -1,4 +1,6 @@
-"""The form of an answer on the command line: a JSON schema, a regex, a grammar, or choices; one of them at most."""
+"""Options for structured output: a JSON schema, any JSON object, a regex, a grammar, or choices; at most one of
+them.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,10 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.structured import Structured
 
 NAMES: Final = ("json_schema", "json_object", "regex", "grammar", "choice")
-"""Also in a line of a prompts file."""
+"""Names of the options, which are also fields of a line in a prompts file."""
 
 
 def add_form_options(parser: argparse.ArgumentParser) -> None:
-    """In a group of their own."""
     add = parser.add_argument_group("structured output (one of these)").add_argument
     add("--json-schema", metavar="FILE|JSON", help="a JSON schema, or a file with one")
     add("--json-object", action="store_true", help="the answer is any JSON object")
@@ -28,7 +29,10 @@ def add_form_options(parser: argparse.ArgumentParser) -> None:
 
 
 def structured(args: argparse.Namespace) -> Structured | None:
-    """What the options ask for. Raises BadInput for several at once and for a file that cannot be read."""
+    """Return the requested structured output.
+
+    Raises BadInput for several options and for a file that cannot be read.
+    """
     options = {name: value for name in NAMES if (value := getattr(args, name))}
     for name in ("json_schema", "grammar"):
         if name in options:
@@ -37,7 +41,7 @@ def structured(args: argparse.Namespace) -> Structured | None:
 
 
 def form_of(options: Mapping[str, Any]) -> Structured | None:
-    """The same from a line of a prompts file, whose schema may be an object. Raises BadInput."""
+    """Return the structured output of a line in a prompts file, whose schema may be an object. Raises BadInput."""
     given = {name: options[name] for name in NAMES if options.get(name) not in (None, False, [])}
     if not given:
         return None
@@ -57,7 +61,7 @@ def form_of(options: Mapping[str, Any]) -> Structured | None:
 
 
 def _text_or_file(value: str, mark: str) -> str:
-    """What has `mark` in it is text, all else names a file."""
+    """Return `value` if it contains `mark`; otherwise the contents of the file that it names."""
     if mark in value:
         return value
     try:

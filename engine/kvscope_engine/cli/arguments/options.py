@@ -1,4 +1,4 @@
-"""The options of an engine, shared by every command that starts one: those of `EngineConfig`, in its groups."""
+"""Engine options, shared by all commands that start an engine: the fields of `EngineConfig`, in groups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from kvscope_telemetry.options import options_of
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Add them in groups of their own."""
     options = options_of(EngineConfig)
     titles = dict.fromkeys(option.group for option in options.values())
     groups = {title: parser.add_argument_group(title) for title in titles}
@@ -19,12 +18,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """The configuration that the options ask for; raises BadInput for what does not go together."""
+    """Return the configuration. Raises BadInput for incompatible options."""
     return EngineConfig(**given_options(args))
 
 
 def given_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Fields of a configuration, without those that are None."""
+    """Return the given options as fields of a configuration, without those that are None."""
     values = {name: getattr(args, name) for name in options_of(EngineConfig)}
     given = {name: value for name, value in values.items() if value is not None}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}

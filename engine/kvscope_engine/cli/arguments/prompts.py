@@ -1,4 +1,4 @@
-"""The prompts of one `generate`, from `--prompt` and from a JSONL file; all are read before anything runs."""
+"""Prompts of `generate`, from `--prompt` and a JSONL file. All are read before anything runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 _BESIDE: Final = ("raw", "priority", "cache_salt", "adapter", "tools")
-"""What a line may say of its request beside how it is sampled."""
+"""Fields of a line other than the prompt and sampling options."""
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -31,9 +31,9 @@ def read_prompts(
     cache_salt: str = "",
     adapter: str = "",
 ) -> list[Submit]:
-    """One submission a prompt, in the order given: `texts`, then the lines of `file`. Options are for those without.
+    """Return one submission per prompt: `texts`, then the lines of `file`, whose own options take precedence.
 
-    Raises BadInput when there is none, and for the first line that cannot be read, with its number.
+    Raises BadInput if there is none, and for the first line that cannot be read, with its number.
     """
     options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "adapter": adapter}
     base = _checked(Submit(request_id="-", sampling=sampling, raw=raw, **options))
@@ -46,7 +46,7 @@ def read_prompts(
 
 
 def _checked(submit: Submit) -> Submit:
-    """As the wire would take it. Raises BadInput."""
+    """Validate a submission as decoding it from the wire does. Raises BadInput."""
     try:
         return msgspec.convert(msgspec.to_builtins(submit, str_keys=True), Submit, str_keys=True)
     except (msgspec.ValidationError, UnicodeError) as error:
@@ -78,7 +78,7 @@ def _from_file(path: Path, base: Submit) -> Iterator[Submit]:
 
 
 def _half_a_pair(line: bytes) -> str:
-    """What is wrong with a line whose only fault is a half of a surrogate pair; the decoder calls it cut short."""
+    """Return the error of a line that contains a lone surrogate, which the decoder reports as truncated; else ""."""
     try:
         value = json.dumps(json.loads(line), ensure_ascii=False)
     except (ValueError, RecursionError):

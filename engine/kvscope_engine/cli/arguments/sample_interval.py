@@ -1,4 +1,4 @@
-"""The option for how often devices are sampled, shared by an engine and `kvscope-engine sample`."""
+"""Option for the sampling interval of devices, shared by `serve` and `kvscope-engine sample`."""
 
 from __future__ import annotations
 

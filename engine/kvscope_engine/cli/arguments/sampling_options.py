@@ -1,4 +1,4 @@
-"""Sampling options on the command line and in prompt files, with vLLM's names; checked by SamplingParams."""
+"""Sampling options on the command line and in prompt files, with vLLM's names. `SamplingParams` validates them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULTS: Final = SamplingParams()
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Add them in a group of their own; `seed` is not among them, it is an option of the engine already."""
+    """Add the options in a group, except `seed`, which is an option of the engine."""
     group = parser.add_argument_group(
         "sampling",
         "Temperature, top-p, top-k, min-p and repetition penalty are the model's own where they are not given"
@@ -44,13 +44,13 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
-    """What the options ask for; raises BadInput for a value outside its range."""
+    """Return the sampling parameters. Raises BadInput for a value outside its range."""
     values = {name: getattr(args, name) for name in NAMES if name != "structured"}
     return SamplingParams(**values | {"stop": tuple(args.stop), "structured": form_options.structured(args)})
 
 
 def overridden(base: SamplingParams, options: Mapping[str, Any]) -> SamplingParams:
-    """`base` with the options of a prompt file's line. Raises BadInput for an unknown name or a bad value."""
+    """Return `base` with the options of a prompt file's line. Raises BadInput for an unknown name or a bad value."""
     known = (*NAMES, *form_options.NAMES)
     unknown = sorted(set(options) - set(known))
     if unknown:
@@ -62,7 +62,7 @@ def overridden(base: SamplingParams, options: Mapping[str, Any]) -> SamplingPara
     form = form_options.form_of(options)
     if form is not None:
         values["structured"] = msgspec.to_builtins(form)
-    try:  # biases are by token ids, which are texts where they are keys of JSON
+    try:  # token ids are strings as keys of JSON
         written = msgspec.to_builtins(base, str_keys=True) | values
         return msgspec.convert(written, SamplingParams, str_keys=True)
     except msgspec.ValidationError as error:
@@ -74,6 +74,6 @@ def _token_ids(text: str) -> tuple[int, ...]:
 
 
 def _biases(text: str) -> dict[int, float]:
-    """Of `7:-100,12:1.5`."""
+    """Parse biases by token id, as in `7:-100,12:1.5`."""
     pairs = [part.partition(":") for part in text.split(",")]
     return {whole_number(token): number(bias) for token, _, bias in pairs}

@@ -1,6 +1,6 @@
-"""The options of `simulate`, and what they ask for; vLLM's names where they mean the same.
+"""Options of `simulate` and the settings that they describe, with vLLM's names where the meaning is the same.
 
-Owns names and help; ranges are checked by `SimulatedLimits`, `CostModel` and `GeneratorOptions`.
+Owns names and help texts. `SimulatedLimits`, `CostModel` and `GeneratorOptions` check ranges.
 """
 
 from __future__ import annotations
@@ -42,13 +42,12 @@ WORKLOADS: Final = (
     f" or one of {', '.join(GENERATORS)}"
 )
 SUFFIXES: Final = (".mcap", ".jsonl", ".csv")
-"""Of files that are workloads: recordings, Mooncake's and Azure's traces."""
+"""Suffixes of workload files: recordings, Mooncake traces and Azure traces."""
 GENERATOR_ONLY: Final = ("rate", "arrivals", "shared_prefix", "num_prefixes", "seed")
 DEFAULT_REQUESTS: Final = 1000
 
 
 def add_workload_options(group: argparse._ArgumentGroup) -> None:
-    """What is run."""
     group.add_argument(
         "--requests",
         type=whole_number,
@@ -80,7 +79,6 @@ def add_workload_options(group: argparse._ArgumentGroup) -> None:
 
 
 def add_engine_options(group: argparse._ArgumentGroup) -> None:
-    """How large the simulated engine is."""
     group.add_argument(
         "--allocator",
         action="append",
@@ -123,7 +121,6 @@ def add_engine_options(group: argparse._ArgumentGroup) -> None:
 
 
 def add_model_options(group: argparse._ArgumentGroup) -> None:
-    """What the model keeps of each token."""
     group.add_argument(
         "--model",
         metavar="M",
@@ -157,7 +154,6 @@ def add_model_options(group: argparse._ArgumentGroup) -> None:
 
 
 def add_tier_options(group: argparse._ArgumentGroup) -> None:
-    """What is below its pool."""
     group.add_argument(
         "--kv-host-memory",
         type=parse_size,
@@ -181,7 +177,6 @@ def add_tier_options(group: argparse._ArgumentGroup) -> None:
 
 
 def add_cost_options(group: argparse._ArgumentGroup) -> None:
-    """How fast its device is."""
     add = group.add_argument
     add(
         "--model-preset",
@@ -208,8 +203,10 @@ def add_cost_options(group: argparse._ArgumentGroup) -> None:
 
 
 def chosen_recording(args: argparse.Namespace) -> Recording | None:
-    """That which the workload is; None for other workloads. Raises BadInput for a workload that is not known, and for a
-    file that is no recording."""
+    """Return the recording that is the workload; None for other workloads.
+
+    Raises BadInput for an unknown workload, and for a file that is not a recording.
+    """
     _check_workload(args)
     if Path(args.workload).suffix.lower() != ".mcap":
         return None
@@ -220,8 +217,11 @@ def chosen_recording(args: argparse.Namespace) -> Recording | None:
 
 
 def chosen_preset(args: argparse.Namespace, recording: Recording | None) -> tuple[str, Preset, str]:
-    """What runs where, and its name: as recorded, unless options name another; and a line on what the recording does
-    not tell, empty without one. Raises BadInput for a file of costs that cannot be accepted."""
+    """Return the name and preset of model and device, and a note.
+
+    They are those of the recording unless options override them. The note names what the recording lacks; empty without
+    a recording. Raises BadInput for an invalid file of costs.
+    """
     name = args.model_preset or "opt-13b"
     preset = PRESETS[name]
     if args.costs is not None:
@@ -242,7 +242,7 @@ def chosen_preset(args: argparse.Namespace, recording: Recording | None) -> tupl
 
 
 def _as_recorded(preset: Preset, hello: Hello, cost: CostModel | None) -> Preset:
-    """With the recorded pool and lengths, and `cost` where that is known."""
+    """Return the preset with the recorded pool and lengths, and with `cost` if given."""
     token_bytes = recorded_token_bytes(hello.cache) or preset.cost.kv_bytes_per_token
     return Preset(
         cost=cost or dataclasses.replace(preset.cost, kv_bytes_per_token=token_bytes),
@@ -264,7 +264,7 @@ def _not_told(args: argparse.Namespace, hello: Hello, name: str, *, has_speeds: 
 
 
 def chosen_limits(args: argparse.Namespace, preset: Preset, recording: Recording | None) -> SimulatedLimits:
-    """The sizes that were asked for, else as recorded; raises BadInput for a value outside its range."""
+    """Return the limits: given, else recorded, else default. Raises BadInput for a value outside its range."""
     cache = CacheInfo(num_blocks=0, block_size=0) if recording is None else recording.info.hello.cache
 
     def size(asked: int | None, told: int, default: int) -> int:
@@ -282,7 +282,7 @@ def chosen_limits(args: argparse.Namespace, preset: Preset, recording: Recording
 
 
 def chosen_cost(args: argparse.Namespace, preset: Preset) -> CostModel:
-    """The preset with what overrides it; raises BadInput for a value outside its range."""
+    """Return the preset's cost model with the given overrides. Raises BadInput for a value outside its range."""
     names = [field.name for field in dataclasses.fields(CostModel) if field.name != "step_overhead_s"]
     given = {name: float(value) for name in names if (value := getattr(args, name)) is not None}
     if args.step_overhead_ms is not None:
@@ -291,15 +291,17 @@ def chosen_cost(args: argparse.Namespace, preset: Preset) -> CostModel:
 
 
 def chosen_paging(args: argparse.Namespace, preset: Preset, layout: KVLayout | None) -> Paging:
-    """How memory is cut into pages; raises BadInput for a value outside its range."""
+    """Return how memory is divided into pages. Raises BadInput for a value outside its range."""
     known = preset.num_layers if layout is None else max(1, layout.num_layers)
     num_layers = known if args.num_layers is None else args.num_layers
     return Paging(num_layers) if args.page_size is None else Paging(num_layers, args.page_size)
 
 
 def chosen_tiers(args: argparse.Namespace, cache: CacheInfo | None) -> Tiers:
-    """What is below the pool, else as recorded; raises BadInput for sizes out of range, and where no policy has lower
-    tiers."""
+    """Return the lower tiers: given, else recorded.
+
+    Raises BadInput for sizes out of range, and if no selected allocator supports lower tiers.
+    """
     host_bytes, disk_bytes = (0, 0) if cache is None else recorded_tiers(cache)
     kv_host_memory = host_bytes if args.kv_host_memory is None else args.kv_host_memory
     kv_disk = (disk_bytes if kv_host_memory else 0) if args.kv_disk is None else args.kv_disk
@@ -321,7 +323,10 @@ def chosen_setups(
     workload: Workload,
     recording: Recording | None,
 ) -> list[Setup]:
-    """A run each: the allocators, then the questions. Raises BadInput for what there is nothing to ask of."""
+    """Return one setup per run: the allocators, then the what-if questions.
+
+    Raises BadInput for questions that do not apply.
+    """
     from kvscope_engine.simulator.simulation import Setup
 
     cache = None if recording is None else recording.info.hello.cache
@@ -352,7 +357,7 @@ def chosen_setups(
 
 
 def _chosen_layout(args: argparse.Namespace, limits: SimulatedLimits, cache: CacheInfo | None) -> KVLayout | None:
-    """KV groups and states; None: one group of all layers."""
+    """Return the KV groups and states; None for a single group of all layers."""
     if args.model is not None:
         from kvscope_engine.cli.engine_class import quick_imports
 
@@ -364,7 +369,7 @@ def _chosen_layout(args: argparse.Namespace, limits: SimulatedLimits, cache: Cac
 
 
 def _questions(args: argparse.Namespace, layout: KVLayout | None) -> list[str]:
-    """Raises BadInput where there is nothing to ask of."""
+    """Return the what-if questions. Raises BadInput for those that do not apply to the model."""
     asked = {
         "without_freeing": "" if layout is not None and layout.lets_go else "no layer has a window or chunks",
         "mla_expanded": "no layer holds latents" if layout is None else layout.why_not_expanded,
@@ -378,7 +383,7 @@ def _questions(args: argparse.Namespace, layout: KVLayout | None) -> list[str]:
 
 
 def chosen_workload(args: argparse.Namespace, max_model_len: int) -> Workload:
-    """The workload, read or made up; raises BadInput when it cannot be."""
+    """Read or generate the workload. Raises BadInput if that is impossible."""
     from kvscope_engine.simulator.workloads.azure import read_azure
     from kvscope_engine.simulator.workloads.generators import generate
     from kvscope_engine.simulator.workloads.mooncake import read_mooncake
@@ -416,7 +421,7 @@ def _generator_options(args: argparse.Namespace) -> GeneratorOptions:
 
 
 def recording_paths(args: argparse.Namespace, labels: Sequence[str]) -> list[Path]:
-    """Where each run is recorded, in their order; none without `--record`. Raises BadInput for a path in use."""
+    """Return the recording path of each run, in order; empty without `--record`. Raises BadInput for a path in use."""
     if args.record is None:
         return []
     from kvscope_telemetry.recordings.mcap_file import check_path
@@ -429,7 +434,7 @@ def recording_paths(args: argparse.Namespace, labels: Sequence[str]) -> list[Pat
 
 
 def chosen_allocators(args: argparse.Namespace) -> list[str]:
-    """Each once, in the order given."""
+    """Return the allocators without duplicates, in the given order."""
     names: list[str] = []
     for name in args.allocator or ["paged"]:
         names += ALLOCATORS if name == "all" else [name]

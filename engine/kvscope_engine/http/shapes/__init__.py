@@ -1,4 +1,4 @@
-"""What clients ask and get, and what it means: bodies, answers, errors, and the way from one to the engine's messages.
+"""Request and response bodies, errors, and the mapping between OpenAI's fields and the engine's messages.
 
-Knows no sockets and no loop. `mapping` alone knows both OpenAI's fields and the engine's.
+Knows no sockets and no event loop. Only `mapping` knows both OpenAI's fields and the engine's.
 """

@@ -1,6 +1,6 @@
-"""What clients get, in OpenAI's shapes and vLLM's where OpenAI has none. Data alone.
+"""Response bodies in OpenAI's format, or vLLM's where OpenAI has none. Data only.
 
-A field that OpenAI leaves out in a stream is UNSET there.
+Fields that OpenAI omits in a stream are UNSET there.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from msgspec import UNSET, UnsetType
 
 
 class CachedTokens(msgspec.Struct, frozen=True):
-    """Of a prompt."""
+    """Prompt tokens that were found in the prefix cache."""
 
     cached_tokens: int = 0
 
 
 class UsageInfo(msgspec.Struct, frozen=True):
-    """Tokens of a request, all its completions together."""
+    """Token counts of a request, summed over its completions."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -27,7 +27,7 @@ class UsageInfo(msgspec.Struct, frozen=True):
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """Columns by token."""
+    """Log-probabilities as columns with one entry per token."""
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -36,7 +36,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
-    """One completion, or what is new of it."""
+    """One completion, or its new part in a stream."""
 
     index: int
     text: str
@@ -45,7 +45,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
 
 
 class CompletionResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer to `/v1/completions`, and a piece of its stream."""
+    """Response of `/v1/completions`, and an event of its stream."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -56,7 +56,7 @@ class CompletionResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
-    """A token that could have come, or did."""
+    """One of the most likely tokens at a position."""
 
     token: str
     logprob: float
@@ -64,7 +64,7 @@ class TopLogprob(msgspec.Struct, frozen=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """A token that came, and those most likely there."""
+    """A generated token, and the most likely tokens at its position."""
 
     token: str
     logprob: float
@@ -73,21 +73,21 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True):
-    """Of a message."""
+    """Log-probabilities of a message's tokens."""
 
     content: list[TokenLogprob]
     refusal: None = None
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
-    """Name, and arguments as a JSON object in text."""
+    """Name of a called function, and its arguments as the text of a JSON object."""
 
     name: str
     arguments: str
 
 
 class CalledTool(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that the model made; `index` in a stream alone."""
+    """A tool call made by the model. `index` is set only in a stream."""
 
     id: str
     function: CalledFunction
@@ -105,7 +105,7 @@ class ChatCompletionMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
-    """One answer."""
+    """One answer of a chat completion."""
 
     index: int
     message: ChatCompletionMessage
@@ -114,7 +114,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
 
 
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """What is new of an answer."""
+    """New part of a message in a stream."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -122,7 +122,7 @@ class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):
-    """What is new of one answer."""
+    """New part of one answer in a stream."""
 
     index: int
     delta: ChatDelta
@@ -131,7 +131,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer to `/v1/chat/completions`."""
+    """Response of `/v1/chat/completions`."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -142,7 +142,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of its stream."""
+    """Event of the stream of `/v1/chat/completions`."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
@@ -153,28 +153,28 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that is served."""
+    """A served model or LoRA adapter."""
 
     id: str
     object: Literal["model"] = "model"
     created: int = 0
     owned_by: str = "kvscope"
     root: str = ""
-    """What is served under this name: of an adapter its folder."""
+    """The engine's name of the model, or the folder of an adapter."""
     parent: str | None = None
-    """Of an adapter: the model that it is for."""
+    """Base model of an adapter; None for a model."""
     max_model_len: int | None = None
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """All of them: the one, and its LoRA adapters."""
+    """The served model, followed by its LoRA adapters."""
 
     object: Literal["list"] = "list"
     data: list[Model]
 
 
 class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer to `/tokenize`."""
+    """Response of `/tokenize`."""
 
     count: int
     max_model_len: int
@@ -183,19 +183,19 @@ class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Detokenized(msgspec.Struct, frozen=True):
-    """Answer to `/detokenize`."""
+    """Response of `/detokenize`."""
 
     prompt: str
 
 
 class Health(msgspec.Struct, frozen=True):
-    """Answer to `/health` of an engine that serves."""
+    """Response of `/health` while the engine serves."""
 
     status: str
 
 
 class Version(msgspec.Struct, frozen=True):
-    """Answer to `/version`."""
+    """Response of `/version`."""
 
     version: str
     engine_version: str

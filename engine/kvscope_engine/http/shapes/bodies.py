@@ -1,8 +1,8 @@
-"""What clients may ask, as msgspec structs: the one description of the API that decoding and `/openapi.json` share.
+"""Request bodies as msgspec structs, used for decoding and for `/openapi.json`.
 
-Types alone; ranges are `SamplingParams`' to check. A field that is not here is refused by name. `IgnoredFields` is the
-list of those that clients send and that change nothing here; `NEUTRAL` of those accepted at such values alone.
-docs/reference/openai-api.md names all of both.
+They define types only; `SamplingParams` checks ranges. Unknown fields are refused by name. `IgnoredFields` lists the
+fields that clients send and that have no effect here; `NEUTRAL` those accepted only with certain values. All of both
+are named in docs/reference/openai-api.md.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from kvscope_telemetry.messages.commands import MAX_ADAPTER_CHARACTERS, MAX_PATH_CHARACTERS
 
 MAX_PROMPTS = 256
-"""Of one request."""
+"""Maximum number of prompts in one request."""
 Int = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 Text: TypeAlias = str | None
@@ -25,34 +25,34 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class StreamOptions(_Body, frozen=True, kw_only=True):
-    """How a stream is told."""
+    """Options of a streamed response."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    """vLLM's: each event has the usage so far, beside `include_usage`."""
+    """Whether each event contains the usage so far (vLLM's option; needs `include_usage`)."""
     include_obfuscation: bool | None = None
-    """Accepted, and none is added."""
+    """Accepted without effect: no obfuscation is added."""
 
 
 class JsonSchema(_Body, frozen=True, kw_only=True):
-    """A schema by name, as OpenAI has it."""
+    """A named JSON schema, as in OpenAI's API."""
 
     schema: dict[str, Any]
     name: Text = None
     description: Text = None
     strict: bool | None = None
-    """Accepted: the form is always kept to."""
+    """Accepted without effect: the schema is always enforced."""
 
 
 class ResponseFormat(_Body, frozen=True, kw_only=True):
-    """What form the answer has."""
+    """Structured output in OpenAI's format."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class StructuredOutputs(_Body, frozen=True, kw_only=True):
-    """vLLM's way to say the same: one of these."""
+    """Structured output in vLLM's format: at most one field may be set."""
 
     json: str | dict[str, Any] | None = None
     json_object: bool | None = None
@@ -62,7 +62,7 @@ class StructuredOutputs(_Body, frozen=True, kw_only=True):
 
 
 class IgnoredFields(_Body, frozen=True, kw_only=True):
-    """Accepted, and without effect on any token: who asks, what is kept, how it is billed, cached or made faster."""
+    """Fields that are accepted and affect no token: identification, storage, billing, caching and speed."""
 
     user: Text = None
     safety_identifier: Text = None
@@ -74,19 +74,21 @@ class IgnoredFields(_Body, frozen=True, kw_only=True):
     prompt_cache_retention: Text = None
     prompt_cache_options: dict[str, Any] | None = None
     prediction: dict[str, Any] | None = None
-    """A guess of the answer, for speed."""
+    """A predicted answer, which OpenAI uses for speed."""
     verbosity: Literal["low", "medium", "high"] | None = None
     """No model that is served here was trained to read it."""
     spaces_between_special_tokens: bool | None = None
-    """No special token is ever shown."""
+    """No effect, because special tokens are never shown."""
     length_penalty: float | None = None
-    """Of beams, which are refused; the next too."""
+    """Option of beam search, which is refused, as is `early_stopping`."""
     early_stopping: bool | str | None = None
     guided_decoding_backend: Text = None
 
 
 class NeutralFields(IgnoredFields, frozen=True, kw_only=True):
-    """vLLM's, each accepted where it is null or as `NEUTRAL` says: at the value that vLLM's clients have for "no"."""
+    """Fields of vLLM that are accepted only if they are null or have a value in `NEUTRAL`, the default of vLLM's
+    clients.
+    """
 
     skip_special_tokens: Any = None
     include_stop_str_in_output: Any = None
@@ -129,7 +131,7 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "vllm_xargs": ({},),
     "prompt_embeds": (),
 }
-"""Of completions and chats: the values that change nothing, beside null."""
+"""Values other than null that have no effect on completions and chats, by field."""
 COMPLETION_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {"add_special_tokens": (True,)}
 CHAT_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "add_special_tokens": (False,),
@@ -145,7 +147,7 @@ CHAT_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
 
 
 class SamplingBody(NeutralFields, frozen=True, kw_only=True):
-    """What completions and chats have in common: OpenAI's fields, then vLLM's."""
+    """Fields of both completions and chats: OpenAI's, then vLLM's."""
 
     model: Text = None
     temperature: float | None = None
@@ -176,20 +178,20 @@ class SamplingBody(NeutralFields, frozen=True, kw_only=True):
 
 
 class CompletionBody(SamplingBody, frozen=True, kw_only=True):
-    """`POST /v1/completions`."""
+    """Body of `POST /v1/completions`."""
 
     prompt: str | list[str | TokenId | list[TokenId]]
     logprobs: Int | None = None
     best_of: Int | None = None
-    """Accepted where it is `n`."""
+    """Accepted only if it equals `n`."""
     echo: bool | None = None
-    """Only false."""
+    """Only false is accepted."""
     suffix: Text = None
-    """Only null."""
+    """Only null, or an empty string, is accepted."""
 
 
 class ContentPart(_Body, frozen=True, kw_only=True):
-    """A piece of a message. Only text is understood; a picture is refused by name."""
+    """A part of a message. Only text is supported; other parts are refused by name."""
 
     type: str
     text: Text = None
@@ -202,15 +204,15 @@ class ContentPart(_Body, frozen=True, kw_only=True):
 
 
 class FunctionCall(_Body, frozen=True, kw_only=True):
-    """A function that the model called."""
+    """A function call made by the model in an earlier turn."""
 
     name: str
     arguments: str = "{}"
-    """A JSON object, as text."""
+    """Text of a JSON object."""
 
 
 class ToolCallBody(_Body, frozen=True, kw_only=True):
-    """A call of an earlier turn."""
+    """A tool call of an earlier turn."""
 
     function: FunctionCall
     id: Text = None
@@ -219,7 +221,7 @@ class ToolCallBody(_Body, frozen=True, kw_only=True):
 
 
 class MessageBody(_Body, frozen=True, kw_only=True):
-    """A turn of a conversation."""
+    """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
@@ -234,7 +236,7 @@ class MessageBody(_Body, frozen=True, kw_only=True):
 
 
 class Function(_Body, frozen=True, kw_only=True):
-    """What the model may call."""
+    """A function that the model may call."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
     description: Text = None
@@ -250,7 +252,7 @@ class Tool(_Body, frozen=True, kw_only=True):
 
 
 class ChatBody(SamplingBody, frozen=True, kw_only=True):
-    """`POST /v1/chat/completions`."""
+    """Body of `POST /v1/chat/completions`."""
 
     messages: Annotated[list[MessageBody], msgspec.Meta(min_length=1, max_length=4096)]
     max_completion_tokens: Int | None = None
@@ -258,15 +260,15 @@ class ChatBody(SamplingBody, frozen=True, kw_only=True):
     top_logprobs: Int | None = None
     tools: Annotated[list[Tool], msgspec.Meta(max_length=128)] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    """"none", "auto", "required" or a function by its name."""
+    """One of "none", "auto" and "required", or an object that names a function."""
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    """Given to the chat template, as `enable_thinking` is."""
+    """Variables for the chat template, such as `enable_thinking`."""
     modalities: list[str] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    """Given to the chat template; most do not read it."""
+    """Variable for the chat template; most templates ignore it."""
     add_generation_prompt: Any = None
-    """As `CHAT_NEUTRAL` says, the next too."""
+    """Accepted with the values in `CHAT_NEUTRAL`, as are the following fields."""
     continue_final_message: Any = None
     echo: Any = None
     include_reasoning: Any = None
@@ -277,7 +279,7 @@ class ChatBody(SamplingBody, frozen=True, kw_only=True):
 
 
 class LoadAdapterBody(_Body, frozen=True, kw_only=True):
-    """`POST /v1/load_lora_adapter`, as vLLM has it."""
+    """Body of `POST /v1/load_lora_adapter`, as in vLLM."""
 
     lora_name: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ADAPTER_CHARACTERS)]
     lora_path: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_PATH_CHARACTERS)]
@@ -285,15 +287,15 @@ class LoadAdapterBody(_Body, frozen=True, kw_only=True):
 
 
 class UnloadAdapterBody(_Body, frozen=True, kw_only=True):
-    """`POST /v1/unload_lora_adapter`, as vLLM has it."""
+    """Body of `POST /v1/unload_lora_adapter`, as in vLLM."""
 
     lora_name: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ADAPTER_CHARACTERS)]
     lora_int_id: Int | None = None
-    """Accepted, and not looked at: names say all."""
+    """Accepted without effect: adapters are identified by name."""
 
 
 class TokenizeBody(_Body, frozen=True, kw_only=True):
-    """`POST /tokenize`: a prompt, or messages through the chat template."""
+    """Body of `POST /tokenize`: either a prompt, or messages for the chat template."""
 
     model: Text = None
     prompt: Text = None
@@ -305,7 +307,7 @@ class TokenizeBody(_Body, frozen=True, kw_only=True):
 
 
 class DetokenizeBody(_Body, frozen=True, kw_only=True):
-    """`POST /detokenize`."""
+    """Body of `POST /detokenize`."""
 
     tokens: Annotated[list[TokenId], msgspec.Meta(max_length=2 << 20)]
     model: Text = None

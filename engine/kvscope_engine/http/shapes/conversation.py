@@ -1,6 +1,6 @@
-"""A chat's messages as the model's template writes them, with tools: from OpenAI's shapes to token ids.
+"""Renders a chat's messages and tools with the model's chat template.
 
-The template is the model's own program and the turns are a client's: its time is bounded as the engine bounds it.
+The template comes from the model and the messages from a client, so rendering time is bounded, as in the engine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvscope_engine.tokenization.tokenizer import Tokenizer
 from kvscope_telemetry.errors import BadInput
 
 OURS: Final = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
-"""What a template is given anyway: nobody's `chat_template_kwargs`."""
+"""Template variables that are always set, and therefore refused in `chat_template_kwargs`."""
 
 
 def conversation_text(
@@ -28,12 +28,12 @@ def conversation_text(
     *,
     add_generation_prompt: bool = True,
 ) -> str:
-    """The conversation as the template writes it. Raises BadInput where the model has none or it refuses."""
+    """Render the conversation. Raises BadInput if the model has no chat template or the template fails."""
     return _rendered(tokenizer, [turn(message) for message in messages], tools, extra or {}, add_generation_prompt)
 
 
 def turn(message: MessageBody) -> dict[str, Any]:
-    """One message as templates expect it: text, and the arguments of calls as objects."""
+    """Return one message in the form that templates expect: text content, and arguments of calls as objects."""
     shown: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
         "content": message_text(message),
@@ -54,7 +54,7 @@ def turn(message: MessageBody) -> dict[str, Any]:
 
 
 def message_text(message: MessageBody) -> str:
-    """What a message says. Raises ApiError for what is not text."""
+    """Return the text of a message. Raises ApiError for content that is not text."""
     for name in ("function_call", "audio"):
         if getattr(message, name) is not None:
             raise ApiError(400, f"{name} of a message is not accepted: content and tool_calls are", param="messages")
@@ -105,7 +105,7 @@ def _rendered(
             "add_generation_prompt": add_generation_prompt,
         }
         return chat_template.render(tokenizer.chat_template, {**tokenizer.special_tokens, **extra, **variables})
-    except Exception as error:  # the template is the model's own program: anything may come out of it
+    except Exception as error:  # the template is a program of the model and may raise anything
         line = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadInput(f"the model's chat template refuses the conversation: {line:.200}") from error
 

@@ -1,7 +1,7 @@
-"""Every error a client sees, in OpenAI's shape, and which of the engine's words is which error.
+"""Errors in OpenAI's format, and the mapping from the engine's reasons to HTTP status codes.
 
 ApiError              a status, and one line that names the value and what is accepted
-└── ClientGone        the client hung up: nobody reads what would be said
+    ClientGone        the client hung up: the answer is not sent
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ KINDS: Final = {
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
-"""OpenAI's `type` by status; other 4xx are invalid requests, other 5xx the server's."""
+"""OpenAI's error `type` by status; other 4xx are "invalid_request_error", other 5xx "server_error"."""
 BUSY: Final = ("the engine is behind", " already, and ")
-"""Of refusals that another moment mends."""
+"""Parts of refusals that are temporary."""
 AWAY: Final = (NO_ENGINE, "the engine has ended", "the engine is loading", "the engine died", "the connection ")
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
-    """What was wrong."""
+    """Details of an error."""
 
     message: str
     type: str
@@ -45,7 +45,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class ApiError(Exception):
-    """An answer with `status` in place of what was asked for."""
+    """An error response with `status`."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -55,20 +55,19 @@ class ApiError(Exception):
 
     @property
     def body(self) -> ErrorBody:
-        """As it is sent."""
+        """Body of the response."""
         kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return ErrorBody(ErrorDetail(sendable(str(self)), kind, self.param, self.code))
 
 
 class ClientGone(ApiError):
-    """The client hung up."""
+    """The client closed the connection."""
 
     def __init__(self) -> None:
         super().__init__(499, "the client closed the connection")
 
 
 def error_response(error: ApiError, headers: dict[str, str] | None = None) -> Response:
-    """`error` as a response."""
     headers = dict(headers or {})
     if error.status in (429, 503):
         headers.setdefault("Retry-After", str(RETRY_AFTER_S))
@@ -79,7 +78,7 @@ def error_response(error: ApiError, headers: dict[str, str] | None = None) -> Re
 
 
 def refused(reason: str) -> ApiError:
-    """The engine did not take a request, for this reason."""
+    """Return the error for a request that the engine refused."""
     if any(words in reason for words in BUSY):
         return ApiError(429, reason, code="engine_busy")
     if reason.startswith(AWAY):
@@ -94,11 +93,11 @@ def refused(reason: str) -> ApiError:
 
 
 def failed(reason: str) -> ApiError:
-    """The engine ended a request with an error."""
+    """Return the error for a request that the engine ended with an error."""
     is_away = reason.startswith(AWAY)
     return ApiError(503 if is_away else 500, reason or "the engine ended the request with an error")
 
 
 def sendable(text: str) -> str:
-    """`text` on one line that has bytes: half surrogate pairs are written out."""
+    """Return `text` on one line, encodable as UTF-8 (lone surrogates are escaped), with at most 1000 characters."""
     return " ".join(text.encode("utf-8", "backslashreplace").decode().split())[:1000]

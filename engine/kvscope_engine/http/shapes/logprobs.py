@@ -1,4 +1,4 @@
-"""Log-probabilities with the text of their tokens, in the two shapes that OpenAI has."""
+"""Converts log-probabilities to OpenAI's two formats, with the text of the tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvscope_telemetry.messages.commands import TokenLogprobs, Tokens
 
 
 def chat_logprobs(tokens: Tokens, tokenizer: Tokenizer | None) -> ChatLogprobs | None:
-    """Of a chat's new tokens; None where none were asked for."""
+    """Return the log-probabilities of a chat's new tokens; None if they were not requested."""
     if not tokens.logprobs:
         return None
     return ChatLogprobs(
@@ -19,7 +19,10 @@ def chat_logprobs(tokens: Tokens, tokenizer: Tokenizer | None) -> ChatLogprobs |
 
 
 def completion_logprobs(tokens: Tokens, tokenizer: Tokenizer | None, offset: int) -> CompletionLogprobs | None:
-    """Of a completion's new tokens, the first at character `offset` of its text; None where none were asked for."""
+    """Return the log-probabilities of a completion's new tokens; None if they were not requested.
+
+    `offset`: character index in the completion's text at which the first of them begins.
+    """
     if not tokens.logprobs:
         return None
     texts = _texts(tokens, tokenizer)
@@ -36,7 +39,7 @@ def completion_logprobs(tokens: Tokens, tokenizer: Tokenizer | None, offset: int
 
 
 def joined(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs | None:
-    """Those of a whole completion."""
+    """Concatenate the log-probabilities of a whole completion; None if there are none."""
     if not parts:
         return None
     return CompletionLogprobs(
@@ -48,7 +51,10 @@ def joined(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs | None:
 
 
 def _texts(tokens: Tokens, tokenizer: Tokenizer | None) -> Sequence[Sequence[str]]:
-    """For each position the text of its token, then of each of its `top`: the engine's, or made here."""
+    """Return for each position the text of its token, followed by those of its `top` tokens.
+
+    The engine's texts are used if present.
+    """
     texts: Sequence[Sequence[str]] = getattr(tokens, "logprob_texts", ())
     if len(texts) == len(tokens.logprobs):
         return texts
@@ -74,5 +80,5 @@ def _of_chat(one: TokenLogprobs, texts: Sequence[str]) -> TokenLogprob:
 
 
 def _finite(logprob: float) -> float:
-    """JSON has no minus infinity; OpenAI writes -9999."""
+    """Replace minus infinity, which JSON cannot represent, by -9999, as OpenAI does."""
     return max(logprob, -9999.0)

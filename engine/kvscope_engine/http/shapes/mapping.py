@@ -1,6 +1,6 @@
-"""What a body means to the engine: OpenAI's and vLLM's fields to `SamplingParams` and `Submit`, and nothing else.
+"""Maps OpenAI's and vLLM's request fields to the engine's `SamplingParams` and `Submit`.
 
-The one file that knows both. A field that the engine's messages do not have is refused by name.
+This is the only module that knows both. Fields that the engine's messages lack are refused by name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 DEFAULT_MAX_TOKENS: Final = 16
-"""Of `/v1/completions`, as OpenAI has it; a chat may be as long as the model's limit leaves."""
+"""Default `max_tokens` of `/v1/completions`, as OpenAI's; a chat may use all that the model's limit leaves."""
 SAME: Final = (
     "temperature",
     "top_p",
@@ -40,12 +40,12 @@ SAME: Final = (
     "ignore_eos",
     "stop_token_ids",
 )
-"""Of one name and meaning on both sides."""
+"""Fields with the same name and meaning on both sides."""
 MAX_PRIORITY: Final = 1000
 
 
 def completion_sampling(body: CompletionBody) -> SamplingParams:
-    """How a completion is sampled. Raises ApiError for what is not accepted."""
+    """Return the sampling parameters of a completions body. Raises ApiError for what is not accepted."""
     if body.echo:
         raise ApiError(400, "echo=true is not accepted: prompts are not echoed", param="echo")
     if body.suffix:
@@ -58,7 +58,7 @@ def completion_sampling(body: CompletionBody) -> SamplingParams:
 
 
 def chat_sampling(body: ChatBody) -> SamplingParams:
-    """How an answer is sampled. Raises ApiError for what is not accepted."""
+    """Return the sampling parameters of a chat body. Raises ApiError for what is not accepted."""
     if body.modalities not in (None, ["text"]):
         raise ApiError(400, f"modalities={body.modalities!r:.60} is not accepted: ['text']", param="modalities")
     if body.top_logprobs and not body.logprobs:
@@ -69,7 +69,7 @@ def chat_sampling(body: ChatBody) -> SamplingParams:
 
 
 def submission(request_id: str, body: SamplingBody, sampling: SamplingParams, *, raw: bool, **prompt: Any) -> Submit:
-    """What the engine is asked; `prompt` is one of its three forms. Raises ApiError."""
+    """Return the engine's command; `prompt` is one of the three prompt fields. Raises ApiError."""
     fields: dict[str, Any] = {"priority": body.priority or 0}
     if abs(fields["priority"]) > MAX_PRIORITY:
         accepted = f"a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}"
@@ -83,16 +83,16 @@ def submission(request_id: str, body: SamplingBody, sampling: SamplingParams, *,
 
 
 class StreamUsage(Enum):
-    """Which events of a stream tell its usage."""
+    """Which events of a stream report usage."""
 
     NONE = "none"
     LAST = "last"
     EACH = "each"
-    """With the tokens so far."""
+    """Each event reports the usage so far."""
 
 
 def wants_usage(body: SamplingBody) -> StreamUsage:
-    """Which events of a stream tell its usage. Raises ApiError for options of a stream without one."""
+    """Return which events of a stream report usage. Raises ApiError for stream options without a stream."""
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options is not accepted without stream=true", param="stream_options")
     if body.stream_options is None or not body.stream_options.include_usage:
@@ -101,7 +101,7 @@ def wants_usage(body: SamplingBody) -> StreamUsage:
 
 
 def _check_neutral(body: SamplingBody, accepted: Mapping[str, tuple[Any, ...]]) -> None:
-    """Refuse what would change an answer and is not done."""
+    """Raise ApiError for a value that would change the answer and is not supported."""
     for name, values in accepted.items():
         value = getattr(body, name)
         if value is not None and value not in values:
@@ -133,7 +133,7 @@ def _sampling(body: SamplingBody, max_tokens: int | None, logprobs: int | None) 
 
 
 def _known(kind: type[msgspec.Struct], name: str) -> None:
-    """Refuse what the messages to the engine cannot say."""
+    """Raise ApiError for a field that the engine's messages lack."""
     if name not in kind.__struct_fields__:
         raise ApiError(400, f"{name} is not accepted: this engine has no such option", param=name)
 
@@ -148,7 +148,10 @@ def _bias(given: dict[str, float]) -> dict[int, float]:
 
 
 def _structured(body: SamplingBody) -> dict[str, str] | None:
-    """The form that is asked for, whichever way; None for any. Raises ApiError when it is asked for twice."""
+    """Return the structured output that is requested in any of the three ways; None if there is none.
+
+    Raises ApiError if there are several.
+    """
     forms = [*_response_format(body), *_structured_outputs(body), *_guided(body)]
     if len(forms) > 1:
         names = " and ".join(kind for kind, _ in forms)

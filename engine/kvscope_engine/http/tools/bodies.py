@@ -1,7 +1,7 @@
-"""How calls are written between a format's marks: as JSON, as JSON after a name, as Python, or as named fields.
+"""Parsers of the calls between a format's marks: JSON, JSON after a name, Python, or named fields.
 
-Each body is a search in a growing text. It ends where the calls are complete, whatever marks stand in their strings, so
-a call that was cut is never returned.
+Each parser is a search in a growing text. It ends where the calls are complete, ignoring marks within strings, so that
+a truncated call is never returned.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def read_json(text: GrowingText, start: int, tools: Tools) -> Search[BodyResult]
 
 
 def read_json_value(text: GrowingText, start: int, tools: Tools) -> Search[BodyResult]:
-    """Read one call `{"name": …, "arguments": {…}}` (Llama: `parameters`), or a list of them."""
+    """Read one call `{"name": ..., "arguments": {...}}` (Llama: `parameters`), or a list of them."""
     start = yield from text.skip(SPACE, start)
     if text.text[start : start + 1] not in ("{", "["):
         return BodyResult(None, start)
@@ -87,7 +87,6 @@ class NamedJson:
     head: re.Pattern[str]
 
     def __call__(self, text: GrowingText, start: int, tools: Tools) -> Search[BodyResult]:
-        """Read one call."""
         head = yield from text.match(self.head, start)
         if head is None:
             return BodyResult(None, start)
@@ -114,10 +113,9 @@ class Fields:
     close: str
     tail: str
     has_value_lines: bool = False
-    """Whether each value stands on lines of its own."""
+    """Whether each value is on separate lines."""
 
     def __call__(self, text: GrowingText, start: int, tools: Tools) -> Search[BodyResult]:
-        """Read one call."""
         head = yield from text.match(self.head, start)
         if head is None:
             return BodyResult(None, start)

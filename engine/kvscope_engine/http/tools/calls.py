@@ -1,4 +1,4 @@
-"""A tool call that was read from an answer, and the JSON of its arguments."""
+"""A tool call that was parsed from an answer, and the JSON of its arguments."""
 
 from __future__ import annotations
 

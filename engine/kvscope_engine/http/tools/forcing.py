@@ -1,6 +1,7 @@
-"""The form of an answer that must be calls: a structural tag in the model's own way of writing them.
+"""Structural tags (XGrammar) that force an answer to be tool calls in the model's own format.
 
-Without such a way, or where its marks are tokens that no form may have, calls are a JSON list.
+If a model has no known format, or its marks are special tokens that structured output cannot produce, calls are forced
+as a JSON list.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from kvscope_engine.http.shapes.bodies import Function
 from kvscope_engine.http.tools.formats import NAME, PLAIN, Forced, ToolFormat
 
 MAX_WHITESPACE: Final = 32
-"""Characters between two parts of arguments: a model may otherwise go on with them for ever."""
+"""Maximum white space characters between two parts of arguments, since a model may otherwise emit them forever."""
 PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 def forced_format(tool_format: ToolFormat, functions: Sequence[Function], special: Collection[str]) -> ToolFormat:
-    """How calls of `functions` are written where they must be; `special` are the tokens that no text shows."""
+    """Return the format in which calls of `functions` are forced. `special`: texts of the special tokens."""
     has_names = all(PLAIN_NAME.fullmatch(function.name) for function in functions)
     if tool_format.can_force and has_names and not any(text and text in tool_format.marks for text in special):
         return tool_format
@@ -29,7 +30,7 @@ def forced_format(tool_format: ToolFormat, functions: Sequence[Function], specia
 
 
 def structural_tag(forced: Forced, functions: Sequence[Function], *, is_one: bool) -> str:
-    """As XGrammar reads it: one call, or one and more."""
+    """Return XGrammar's structural tag, as JSON, for one call (`is_one`) or for one or more."""
     calls = {
         "type": "tags_with_separator",
         "tags": [_tag(forced, function) for function in functions],

@@ -1,6 +1,6 @@
-"""Table of the formats in which models write calls: by vLLM's names, and by what a chat template says of them.
+"""Table of the formats in which models write tool calls, by vLLM's names and by signs in the chat template.
 
-A format is data: the marks around its calls, and one of the bodies of `bodies.py` between them.
+A format is data: the marks around its calls, and one of the parsers of `bodies.py` between them.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from kvscope_telemetry.errors import BadInput
 OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"
 NAME: Final = "NAME"
-"""In `Forced`, where a function's name stands."""
+"""Placeholder of a function's name in `Forced`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forced:
-    """How calls are written where they must be: what is around all, around each, and between two."""
+    """Text around forced calls: around all of them, around each, and between two."""
 
     before: str = ""
     begin: str
     arguments: str = ""
-    """Between a number and the arguments, where calls are numbered; else none is written."""
+    """Text between a call's number and its arguments if calls are numbered; empty if they are not."""
     end: str
     between: str
     after: str = ""
     style: str = "json"
-    """XGrammar's word for how arguments are written."""
+    """XGrammar's name of the format of the arguments."""
 
 
 LIST: Final = Forced(before="[", begin=f'{{"name": "{NAME}", "arguments": ', end="}", between=", ", after="]")
@@ -47,16 +47,16 @@ class CallSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
-    """How one family of models writes calls."""
+    """Format in which one family of models writes calls."""
 
     name: str
     spans: tuple[CallSpan, ...] = ()
     starts: tuple[str, ...] = ()
-    """Beginnings of an answer that may consist of calls alone, of functions in the request."""
+    """Prefixes of an answer that may consist only of calls to functions in the request."""
     prefixes: tuple[str, ...] = ()
-    """Beginnings like `starts` that are marks: calls follow them."""
+    """Prefixes like `starts` that are marks and are followed by the calls."""
     whole: tuple[Body, ...] = ()
-    """How an answer that consists of calls alone is read; the first body that can read it counts."""
+    """Parsers of an answer that consists only of calls; the first one that succeeds is used."""
     silent: tuple[str, ...] = ()
     """Marks around spans, which are not text."""
     closers: tuple[str, ...] = ()
@@ -69,13 +69,13 @@ class ToolFormat:
 
     @property
     def marks(self) -> str:
-        """All that is written around arguments, one after the other."""
+        """All marks, concatenated."""
         spans = [mark for span in self.spans for mark in (span.begin, span.end)]
         return "".join((*spans, *self.starts, *self.prefixes, *self.silent, *self.closers, *self.inner))
 
     @property
     def can_force(self) -> bool:
-        """Whether calls can be forced as the model writes them."""
+        """Whether calls can be forced in the model's own format."""
         return self.forced is not LIST
 
 
@@ -98,7 +98,7 @@ _DEEPSEEK_V31_BODY: Final = NamedJson(re.compile(rf"\s*(?P<name>[^\s<]+)\s*{_DEE
 _KIMI_BODY: Final = NamedJson(
     re.compile(rf"\s*(?P<id>(?:functions\.)?(?P<name>[^\s<]+):\d+)\s*{re.escape(_KIMI_SEPARATOR)}\s*(?={{)")
 )
-"""The id `functions.NAME:3` says the name; the model looks for that id in the result's turn."""
+"""The id `functions.NAME:3` contains the name; the model looks for the same id in the message with the result."""
 _MISTRAL_BODY: Final = NamedJson(
     re.compile(r"\s*(?P<name>[^\W\d][\w.-]*)(?:\[CALL_ID\](?P<id>\w+))?(?:\[ARGS\])?\s*(?=\{)")
 )
@@ -134,7 +134,7 @@ UNKNOWN: Final = ToolFormat(
     prefixes=("<|python_tag|>", "[TOOL_CALLS]"),
     whole=(read_json, read_python),
 )
-"""For a model of which nothing is known: what is safe to read as a call."""
+"""Format for unknown models: what can safely be interpreted as a call."""
 FORMATS: Final = (
     ToolFormat(name="hermes", spans=(_HERMES_SPAN,), forced=_HERMES),
     ToolFormat(
@@ -224,7 +224,7 @@ FORMATS: Final = (
 )
 BY_NAME: Final = {one.name: one for one in (UNKNOWN, *FORMATS)}
 PLAIN: Final = ToolFormat(name="list", starts=("[",), whole=(read_json,))
-"""A JSON list and nothing else: how calls are forced where a model's own marks cannot be."""
+"""Format of a JSON list alone, in which calls are forced if a model's own marks cannot be."""
 
 _SIGNS: Final = (
     (("<｜tool▁call▁begin｜>", "```json"), "deepseek_v3"),
@@ -244,11 +244,17 @@ _SIGNS: Final = (
     (("<function_calls>",), "olmo3"),
     (("<tool_calls>",), "jamba"),
 )
-"""What a template of each writes, in the order in which it is looked for: later ones are parts of earlier ones."""
+"""Strings in the chat templates of each format.
+
+The order matters: later ones are contained in earlier templates as well.
+"""
 
 
 def format_of(template: str | None, name: str = "") -> ToolFormat:
-    """The one of this name, else the one that a model's chat template speaks of. Raises BadInput for no name."""
+    """Return the format called `name`, or else the one that the chat template describes.
+
+    Raises BadInput for an unknown name.
+    """
     if name:
         if name not in BY_NAME:
             raise BadInput(f"tool call parser {name!r:.40} is not accepted: {', '.join(BY_NAME)}")

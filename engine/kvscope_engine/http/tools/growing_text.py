@@ -20,7 +20,7 @@ PYTHON_TOKENS: Final = re.compile(r"""\\.|[\[\](){}]|\"{3}|'{3}|"|'""", re.DOTAL
 
 
 class EndOfTextError(Exception):
-    """The answer ended before what was searched for came."""
+    """Raised when the answer ends before the searched text was found."""
 
 
 class GrowingText:

@@ -1,8 +1,8 @@
-"""Reads the tool calls in a model's answer while it streams.
+"""Finds the tool calls in a model's answer while it streams.
 
-Text outside calls is returned immediately, a call once it is complete. What looks like a call and is none stays in the
-text as it was written; so does a call that the end of the answer cuts, and all of the model's reasoning. How the answer
-is cut into pieces changes nothing.
+Text outside calls is returned immediately, a call once it is complete. Text that resembles a call and is none remains
+text, as do a call that is truncated by the end of the answer and all reasoning. The result does not depend on how the
+answer is cut into pieces.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class ToolCallReader:
 
 
 def _resume(search: Search[BodyResult], text: GrowingText) -> BodyResult | None:
-    """Continue a search; None if it needs more text. Of a call that the answer's end cuts, all is text."""
+    """Continue a search; None if it needs more text. If the answer ends within a call, all of it is text."""
     try:
         next(search)
     except StopIteration as stop:

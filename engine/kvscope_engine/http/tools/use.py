@@ -1,4 +1,4 @@
-"""How one chat uses tools: which may be called, whether they must be, and how calls are read from its answers."""
+"""Tool use of one chat request: which functions may be called, whether one must be, and how calls are parsed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kvscope_telemetry.messages.structured import Structured
 
 REASONING_MARKS: Final = frozenset((*REASONING, *REASONING.values()))
 PROMPT_END: Final = 16
-"""Tokens at the end of a prompt that may begin reasoning: a mark, and white space after it."""
+"""Number of tokens at the end of a prompt that may begin reasoning: a mark, and white space after it."""
 CHOICES: Final = "none, auto, required or a function by its name"
 
 
@@ -37,17 +37,20 @@ class _Choice(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """`hidden` is None where the marks around calls are a part of the text."""
+    """Tools of one request.
+
+    `hidden`: special tokens to hide if the marks of calls are tokens; None if the marks are text.
+    """
 
     functions: Sequence[Function]
     tool_format: ToolFormat = UNKNOWN
     form: str = ""
-    """That answers must have; empty: any."""
+    """Structural tag that answers must match; empty if they are free."""
     max_calls: int = MAX_CALLS
     hidden: frozenset[int] | None = None
 
     def sampling(self, sampling: SamplingParams) -> SamplingParams:
-        """With the form. Raises ApiError where another one is asked for."""
+        """Return the parameters with the structural tag. Raises ApiError if they contain another structured output."""
         if not self.form:
             return sampling
         if sampling.structured is not None:
@@ -64,17 +67,20 @@ class ToolUse:
             return None
         tools = {function.name: function.parameters or {} for function in self.functions}
         hidden = REASONING_MARKS & tokenizer.special_texts.keys() if tokenizer is not None else ()
-        # The form of forced calls leaves no place for reasoning.
+        # The structural tag of forced calls does not permit reasoning.
         reasoning_end = "" if self.form or tokenizer is None else _reasoning_end(tokenizer, prompt)
         return ToolCallReader(self.tool_format, tools, self.max_calls, reasoning_end=reasoning_end, hidden=hidden)
 
     def marked_text(self, tokenizer: Tokenizer | None) -> MarkedText | None:
-        """Of one answer, where the engine's text of it lacks the marks around calls."""
+        """Return a decoder of one answer that shows the marks of calls; None if the engine's text contains them."""
         return None if self.hidden is None or tokenizer is None else MarkedText(tokenizer, self.hidden)
 
 
 def tool_use(body: ChatBody, tokenizer: Tokenizer | None, parser: str) -> ToolUse:
-    """What `body` wants; `parser` is the format's name, empty for the template's. Raises ApiError."""
+    """Return the tool use that `body` requests. Raises ApiError.
+
+    `parser`: name of the format; empty to detect it from the chat template.
+    """
     if body.tool_choice == "none" or not body.tools:
         return ToolUse(())
     functions = [tool.function for tool in body.tools]
@@ -83,7 +89,7 @@ def tool_use(body: ChatBody, tokenizer: Tokenizer | None, parser: str) -> ToolUs
     is_one = body.parallel_tool_calls is False or isinstance(body.tool_choice, dict)
     max_calls = 1 if is_one else MAX_CALLS
     if not forced:
-        has_ends = bool(body.stop or body.stop_token_ids)  # the engine alone knows where such an answer's text ends
+        has_ends = bool(body.stop or body.stop_token_ids)  # only the engine knows where a stop string ends the text
         hidden = None if tokenizer is None or has_ends else hidden_tokens(tool_format, tokenizer)
         return ToolUse(functions, tool_format, max_calls=max_calls, hidden=hidden)
     own = forced_format(tool_format, forced, () if tokenizer is None else tokenizer.special_texts)
@@ -91,7 +97,7 @@ def tool_use(body: ChatBody, tokenizer: Tokenizer | None, parser: str) -> ToolUs
 
 
 def check_tool_choice(body: ChatBody) -> None:
-    """Raise ApiError for a choice that is none, or that is none of the tools."""
+    """Raise ApiError for an invalid choice, or one that is not among the tools."""
     choice = body.tool_choice
     if isinstance(choice, str) and choice not in ("none", "auto", "required"):
         raise ApiError(400, f"tool_choice={choice!r:.60} is not accepted: {CHOICES}", param="tool_choice")
@@ -101,7 +107,7 @@ def check_tool_choice(body: ChatBody) -> None:
 
 
 def _forced(body: ChatBody, functions: Sequence[Function]) -> list[Function]:
-    """The functions one of which must be called; none where none must."""
+    """Return the functions of which one must be called; empty if none must."""
     if body.tool_choice == "required":
         return list(functions)
     if not isinstance(body.tool_choice, dict):
@@ -122,10 +128,7 @@ def _name(choice: dict[str, Any]) -> str:
 
 
 class MarkedText:
-    """An answer's text with the marks around calls in it, where these are tokens that its text does not show.
-
-    Of one completion: made here from its tokens.
-    """
+    """Decodes one completion's text including the marks of calls, which the engine hides as special tokens."""
 
     def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
         def decode(ids: Sequence[int]) -> str:
@@ -134,7 +137,6 @@ class MarkedText:
         self._decoder = IncrementalDecoder(decode)
 
     def add(self, reply: Tokens | Finished) -> str:
-        """What it adds."""
         if isinstance(reply, Finished):
             return self._decoder.flush()
         return "".join(map(self._decoder.add_token, reply.token_ids))
