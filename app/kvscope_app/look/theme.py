@@ -1,7 +1,7 @@
-"""Colours, dark and light: every colour the desktop paints has a name here.
+"""Dark and light themes: every color that the desktop paints has a name here.
 
-Qt's own colour scheme switch does nothing without a platform theme, so two palettes are ours, under Fusion.
-pyqtgraph does not follow a palette: views take what they need from a `Theme` in `View.apply_theme`.
+Qt's color scheme has no effect without a platform theme, so both palettes are defined here, on top of the Fusion style.
+pyqtgraph does not follow a palette: views apply colors of a `Theme` in `View.apply_theme`.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from PySide6.QtGui import QColor
 NUM_OWNER_COLORS: Final = 96
 _GOLDEN_RATIO: Final = 0.618033988749895
 _SEEN: Final = 3.0
-"""Contrast (WCAG 2) from which signs are seen."""
+"""Minimum contrast (WCAG 2) for signs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """Named colours as `#rrggbb`. `color(name)` gives a QColor."""
+    """Named colors as `#rrggbb`. `color(name)` returns a QColor."""
 
     name: str
     is_dark: bool
     window: str
-    """Behind everything."""
+    """Background behind everything."""
     base: str
-    """Behind what is edited or listed, and behind the page map and plots."""
+    """Background of edited and listed text, the page map and plots."""
     panel: str
-    """Docks and bars."""
+    """Background of docks and bars."""
     raised: str
     """Buttons, cards, hovered rows."""
     border: str
     text: str
     muted: str
-    """Labels, units, what is not said first. 4.5:1 on `panel`."""
+    """Labels, units and secondary text. Contrast 4.5:1 on `panel`."""
     accent: str
     accent_text: str
     """Text on `accent`."""
@@ -44,9 +44,11 @@ class Theme:
     warn: str
     bad: str
     grid: str
-    """Lines of plots: opaque, faint."""
+    """Grid lines of plots: opaque, faint."""
     series: tuple[str, ...]
-    """Eight curve colours, after Okabe and Ito; those of `safe_palette` are told apart by colour-blind eyes as well."""
+    """Eight curve colors based on Okabe and Ito. Those of the safe palette can be distinguished by color-blind
+    users.
+    """
     block_free: str
     block_active: str
     block_cached: str
@@ -59,12 +61,12 @@ class Theme:
     flash_copied: str
     flash_saved: str
     flash_loaded: str
-    """What a cell lights up with for a moment; in large cells a sign says the same."""
+    """The flash colors show briefly that a cell changed. Large cells also have a sign."""
     selection: str
-    """Outline of what is selected."""
+    """Outline of the selection."""
 
     def color(self, name: str, alpha: int = 255) -> QColor:
-        """The named colour with an alpha of 0 to 255."""
+        """Return the named color. `alpha`: 0 to 255."""
         color = QColor(str(getattr(self, name)))
         color.setAlpha(alpha)
         return color
@@ -175,26 +177,26 @@ SAFE_THEMES: Final[dict[str, Theme]] = {theme.name: theme for theme in (SAFE_DAR
 
 @lru_cache(maxsize=4096)
 def mix(first: str, second: str, share: float) -> str:
-    """`first` with `share` (0 to 1) of `second`, as `#rrggbb`."""
+    """Return `first` mixed with `share` (0 to 1) of `second`, as `#rrggbb`."""
     a, b = QColor(first), QColor(second)
     parts = ((a.red(), b.red()), (a.green(), b.green()), (a.blue(), b.blue()))
     return "#" + "".join(f"{round(x + (y - x) * share):02x}" for x, y in parts)
 
 
 def readable_on(color: str, theme: Theme) -> str:
-    """What is drawn on `color`: the background's colour, the text's where that would hardly be seen."""
+    """Return the color for drawing on `color`: the background color, or the text color if the contrast were too low."""
     light, base = sorted((_luminance(color), _luminance(theme.base)), reverse=True)
     return theme.base if (light + 0.05) / (base + 0.05) >= _SEEN else theme.text
 
 
 def owner_color(number: int, theme: Theme = DARK) -> QColor:
-    """The colour of request `number`, the same in every view; neighbours in number are far apart in hue."""
+    """Return the color of request `number`, the same in every view. Consecutive numbers have distant hues."""
     return QColor(owner_colors(theme)[number % NUM_OWNER_COLORS])
 
 
 @lru_cache(maxsize=8)
 def owner_colors(theme: Theme) -> tuple[str, ...]:
-    """`NUM_OWNER_COLORS` colours a golden angle of hue apart, in three lightnesses."""
+    """Return `NUM_OWNER_COLORS` colors with hues a golden angle apart, in three lightnesses."""
     return tuple(_owner(index, theme.is_dark) for index in range(NUM_OWNER_COLORS))
 
 
