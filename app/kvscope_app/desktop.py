@@ -124,7 +124,9 @@ class Desktop(QObject):
         self, recording: Recording, at_s: float | None = None, selects: Sequence[tuple[str, int]] = ()
     ) -> MainWindow:
         """Play `recording`. With `at_s`, pause at that second. `selects` are (kind, number) to select."""
-        from kvscope_telemetry.playback.playback_source import PlaybackSource  # most windows need none of it
+        from kvscope_telemetry.playback.playback_source import (
+            PlaybackSource,
+        )  # imported late: not needed by most windows
 
         if recording.path.is_file() and not is_sample(recording.path):
             add_recent(self.themes.settings, recording.path)
