@@ -57,7 +57,6 @@ class Options:
     """Theme for this run; None: the saved choice."""
     debug: bool = False
     recordings: tuple[str, ...] = ()
-    """Files to play instead of watching an engine."""
     at_s: float | None = None
     """Initial position in seconds of the recording, paused there."""
     selects: tuple[tuple[str, int], ...] = ()
@@ -87,9 +86,8 @@ def parse(arguments: Sequence[str], commands: Sequence[AddParser] = ()) -> Optio
     Raises BadInput for invalid arguments. Prints and exits for --help and --version.
     """
     first = next((word for word in arguments if word != "--debug"), "-")
-    if (
-        first.startswith("-") and first not in _HELP
-    ):  # otherwise the value of a wrong option would be parsed as a command
+    # Without commands: the value of a wrong option would be parsed as a command.
+    if first.startswith("-") and first not in _HELP:
         return _options(build_parser().parse_args(arguments))
     args = build_parser(commands).parse_args(arguments)
     return partial(args.run, args)
@@ -121,7 +119,6 @@ def _options(args: argparse.Namespace) -> Options:
 
 
 def build_parser(commands: Sequence[AddParser] = ()) -> argparse.ArgumentParser:
-    """Return the parser of `kvscope` with `commands`."""
     parser = Parser(
         prog=PROGRAM,
         usage=f"{PROGRAM} [options]\n       {PROGRAM} COMMAND ...",

@@ -124,9 +124,7 @@ class Desktop(QObject):
         self, recording: Recording, at_s: float | None = None, selects: Sequence[tuple[str, int]] = ()
     ) -> MainWindow:
         """Play `recording`. With `at_s`, pause at that second. `selects` are (kind, number) to select."""
-        from kvscope_telemetry.playback.playback_source import (
-            PlaybackSource,
-        )  # imported late: not needed by most windows
+        from kvscope_telemetry.playback.playback_source import PlaybackSource  # imported late: rarely needed
 
         if recording.path.is_file() and not is_sample(recording.path):
             add_recent(self.themes.settings, recording.path)
@@ -159,9 +157,7 @@ class Desktop(QObject):
 
         If `beside` is live, the comparison closes with it.
         """
-        from kvscope_app.compare.compare_window import (
-            CompareWindow,
-        )  # imported late: loads plots, and comparisons are rare
+        from kvscope_app.compare.compare_window import CompareWindow  # imported late: loads plots
         from kvscope_app.compare.kept_place import KIND, restore_place, save_place
 
         is_live = beside is not None and not beside.session.timeline.is_file
@@ -225,7 +221,6 @@ class Desktop(QObject):
 
     @property
     def fleets(self) -> FleetKeeper:
-        """The windows that show many engines."""
         if self._fleets is None:
             from kvscope_app.fleet.fleet_keeper import FleetKeeper  # imported late: fleets are rare
 
@@ -248,7 +243,6 @@ class Desktop(QObject):
         self.attach(address)
 
     def close(self) -> None:
-        """End all sessions."""
         if self._fleets is not None:
             self._fleets.close()
         if self._left_rings is not None:
@@ -420,8 +414,8 @@ class _ExposeProbe(QObject):
         self._app.closeAllWindows()
 
 
-# Functions that free what a closed window leaves in Qt's caches, the garbage collector and malloc. Each
-# is called on the GUI thread, between two turns of the event loop.
+# Functions that free what a closed window leaves in Qt's caches, in the garbage collector and in malloc. They are
+# called on the GUI thread, between two turns of the event loop.
 def give_back(app: QApplication) -> None:
     """Clear the caches for the widgets of a closed window."""
     forget_rules(app)

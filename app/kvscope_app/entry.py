@@ -6,7 +6,6 @@ from kvscope_telemetry.termination import leaving_while_importing
 
 
 def main() -> int:
-    """Run the command line of this process. Returns the exit code."""
     with leaving_while_importing("kvscope"):
         from kvscope_app.main import main as run
     return run()

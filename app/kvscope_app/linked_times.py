@@ -31,8 +31,6 @@ _SAME_NS: Final = 1_000_000
 
 @dataclass(eq=False)
 class LinkedWindow:
-    """State of a linked window."""
-
     window: MainWindow
     offset_ns: int | None = None
     """Clock offset to the first window; None until both have a time range."""
@@ -45,7 +43,6 @@ class LinkedWindow:
 
     @property
     def is_live(self) -> bool:
-        """Whether it shows the present."""
         return self.session.timeline.is_live
 
 

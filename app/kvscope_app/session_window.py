@@ -31,9 +31,7 @@ class Openers:
     """Functions that open other windows. A window does not offer those that are None."""
 
     attach: Callable[[Address], object] | None = None
-    """Opens a window for another engine."""
     open_recording: Callable[[Recording], object] | None = None
-    """Opens a window for a recording."""
     compare: Callable[[Recording, Recording, SessionWindow], object] | None = None
     """Opens a window that compares two timelines; the first is the given window's."""
     open_fleet: Callable[[], object] | None = None

@@ -41,12 +41,10 @@ def window_group(kind: str, slot: int) -> str:
 
 
 def geometry_name(group: str) -> str:
-    """Return the key of the window's geometry, packed by Qt."""
     return f"{group}/geometry"
 
 
 def splitter_name(group: str, name: str) -> str:
-    """Return the key of a splitter's state, packed by Qt."""
     return f"{group}/splitter-{name}"
 
 

@@ -86,9 +86,7 @@ class YieldingAction(QAction):
             if not isinstance(focus, _PLATFORM_KEYS.get(pressed.key(), ())):
                 return super().event(event)
             for kind in (QEvent.Type.KeyPress, QEvent.Type.KeyRelease):
-                focus.event(
-                    QKeyEvent(kind, pressed.key(), pressed.keyboardModifiers())
-                )  # bypasses the shortcut handling
+                focus.event(QKeyEvent(kind, pressed.key(), pressed.keyboardModifiers()))  # bypasses shortcuts
             return True
         return super().event(event)
 
@@ -148,7 +146,6 @@ class Actions(QObject):
         action.deleteLater()
 
     def in_group(self, group: str) -> list[ActionSpec]:
-        """Return the actions of one menu."""
         return [spec for spec in self if spec.group == group]
 
     def commands(self) -> list[Command]:
@@ -168,7 +165,6 @@ class Actions(QObject):
             self._refresh(spec)
 
     def apply_theme(self, theme: Theme) -> None:
-        """Render the icons in the theme's colours."""
         for spec in self:
             if spec.icon:
                 self._actions[spec.name].setIcon(icon(spec.icon, theme.text, theme.border))

@@ -21,7 +21,6 @@ class Command:
 
 
 def keys_of(name: str, own_keys: tuple[str, ...], chosen: Chosen) -> tuple[str, ...]:
-    """Return the current keys of an action."""
     return chosen.get(name, own_keys)
 
 

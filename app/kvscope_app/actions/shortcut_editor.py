@@ -55,7 +55,6 @@ class ShortcutEditor(Sheet):
         self.resize(620, 640)
 
     def choose(self, name: str) -> None:
-        """Select the command of this name."""
         for item in self._items():
             if item.data(0, _NAME) == name:
                 self.list.setCurrentItem(item)

@@ -40,7 +40,6 @@ class CompareBody(QMainWindow):
         self.statusBar()  # created now, or the first message would move everything
 
     def set_mode(self, mode: ColorMode) -> None:
-        """Set the colour mode of both maps."""
         for side in self.sides:
             side.map.set_mode(mode)
 

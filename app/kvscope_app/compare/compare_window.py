@@ -61,7 +61,6 @@ class CompareWindow(CompareBody):
         self.actions_by_name.refresh()
 
     def refresh_overview(self) -> None:
-        """Redraw curves and figures from the present overviews."""
         begun_ns = time.monotonic_ns()
         self.align.refresh()
         self.curves.refresh()

@@ -111,12 +111,10 @@ def unlike_text(comparison: Comparison) -> str:
 
 
 def as_tsv(rows: Sequence[ComparisonRow]) -> str:
-    """Return the table with tab-separated cells."""
     return "\n".join("\t".join(line) for line in (HEADINGS, *(cells(row) for row in rows)))
 
 
 def as_text(comparison: Comparison, names: tuple[str, str]) -> str:
-    """Return the table for a terminal."""
     lines = [HEADINGS, *(cells(row) for row in comparison.rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
     text = [f"{side}  {name}" for side, name in zip("AB", names, strict=True)]

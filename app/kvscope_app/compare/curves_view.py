@@ -64,11 +64,9 @@ class CurvesView(QWidget):
         self.refresh()  # resets a dragged range that is too short or exceeds the end
 
     def show_all(self) -> None:
-        """Show the whole of both runs."""
         self._pair.visible_range.show(None)
 
     def refresh(self) -> None:
-        """Redraw the curves from the present overviews."""
         zero_ns, span = self._pair.origin_ns, self._pair.visible_range.span
         if span is None:
             span = TimeSpan(zero_ns, zero_ns + round(max(self._length_s, 1.0) * 1e9))

@@ -40,8 +40,6 @@ _HEAD: Final = TableHead(
 
 
 class FiguresModel(TableModel):
-    """Rows of a comparison."""
-
     table_head: ClassVar[TableHead] = _HEAD
 
     def __init__(self, parent: QWidget) -> None:

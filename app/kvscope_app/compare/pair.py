@@ -63,7 +63,10 @@ class Side:
 
 
 class Pair(QObject):
-    """Timeline of `a` and `b`, which play recordings. The caller closes both. Implements `Timeline`."""
+    """Timeline of `a` and `b`, which play recordings. The caller closes both.
+
+    Implements `Timeline`, which documents members without docstring here.
+    """
 
     paused_changed = Signal()
     cursor_changed = Signal()
@@ -123,12 +126,10 @@ class Pair(QObject):
 
     @property
     def origin_ns(self) -> int:
-        """Time from which displayed times are counted, in both runs."""
         return self.range_ns[0]
 
     @property
     def cursor_ns(self) -> int:
-        """Shown time."""
         return self._position_ns
 
     @property
@@ -147,22 +148,18 @@ class Pair(QObject):
 
     @property
     def is_at_end(self) -> bool:
-        """Whether the end was reached."""
         return self._position_ns >= self.range_ns[1]
 
     @property
     def speed(self) -> float:
-        """Recorded seconds per second."""
         return self._speed
 
     def set_speed(self, factor: float) -> None:
-        """Set the playback speed. Raises BadInput for a speed that is not supported."""
         for side in self.sides:
             side.session.timeline.set_speed(factor)
         self._speed = factor
 
     def play(self) -> None:
-        """Continue from the cursor."""
         self._event_side = None
         if any(side.goes_on_at(self._position_ns) for side in self.sides):
             self._is_playing = True
@@ -186,11 +183,9 @@ class Pair(QObject):
         self._gather()
 
     def go_live(self) -> None:
-        """Move to the end."""
         self.go_to(self.range_ns[1])
 
     def jump_by(self, seconds: float) -> None:
-        """Move by `seconds`, backward if negative."""
         self.go_to(self._position_ns + round(seconds * 1e9))
 
     def step_frames(self, num_frames: int) -> None:
@@ -219,11 +214,9 @@ class Pair(QObject):
 
     @property
     def is_before_event(self) -> bool:
-        """Whether the state before the event is shown."""
         return self._event_side is not None and self._event_side.session.timeline.is_before_event
 
     def switch_event_side(self) -> TimedEvent | None:
-        """Toggle between the states before and after the shown event. Returns the event, or None if none is shown."""
         lead = self._event_side
         timed = None if lead is None else lead.session.timeline.shown_event
         if lead is not None and timed is not None:

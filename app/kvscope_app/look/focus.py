@@ -14,8 +14,6 @@ from kvscope_app.look.theme import Theme
 
 @runtime_checkable
 class Zooms(Protocol):
-    """A widget that can be zoomed."""
-
     def zoom_by(self, steps: int) -> None:
         """Zoom in (1), zoom out (-1), or fit everything (0)."""
 
@@ -46,7 +44,6 @@ def tab_order(start: QWidget, *, forward: bool = True) -> Iterator[QWidget]:
 
 
 def draw_focus(painter: QPainter, around: QRect, theme: Theme) -> None:
-    """Draw the frame of the focused item."""
     painter.setBrush(Qt.BrushStyle.NoBrush)
     painter.setPen(QPen(theme.color("accent"), 1))
     painter.drawRect(around.adjusted(0, 0, -1, -1))

@@ -25,7 +25,6 @@ from kvscope_app.look.theme import Theme, mix
 
 
 def tool_button(text: str, tip: str, *, checkable: bool = False, checked: bool = False) -> QToolButton:
-    """Return a flat text button."""
     button = QToolButton()
     button.setText(text)
     button.setToolTip(tip)
@@ -97,9 +96,7 @@ def head_row(bar: QLayout) -> QWidget:
     """Return a widget for the area above a view's content. It may be squeezed, so that a narrow dock stays narrow."""
     made = QWidget()
     made.setLayout(bar)
-    vertical = (
-        QSizePolicy.Policy.Minimum if bar.hasHeightForWidth() else QSizePolicy.Policy.Fixed
-    )  # the height grows by wrapping
+    vertical = QSizePolicy.Policy.Minimum if bar.hasHeightForWidth() else QSizePolicy.Policy.Fixed  # wrapping grows it
     made.setSizePolicy(QSizePolicy.Policy.Ignored, vertical)
     return made
 

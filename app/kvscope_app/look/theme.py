@@ -136,10 +136,10 @@ LIGHT: Final = Theme(
 
 THEMES: Final = {theme.name: theme for theme in (DARK, LIGHT)}
 
-# The same themes in colours that colour-blind eyes tell apart. What can stand side by side on the page map, in the
-# lanes of requests and among curves is at least 10 apart in CIEDE2000, for usual eyes, protanopes, deuteranopes and
-# tritanopes (`tests/app/look/theming/test_safe_palette.py`). Found by search from the usual palette, as near to it
-# as that allows. A colour has the same hue in both themes, so that it keeps its meaning.
+# The same themes in colours that colour-blind users can distinguish. Colours that can be adjacent on the page map, in
+# the request lanes and among curves differ by at least 10 in CIEDE2000, for normal vision, protanopes, deuteranopes and
+# tritanopes (`tests/app/look/theming/test_safe_palette.py`). Found by a search that starts at the standard palette and
+# stays close to it. A colour has the same hue in both themes, so that it keeps its meaning.
 SAFE_DARK: Final = replace(
     DARK,
     series=("#358dff", "#de9634", "#06cc99", "#ab6fa6", "#f3e25f", "#fffcfb", "#d2b5ff", "#abb3be"),
@@ -203,7 +203,7 @@ def owner_colors(theme: Theme) -> tuple[str, ...]:
 def _owner(index: int, is_dark: bool) -> str:
     hue = (0.58 + index * _GOLDEN_RATIO) % 1.0
     lightness = (0.66, 0.56, 0.74)[index % 3] if is_dark else (0.50, 0.40, 0.58)[index % 3]
-    # Yellow and green look lighter than blue at the same HLS lightness: take some back.
+    # Yellow and green look lighter than blue at the same HLS lightness: darken them.
     lightness -= 0.10 * max(0.0, 1.0 - abs(hue - 0.25) / 0.2)
     red, green, blue = colorsys.hls_to_rgb(hue, lightness, 0.52)
     return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"

@@ -238,7 +238,6 @@ class SegmentedControl(QFrame):
         self._group.button(index).setVisible(shown)
 
     def is_shown(self, index: int) -> bool:
-        """Whether a button is not hidden."""
         return not self._group.button(index).isHidden()
 
     def width_of(self, index: int) -> int:

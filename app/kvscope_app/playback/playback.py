@@ -21,7 +21,6 @@ def toggle(timeline: Timeline) -> None:
 
 
 def to_start(timeline: Timeline) -> None:
-    """Move the cursor to the first time that it can move to."""
     around = timeline.range_ns
     if around is not None:
         timeline.go_to(around[0])

@@ -86,7 +86,6 @@ class PlaybackBar(QFrame):
         self.refresh()
 
     def refresh(self) -> None:
-        """Show the cursor and the playback state."""
         around, origin_ns = self._timeline.range_ns, self._timeline.origin_ns
         can_go = around is not None and origin_ns is not None
         self.slider.setEnabled(can_go)

@@ -42,7 +42,6 @@ class TimeSlider(QSlider):
 
     @property
     def seconds(self) -> float:
-        """Position in seconds."""
         return self.value() * self._step_s
 
     def show_seconds(self, seconds: float) -> None:

@@ -32,7 +32,6 @@ class KeptDialog(QDialog):
         self.setMinimumWidth(scaled(400))
 
     def accept(self) -> None:
-        """Save and apply the limits."""
         minutes, megabytes = self.minutes.value(), self.megabytes.value()
         self._settings.change(timeline_minutes=minutes, timeline_megabytes=megabytes)
         if self._kept is not None:
@@ -50,8 +49,6 @@ class KeptDialog(QDialog):
 
 
 class SaveHistoryDialog(QDialog):
-    """Asks how many of the last minutes to save."""
-
     chosen = Signal(float)
     """Emitted with the number of minutes."""
 

@@ -46,7 +46,6 @@ class LeftRings(QObject):
         self._clock.stop()
 
     def begin(self) -> None:
-        """Start the search."""
         if self._finding is None and not self._is_over:
             self._finding = find_left_rings()
             self._clock.start()

@@ -163,7 +163,6 @@ def keep_last(window: SessionWindow, seconds: float, path: str) -> Task | None:
 
 
 def record(window: SessionWindow, path: str) -> None:
-    """Start recording to `path`."""
     kept = window.session.kept
     if kept is None or kept.recorder is not None:
         return

@@ -26,7 +26,6 @@ DETAIL: Final = (
 
 
 def text_actions(window: SessionWindow, group: str) -> list[ActionSpec]:
-    """Return the check action for the File menu."""
     return [
         ActionSpec(
             NAME,

@@ -103,7 +103,6 @@ class HistoryWindow:
     end_ns: int
     """Time 0 of `time_s` on this machine's monotonic clock."""
     bin_ns: int = BIN_NS
-    """Length of each bin."""
     is_over: bool = False
     """Whether the newest bin is complete."""
 
@@ -167,7 +166,6 @@ class History:
 
     @property
     def max_seconds(self) -> float:
-        """Length of the ring in seconds."""
         return self.ring.num_bins * BIN_NS / 1e9
 
     @property
@@ -307,9 +305,7 @@ class History:
         self.ring.put(bins, {name: series[name] for name in FRAME_GAUGES})
         # The frames may belong to an earlier bin: the newest values hold until now.
         now = now_ns // BIN_NS
-        since = np.arange(
-            max(int(bins[-1]), now - self._num_bins), now + 1
-        )  # bounded: the engine's times may be arbitrary
+        since = np.arange(max(int(bins[-1]), now - self._num_bins), now + 1)  # bounded: engine times may be arbitrary
         self.ring.put(since, {name: np.full(since.size, series[name][-1]) for name in FRAME_GAUGES})
 
     def _add_steps(self, ends_ns: IntArray, lengths_ns: IntArray, sums: Mapping[str, IntArray]) -> None:
@@ -330,7 +326,6 @@ class History:
 
     @property
     def newest_sample(self) -> DeviceSample | None:
-        """Newest device sample, or None."""
         return self.samples[-1] if self.samples else self.past_sample
 
     def _add_samples(self, samples: Iterable[DeviceSample], bin_number: int) -> None:

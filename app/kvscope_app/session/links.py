@@ -92,7 +92,6 @@ class Player(Protocol):
 
 
 def link_of(source: Source) -> LiveLink | None:
-    """Return the source if it accepts commands, else None."""
     return source if isinstance(source, LiveLink) else None
 
 
@@ -107,5 +106,4 @@ def resync_of(source: Source) -> Callable[[], None] | None:
 
 
 def player_of(source: Source) -> Player | None:
-    """Return the source if it can seek in time, else None."""
     return source if isinstance(source, Player) else None

@@ -114,7 +114,6 @@ class Session(QObject):
             self._read_overview(self._played)
 
     def start(self) -> None:
-        """Start polling the source."""
         self.pace.start()
 
     def keep(self, kept: KeptTimeline) -> None:
@@ -305,7 +304,6 @@ class Session(QObject):
 
     @property
     def recorder(self) -> Recorder | None:
-        """The running recording, or None."""
         return None if self.kept is None else self.kept.recorder
 
     @property
@@ -313,9 +311,7 @@ class Session(QObject):
         """Block contents from the recording or the retained history, or None if neither can contain any."""
         has_any = self._played is not None or (self.kept is not None and self.kept.has_texts)
         if self._recorded_texts is None and has_any:
-            from kvscope_app.session.kept.recorded_texts import (
-                recorded_texts,
-            )  # imported late: most windows do not need it
+            from kvscope_app.session.kept.recorded_texts import recorded_texts  # imported late: rarely needed
 
             self._recorded_texts = recorded_texts(self._played, self.kept)
         return self._recorded_texts

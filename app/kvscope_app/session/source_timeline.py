@@ -45,7 +45,8 @@ _CAUGHT_UP_NS: Final = 2_500_000_000
 
 
 class SourceTimeline(QObject):
-    """Implementation of `Timeline` for a source, and the history that it shows.
+    """Implementation of `Timeline` for a source, and the history that it shows. Members without docstring: see
+    `Timeline`.
 
     Signals are emitted on the GUI thread. Times are nanoseconds since 1970 unless noted otherwise.
     """
@@ -87,7 +88,6 @@ class SourceTimeline(QObject):
         self._wall_offset_ns = self.end.history.wall_ns(0)
 
     def close(self) -> None:
-        """Release the readers of the history."""
         self.cursor.close(wait=True)
         self.kept = None
 
@@ -112,7 +112,6 @@ class SourceTimeline(QObject):
 
     @property
     def paused(self) -> bool:
-        """Whether the cursor of a live session is away from the end."""
         return self.cursor.is_away
 
     @property
@@ -144,7 +143,6 @@ class SourceTimeline(QObject):
 
     @property
     def range_ns(self) -> tuple[int, int] | None:
-        """First and last time that the cursor can move to, or None if there is none."""
         player = self.end.player
         if player is not None:
             recording = player.recording
@@ -157,14 +155,12 @@ class SourceTimeline(QObject):
 
     @property
     def origin_ns(self) -> int | None:
-        """Fixed time from which positions are counted, or None if nothing is recorded."""
         if self.end.player is not None:
             return self.end.player.recording.start_ns
         return None if self.kept is None else self.kept.ring.origin_ns
 
     @property
     def is_at_end(self) -> bool:
-        """Whether the player is at the end of its recording."""
         return self.player is not None and self.player.is_at_end
 
     # Moving in time
@@ -178,11 +174,9 @@ class SourceTimeline(QObject):
 
     @property
     def speed(self) -> float:
-        """Recorded seconds per second during playback."""
         return self._speed
 
     def set_speed(self, factor: float) -> None:
-        """Set the playback speed. Raises BadInput for a speed that is not supported."""
         if self.player is not None:
             self.player.set_speed(factor)
         self._speed = factor
@@ -249,12 +243,10 @@ class SourceTimeline(QObject):
         self.moved.emit()
 
     def jump_by(self, seconds: float) -> None:
-        """Move the cursor by `seconds`, backward if negative."""
         if seconds < 0 or not self.is_live:
             self.go_to(self.cursor_ns + round(seconds * 1e9))
 
     def step_frames(self, num_frames: int) -> None:
-        """Pause and move by `num_frames` engine frames, backward if negative."""
         if self.range_ns is None:
             return
         self._leave_event()
@@ -269,7 +261,6 @@ class SourceTimeline(QObject):
         self.moved.emit()
 
     def go_to_event(self, kinds: Collection[str] | None, *, forward: bool) -> TimedEvent | None:
-        """Show the next or previous event of `kinds` (None: any) and return it, or None if there is none."""
         timed = self._overview.events.neighbor(self.shown_event, self.cursor_ns, kinds, forward=forward)
         if timed is not None:
             self.show_event(timed)
@@ -289,7 +280,6 @@ class SourceTimeline(QObject):
         self.event_chosen.emit(timed)
 
     def switch_event_side(self) -> TimedEvent | None:
-        """Toggle between the states before and after the shown event. Returns the event, or None if none is shown."""
         if self.shown_event is not None:
             self.show_event(self.shown_event, before=not self.is_before_event)
         return self.shown_event
@@ -489,7 +479,6 @@ class Cursor:
         self.is_away = True
 
     def come_back(self) -> None:
-        """Return to the end."""
         self.close()
         self.frozen, self.is_away = None, False
 
@@ -520,9 +509,7 @@ class Cursor:
         if recording is None or time_ns is None:
             self.wants_play, self.wanted_seq = False, None
             return opening.failure
-        from kvscope_telemetry.playback.playback_source import (
-            PlaybackSource,
-        )  # imported late: not needed by sessions that stay live
+        from kvscope_telemetry.playback.playback_source import PlaybackSource  # imported late: not needed while live
 
         source = PlaybackSource(recording, is_playing=False)
         self._seek(source, time_ns)

@@ -21,8 +21,9 @@ SHORTEST_NS: Final = 20_000_000
 
 
 class Timeline(Protocol):
-    """Time range with a cursor. Times are nanoseconds since 1970 on the timeline's own clock. Signals have no
-    arguments.
+    """Time range with a cursor. Signals have no arguments.
+
+    Times are nanoseconds since 1970 on the timeline's own clock.
     """
 
     @property
@@ -70,12 +71,10 @@ class Timeline(Protocol):
         """Recorded seconds per second."""
 
     @property
-    def visible_range(self) -> VisibleRange:
-        """Zoomed range, shared by the linked views."""
+    def visible_range(self) -> VisibleRange: ...
 
     @property
-    def loop(self) -> Loop:
-        """Range that is played repeatedly."""
+    def loop(self) -> Loop: ...
 
     @property
     def is_before_event(self) -> bool:

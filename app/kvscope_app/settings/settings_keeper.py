@@ -28,7 +28,6 @@ def settings_file(settings: QSettings) -> SettingsFile:
 
 
 def read_settings(settings: QSettings) -> Settings:
-    """Read the current settings."""
     return settings_file(settings).read()
 
 

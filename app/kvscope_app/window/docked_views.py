@@ -131,9 +131,7 @@ class DockedViews(QObject):
         view.apply_theme(self._themes.theme)
         # Before it is shown, a view requests more than it needs: a small window would grow permanently.
         view.setMinimumSize(1, 1)
-        QTimer.singleShot(
-            1, view, lambda: view.setMinimumSize(0, 0)
-        )  # with 0 ms, a view that is deleted meanwhile would be kept alive
+        QTimer.singleShot(1, view, lambda: view.setMinimumSize(0, 0))  # 0 ms would keep a deleted view alive
         dock = self.docks[spec.name]
         placeholder = dock.widget()
         dock.setWidget(view)

@@ -53,20 +53,17 @@ class EngineNotices(QObject):
             self._keeper.forget()
 
     def restart(self) -> None:
-        """Stop the engine and start it again."""
         if self._keeper is not None:
             self._has_ended, self._epoch_lost = True, self._window.session.live_mirror.epoch
             self._window.banner.tell(_RESTARTING, _LAST_STATE)
             self._keeper.restart()
 
     def restart_with(self, flag: str, value: str) -> None:
-        """Restart the engine with an option changed."""
         if self._keeper is not None:
             self._keeper.engine.set_option(flag, value)
             self.restart()
 
     def show_log(self) -> None:
-        """Show the engine's output."""
         if self._keeper is not None:
             log_sheet(self._window, self._keeper.engine.log_text()).show()
 

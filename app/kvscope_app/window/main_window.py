@@ -97,7 +97,7 @@ class MainWindow(WindowBody):
         self.status_bar.recording_clicked.connect(lambda: recording_menu(self).popup(QCursor.pos()))
         self.docked.add_view("page_map", self.page_map)
         self._takes_prompts, self._is_console_spared = True, False
-        """The engine, as far as is known; whether the window, and not the person, closed the console."""
+        """Whether the engine accepts prompts, if known. Whether the window rather than the user closed the console."""
         self._has_own_layout, self.has_own_place = self._restore_layout()
         self._follow_state()
         self._paint_parts(themes.theme)

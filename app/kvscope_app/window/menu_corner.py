@@ -162,9 +162,7 @@ class Corner(QWidget):
         if color != self._color:
             self._color = color
             self._state.setStyleSheet(f"color: {color}; font-weight: 700; padding: 0 8px;")
-            self._state.setFixedHeight(
-                self._state.sizeHint().height()
-            )  # or each new digit would cause a layout of the window
+            self._state.setFixedHeight(self._state.sizeHint().height())  # or each new digit causes a window layout
 
 
 def _behind(seconds: float) -> str:

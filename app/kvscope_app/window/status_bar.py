@@ -71,8 +71,6 @@ _MESSAGE_SHARE: Final = 0.8
 
 
 class Dot(QWidget):
-    """A small filled circle."""
-
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._color = QColor()

@@ -100,7 +100,6 @@ class Welcome(QWidget):
         self._fit()
 
     def show_progress(self, progress: Progress) -> None:
-        """Show the progress of a download, conversion or load."""
         self._show_choices(())
         self.title.setText(_STAGES.get(progress.stage, progress.stage.capitalize()))
         self._detail.setText(progress_text(progress))

@@ -90,7 +90,6 @@ class WindowBody(SessionWindow):
             self.docks["devices"].raise_()
 
     def add_below(self, bar: QWidget) -> None:
-        """Add `bar` below the page map."""
         label_boxes(bar)
         self._column.addWidget(bar)
 

@@ -67,7 +67,6 @@ class WindowSlots:
             os.close(descriptor)
 
     def close(self) -> None:
-        """Release all slots."""
         for kind, slot in list(self._held):
             self.give_back(kind, slot)
 

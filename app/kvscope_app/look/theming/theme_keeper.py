@@ -125,6 +125,6 @@ class ThemeKeeper(QObject):
         themes = PALETTES[self.settings.values.palette]
         if self.choice != "auto":
             return themes[self.choice]
-        # Unknown without a platform theme: dark, as monitors are.
+        # Unknown without a platform theme: dark, as usual for monitoring tools.
         is_light = self._app.styleHints().colorScheme() == Qt.ColorScheme.Light
         return themes["light" if is_light else "dark"]

@@ -43,7 +43,6 @@ class Bookmarks(QObject):
         return made
 
     def rename(self, bookmark: Bookmark, text: str) -> None:
-        """Change the text of a stored bookmark."""
         self._say_anew(bookmark, text=text.strip()[:MAX_TEXT])
 
     def delete(self, bookmarks: Iterable[Bookmark]) -> None:

@@ -66,7 +66,6 @@ class RecordedLookup(QObject, Generic[_Key, _Found]):
         return None
 
     def close(self) -> None:
-        """Cancel the lookup."""
         self._wanted = None
         self._reading.close()
 

@@ -72,7 +72,6 @@ class RecordedTexts:
         return Background(work, "kvscope-texts")
 
     def close(self) -> None:
-        """Cancel lookups."""
         self._is_closed.set()
 
     def _read(self, watch: ProgressCallback) -> None:

@@ -70,7 +70,7 @@ class SessionTexts(QObject):
         self._tag = 0
         self._tags = itertools.count(_FIRST_TAG)
         self._looked_for: list[Asked] = []
-        self._failure = ""  # of the last lookup in the recording
+        self._failure = ""  # reason why the last lookup in the recording failed
         self._looking: Background[list[BlockContent | None]] | None = None
         self._timer = QTimer(self, singleShot=True, interval=ASK_EVERY_MS)
         self._timer.timeout.connect(self.look)
@@ -157,7 +157,6 @@ class SessionTexts(QObject):
             self._timer.start()
 
     def close(self) -> None:
-        """Cancel all requests."""
         self._timer.stop()
         self._give_up.stop()
         self._wanted.clear()

@@ -75,7 +75,6 @@ class KeptLayouts(QObject):
             )
 
     def show(self, name: str) -> None:
-        """Apply the named layout."""
         kept = self._choices.values.layouts.get(name)
         if kept is None:
             return
@@ -95,7 +94,6 @@ class KeptLayouts(QObject):
         show_layout(self._window, layout)
 
     def write(self, path: str) -> None:
-        """Save the present layout to a file."""
         try:
             write_layout(path, layout_of(self._window))
         except BadInput as error:

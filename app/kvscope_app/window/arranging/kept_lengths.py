@@ -49,7 +49,6 @@ class KeptLengths(QObject):
             self._wanted = {name: n for name, n in known.items() if isinstance(n, int) and 0 < n <= _MAX_LENGTH}
 
     def save(self, settings: QSettings, group: str) -> None:
-        """Save the lengths for the next start."""
         settings.setValue(lengths_name(group), {**self._wanted, _WINDOW: self._noted_at})
 
     def eventFilter(self, _watched: QObject, event: QEvent) -> bool:

@@ -29,7 +29,6 @@ def versions_text() -> str:
 
 
 def about_sheet(parent: QWidget) -> Sheet:
-    """Return the dialog with the program's version and license."""
     sheet = Sheet("About kvscope", parent)
     mark, name = PlainLabel(), PlainLabel("kvscope")
     mark.setPixmap(pixmap("kvscope", "#000001", scaled(64)))
@@ -54,7 +53,6 @@ def about_sheet(parent: QWidget) -> Sheet:
 
 
 def log_sheet(parent: QWidget, log: str) -> Sheet:
-    """Return the dialog with the end of the engine's log."""
     sheet = Sheet("Engine log", parent)
     text = QPlainTextEdit(log or "The engine printed nothing.")
     text.setReadOnly(True)
