@@ -96,8 +96,9 @@ class Desktop(QObject):
     def open_window(
         self, address: Address | str, engine: EngineProcess | None = None, key: Path | None = None
     ) -> MainWindow:
-        """Watch the engine at `address`, for kvscope engines with the key file `key`. `engine` is its process if we
-        started it.
+        """Watch the engine at `address`, for kvscope engines with the key file `key`.
+
+        `engine` is its process if we started it.
         """
         address = address if isinstance(address, Address) else Address(address, key)
         source = address.open()
@@ -338,8 +339,9 @@ def _select_once_shown(window: MainWindow, source: PlaybackSource, selects: Sequ
 
 
 def run_desktop(options: Options, engine: EngineProcess | None, openings: Sequence[RecordingOpening] = ()) -> int:
-    """Open a window for each engine or recording and run until the last is closed. Ends `engine` unless it is to be
-    kept.
+    """Open a window for each engine or recording and run until the last is closed.
+
+    Ends `engine` unless it is to be kept.
 
     Returns the exit code: 2 if a recording could not be opened.
     """

@@ -110,8 +110,9 @@ def _begin_to_open(paths: Sequence[str]) -> list[RecordingOpening]:
 
 
 def _wait_a_moment(openings: Sequence[RecordingOpening]) -> None:
-    """Wait up to `_PATIENCE_S` for the recordings. Raises BadInput for one that cannot be opened, which needs no
-    window.
+    """Wait up to `_PATIENCE_S` for the recordings.
+
+    Raises BadInput for one that cannot be opened, which needs no window.
     """
     deadline_s = time.monotonic() + _PATIENCE_S
     for opening in openings:

@@ -64,8 +64,9 @@ def _open(path: Path, schema: SqliteSchema) -> sqlite3.Connection:
 
 
 def _make(connection: sqlite3.Connection, schema: SqliteSchema) -> None:
-    """Create the schema. Retries while other processes create it, because changing the journal mode then fails
-    immediately.
+    """Create the schema.
+
+    Retries while other processes create it, because changing the journal mode then fails immediately.
     """
     end_s = time.monotonic() + _WAIT_FOR_OTHERS_S
     while True:

@@ -76,8 +76,9 @@ class Curve:
 
 
 def curve_of(panel: Overlaid, overview: SessionOverview, zero_ns: int, shown_ns: tuple[int, int]) -> Curve:
-    """Return the curve of the seconds within `shown_ns`. Averages several seconds per point if there are over
-    `MAX_POINTS`.
+    """Return the curve of the seconds within `shown_ns`.
+
+    Averages several seconds per point if there are over `MAX_POINTS`.
 
     `shown_ns` and `zero_ns`, the time of second 0, are on the overview's clock.
     """

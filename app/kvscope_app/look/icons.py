@@ -1,4 +1,4 @@
-"""Icons: kvscope's SVG files rendered in a theme color as pixmaps, without a Python icon engine."""
+"""Icons: kvscope's SVG files rendered in a theme colour as pixmaps, without a Python icon engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PySide6.QtSvg import QSvgRenderer
 from kvscope_app.look.zoom import scaled
 
 _INK: Final = "#000001"
-"""Color in the SVG files that is replaced by the requested one."""
+"""Colour in the SVG files that is replaced by the requested one."""
 _SCALES: Final = (1, 2, 3)
 _FOLDER: Final = resources.files("kvscope_resources") / "icons"
 
@@ -30,7 +30,7 @@ def icon(name: str, color: str, disabled: str | None = None, size: int = 18) -> 
 
 
 def app_icon() -> QIcon:
-    """Return the application's icon in its original colors."""
+    """Return the application's icon in its original colours."""
     result = QIcon()
     for size in (16, 24, 32, 48, 64, 128, 256):
         result.addPixmap(pixmap("kvscope", _INK, size, 1))
@@ -57,14 +57,15 @@ def names() -> list[str]:
 
 
 def chevron_path(is_dark: bool, where: str = "") -> str:
-    """Return the file of a chevron for stylesheets, which accept no pixmaps. `where`: `up`, `left`, `right`, or down if
-    empty.
+    """Return the file of a chevron for stylesheets, which accept no pixmaps.
+
+    `where`: `up`, `left`, `right`, or down if empty.
     """
     return _sheet_path(f"chevron-{where}" if where else "chevron", is_dark)
 
 
 def check_path(is_dark: bool) -> str:
-    """Return the file of a check mark for stylesheets, for boxes filled with the accent color."""
+    """Return the file of a check mark for stylesheets, for boxes filled with the accent colour."""
     return _sheet_path("check", is_dark)
 
 

@@ -35,7 +35,7 @@ def tool_button(text: str, tip: str, *, checkable: bool = False, checked: bool =
 
 
 def set_icon(button: QToolButton, name: str, theme: Theme) -> None:
-    """Show an icon instead of the text, in the theme's colors; the accent color if the button is checked."""
+    """Show an icon instead of the text, in the theme's colours; the accent colour if the button is checked."""
     color = theme.accent if button.isCheckable() and button.isChecked() else theme.muted
     button.setIcon(icon(name, color, mix(theme.muted, theme.panel, 0.6)))
     button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonIconOnly)
@@ -102,7 +102,7 @@ def head_row(bar: QLayout) -> QWidget:
 
 
 def empty_state(text: str) -> QLabel:
-    """Return the muted sentence in the center of a view that has nothing to show."""
+    """Return the muted sentence in the centre of a view that has nothing to show."""
     made = label(text, "muted", wraps=True)
     made.setAlignment(Qt.AlignmentFlag.AlignCenter)
     made.setContentsMargins(24, 24, 24, 24)

@@ -1,4 +1,4 @@
-"""Signs of bookmarks and alarms on time axes, distinguished by shape as well as color.
+"""Signs of bookmarks and alarms on time axes, distinguished by shape as well as colour.
 
 A bookmark is a pennant, an alarm a triangle. The ends of a loop are brackets.
 """
@@ -15,12 +15,12 @@ WIDTH = 9.0
 
 
 def sign_color(is_note: bool, theme: Theme) -> QColor:
-    """Return the color of a bookmark (`is_note`) or an alarm."""
+    """Return the colour of a bookmark (`is_note`) or an alarm."""
     return theme.color("accent" if is_note else "warn")
 
 
 def paint_sign(painter: QPainter, x: float, top: float, height: float, *, is_note: bool, theme: Theme) -> None:
-    """Paint a sign centered at `x`, with its upper edge at `top`."""
+    """Paint a sign centred at `x`, with its upper edge at `top`."""
     half = WIDTH / 2
     if is_note:
         points = [(-half, 0), (half, 0), (half, height), (0, height * 0.66), (-half, height)]

@@ -1,7 +1,7 @@
-"""Dark and light themes: every color that the desktop paints has a name here.
+"""Dark and light themes: every colour that the desktop paints has a name here.
 
-Qt's color scheme has no effect without a platform theme, so both palettes are defined here, on top of the Fusion style.
-pyqtgraph does not follow a palette: views apply colors of a `Theme` in `View.apply_theme`.
+Qt's colour scheme has no effect without a platform theme, so both palettes are defined here, on top of the Fusion
+style. pyqtgraph does not follow a palette: views apply colours of a `Theme` in `View.apply_theme`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SEEN: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """Named colors as `#rrggbb`. `color(name)` returns a QColor."""
+    """Named colours as `#rrggbb`. `color(name)` returns a QColor."""
 
     name: str
     is_dark: bool
@@ -46,8 +46,9 @@ class Theme:
     grid: str
     """Grid lines of plots: opaque, faint."""
     series: tuple[str, ...]
-    """Eight curve colors based on Okabe and Ito. Those of the safe palette can be distinguished by color-blind
-    users.
+    """Eight curve colours based on Okabe and Ito.
+
+    Those of the safe palette can be distinguished by colour-blind users.
     """
     block_free: str
     block_active: str
@@ -61,12 +62,12 @@ class Theme:
     flash_copied: str
     flash_saved: str
     flash_loaded: str
-    """The flash colors show briefly that a cell changed. Large cells also have a sign."""
+    """The flash colours show briefly that a cell changed. Large cells also have a sign."""
     selection: str
     """Outline of the selection."""
 
     def color(self, name: str, alpha: int = 255) -> QColor:
-        """Return the named color. `alpha`: 0 to 255."""
+        """Return the named colour. `alpha`: 0 to 255."""
         color = QColor(str(getattr(self, name)))
         color.setAlpha(alpha)
         return color
@@ -184,19 +185,21 @@ def mix(first: str, second: str, share: float) -> str:
 
 
 def readable_on(color: str, theme: Theme) -> str:
-    """Return the color for drawing on `color`: the background color, or the text color if the contrast were too low."""
+    """Return the colour for drawing on `color`: the background colour, or the text colour if the contrast were too
+    low.
+    """
     light, base = sorted((_luminance(color), _luminance(theme.base)), reverse=True)
     return theme.base if (light + 0.05) / (base + 0.05) >= _SEEN else theme.text
 
 
 def owner_color(number: int, theme: Theme = DARK) -> QColor:
-    """Return the color of request `number`, the same in every view. Consecutive numbers have distant hues."""
+    """Return the colour of request `number`, the same in every view. Consecutive numbers have distant hues."""
     return QColor(owner_colors(theme)[number % NUM_OWNER_COLORS])
 
 
 @lru_cache(maxsize=8)
 def owner_colors(theme: Theme) -> tuple[str, ...]:
-    """Return `NUM_OWNER_COLORS` colors with hues a golden angle apart, in three lightnesses."""
+    """Return `NUM_OWNER_COLORS` colours with hues a golden angle apart, in three lightnesses."""
     return tuple(_owner(index, theme.is_dark) for index in range(NUM_OWNER_COLORS))
 
 

@@ -20,8 +20,9 @@ STEPPED: Final = {kind.name: kind.plural for kind in EVENT_KINDS if kind.is_step
 
 
 class EventJumps:
-    """Moves to the next or previous event of the chosen kind. `tell` is called with a description, or that there is
-    none.
+    """Moves to the next or previous event of the chosen kind.
+
+    `tell` is called with a description, or that there is none.
     """
 
     def __init__(self, timeline: Timeline, tell: Callable[[str], None]) -> None:

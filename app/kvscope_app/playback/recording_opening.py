@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 
 class RecordingOpening(Background["Recording"]):
-    """Opening of one recording, which starts in the constructor. Afterwards either `recording` or `failure` is set, or
-    it was cancelled.
+    """Opening of one recording, which starts in the constructor.
+
+    Afterwards either `recording` or `failure` is set, or it was cancelled.
     """
 
     def __init__(self, path: str) -> None:

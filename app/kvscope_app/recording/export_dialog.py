@@ -157,8 +157,9 @@ class ExportWish:
 
 
 def begin_export(window: SessionWindow, wish: ExportWish) -> Task:
-    """Start the export on a thread, with a progress dialog if it takes long. An existing file is replaced on
-    completion.
+    """Start the export on a thread, with a progress dialog if it takes long.
+
+    An existing file is replaced on completion.
     """
     work = Background(_work(window.session, wish), "kvscope-export")
     return write_file(window, work, wish.path, "Exporting", "Exported to", _FAILED)

@@ -1,7 +1,7 @@
-"""Samples of all GPUs and the host: the newest one complete, earlier ones as numeric columns for charts. Imports no Qt.
+"""Samples of all GPUs and the host: the newest one complete, earlier ones as numeric columns for charts.
 
-Retains at least one hour at one sample per second. Times are on this machine's monotonic clock, like those of
-`History`.
+Retains the newest hour at one sample per second. Times are on this machine's monotonic clock, like those of `History`.
+Imports no Qt.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ COLUMNS: Final = (
 
 
 class DeviceLog:
-    """Log of device samples, added in the order of their times. Call `clear` if the next sample does not continue the
-    series.
+    """Log of device samples, added in the order of their times.
+
+    Call `clear` if the next sample does not continue the series.
     """
 
     def __init__(self) -> None:

@@ -69,6 +69,7 @@ class EventLog:
 
     def put_before(self, past: Sequence[tuple[int, int, Event]], num_replaced: int) -> None:
         """Replace the first `num_replaced` events with `past`, which has (time, epoch, event) each, oldest first.
+
         Serials change.
         """
         own = [(entry.time_ns, entry.epoch, entry.event) for entry in self.since(num_replaced)]

@@ -40,8 +40,9 @@ class SessionGroup(QObject):
         return next((session for session in self._sessions if session.source is source), None)
 
     def named(self, name: str) -> Session | None:
-        """Return the first session whose source has this name, or None. Used to detect an address that is watched
-        already.
+        """Return the first session whose source has this name, or None.
+
+        Used to detect an address that is watched already.
         """
         return next((session for session in self._sessions if session.source.name == name), None)
 
@@ -53,8 +54,9 @@ class SessionGroup(QObject):
         return session
 
     def watch(self, addresses: tuple[Address, ...]) -> list[Session]:
-        """Open and start a session for each address. Raises BadInput if any address is invalid, before opening a
-        session.
+        """Open and start a session for each address.
+
+        Raises BadInput if any address is invalid, before opening a session.
         """
         for address in addresses:
             address.check()

@@ -1,8 +1,8 @@
-"""Recent history of an engine for charts: ring buffers bounded by time and bytes, filled from updates. Imports no Qt.
+"""Recent history of an engine for charts: ring buffers bounded by time and bytes, filled from updates.
 
 All times are on this machine's monotonic clock, also those of recordings (negative if before the boot). Frame times of
 an epoch are mapped to it with the smallest difference between receipt and frame time, so times continue across engine
-restarts and machines. An absent engine leaves a gap. Data of earlier epochs is retained.
+restarts and machines. An absent engine leaves a gap. Data of earlier epochs is retained. Imports no Qt.
 """
 
 from __future__ import annotations
@@ -95,8 +95,9 @@ class HistoryWindow:
     """Consecutive bins, oldest first. NaN where nothing was received."""
 
     time_s: FloatArray
-    """End of each bin in seconds relative to `end_ns`, shape (n,). Gauges are values at that time, sums cover the bin
-    before.
+    """End of each bin in seconds relative to `end_ns`, shape (n,).
+
+    Gauges are values at that time, sums cover the bin before.
     """
     columns: dict[str, FloatArray]
     """`SUMS`, `GAUGES` and `LATENCIES`, shape (n,) each."""
@@ -156,8 +157,9 @@ class History:
         self.began_engine_ns = 0
         """`began_ns` on the engine's clock."""
         self.began_ns: int | None = None
-        """Time of the last `begin`, or None. Anything earlier was not observed directly, only filled in from the
-        overview.
+        """Time of the last `begin`, or None.
+
+        Anything earlier was not observed directly, only filled in from the overview.
         """
         self.num_past_events = 0
         """Number of events in the log from before `began_ns`."""
@@ -342,8 +344,9 @@ class History:
             self.devices.add(devices, at_ns)
 
     def _increase(self, name: str, totals: IntArray) -> IntArray:
-        """Return the increases of a cumulative total per frame, shape of `totals`. The first value ever seen counts as
-        0.
+        """Return the increases of a cumulative total per frame, shape of `totals`.
+
+        The first value ever seen counts as 0.
         """
         before = self._totals.get(name, int(totals[0]))
         self._totals[name] = int(totals[-1])

@@ -80,8 +80,9 @@ class OverviewReading:
         return [self._bookmarks.popleft() for _ in range(len(self._bookmarks))]
 
     def keep_bookmarks(self, said: list[Bookmark]) -> str:
-        """Save bookmarks to the sidecar file; the recording itself is not rewritten. Returns the error text, empty on
-        success.
+        """Save bookmarks to the sidecar file; the recording itself is not rewritten.
+
+        Returns the error text, empty on success.
         """
         return keep_bookmarks(self._bookmark_file, said)
 

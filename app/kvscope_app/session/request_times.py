@@ -115,8 +115,9 @@ class RequestTimes:
         self._started_ns[unseen] = np.where(_states(rows)[is_unseen] == RequestState.WAITING, -1, _UNSEEN)
 
     def started_ns(self, numbers: IntArray) -> IntArray:
-        """Engine time at which each request first ran, shape of `numbers`. Negative if it has not run or this was not
-        observed.
+        """Engine time at which each request first ran, shape of `numbers`.
+
+        Negative if it has not run or this was not observed.
         """
         return self._look_up(self._started_ns, numbers)
 

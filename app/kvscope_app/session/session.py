@@ -43,16 +43,18 @@ if TYPE_CHECKING:
     from kvscope_app.session.texts.session_texts import SessionTexts
 
 STATUS_EVERY_NS: Final = 250_000_000
-"""Shortest interval between `status_changed` signals. An idle session emits it once per second, for views that show
-one.
+"""Shortest interval between `status_changed` signals.
+
+An idle session emits it once per second, for views that show one.
 """
 OVERVIEW_CALM_NS: Final = 4_000_000_000
 """Interval of overview updates while nothing happens. Longer, because its views repaint completely on each update."""
 
 
 class Session(QObject):
-    """Owns the overview, the selection, the bookmarks and the readers of recordings. Signals are emitted on the GUI
-    thread.
+    """Owns the overview, the selection, the bookmarks and the readers of recordings.
+
+    Signals are emitted on the GUI thread.
     """
 
     status_changed = Signal()
@@ -153,8 +155,9 @@ class Session(QObject):
         self._tell_status()
 
     def tell_end(self, reason: str) -> None:
-        """Set why the engine's process ended, which a source that was never answered cannot detect. Empty after a
-        restart.
+        """Set why the engine's process ended, which a source that was never answered cannot detect.
+
+        Empty after a restart.
         """
         self._end_reason = reason
         self._tell_status()

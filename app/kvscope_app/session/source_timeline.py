@@ -45,8 +45,9 @@ _CAUGHT_UP_NS: Final = 2_500_000_000
 
 
 class SourceTimeline(QObject):
-    """Implementation of `Timeline` for a source, and the history that it shows. Members without docstring: see
-    `Timeline`.
+    """Implementation of `Timeline` for a source, and the history that it shows.
+
+    Members without docstring: see `Timeline`.
 
     Signals are emitted on the GUI thread. Times are nanoseconds since 1970 unless noted otherwise.
     """
@@ -287,8 +288,9 @@ class SourceTimeline(QObject):
     # Polling
 
     def take_updates(self) -> bool:
-        """Receive and apply updates at the end and at the cursor. Returns whether there is activity. Called once per
-        poll.
+        """Receive and apply updates at the end and at the cursor.
+
+        Returns whether there is activity. Called once per poll.
         """
         is_busy = self._take(self.end)
         if self.cursor.is_away:
@@ -425,8 +427,9 @@ class Viewpoint:
 
 
 class Cursor:
-    """Cursor of a live session. Away from the end it has a frozen copy of the shown state, then a playback of the
-    history.
+    """Cursor of a live session.
+
+    Away from the end it has a frozen copy of the shown state, then a playback of the history.
 
     It is away from the end between `stand` and `come_back`. After `go_to` it reads its own recording of the ring on
     disk.
@@ -497,8 +500,9 @@ class Cursor:
             self._opening = Background(kept.open_recording, "kvscope-history")
 
     def take_opened(self, speed: float) -> str:
-        """Perform the pending seek once the ring's recording is open. Returns why it cannot be opened, or an empty
-        text.
+        """Perform the pending seek once the ring's recording is open.
+
+        Returns why it cannot be opened, or an empty text.
         """
         opening = self._opening
         if opening is None or not opening.is_over:

@@ -1,4 +1,4 @@
-"""Text and theme color of each source state, and the text for history that is not recorded.
+"""Text and theme colour of each source state, and the text for history that is not recorded.
 
 Imports no Qt.
 """

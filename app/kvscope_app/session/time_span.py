@@ -31,8 +31,9 @@ class TimeSpan:
         return self.begin_ns + round(share * self.length_ns)
 
     def zoomed(self, factor: float, at_share: float, whole: TimeSpan) -> TimeSpan:
-        """Return a range `factor` times as long, within `whole`. The time at `at_share` keeps its position if
-        possible.
+        """Return a range `factor` times as long, within `whole`.
+
+        The time at `at_share` keeps its position if possible.
         """
         length_ns = min(max(round(self.length_ns * factor), SHORTEST_NS), whole.length_ns)
         begin_ns = self.time_at(at_share) - round(length_ns * at_share)

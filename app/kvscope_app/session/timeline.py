@@ -179,8 +179,9 @@ class Loop(QObject):
         self.changed.emit()
 
     def _look(self) -> None:
-        """Jump back to the start if the cursor passed the end, or stopped at the timeline's end. Does nothing while
-        live.
+        """Jump back to the start if the cursor passed the end, or stopped at the timeline's end.
+
+        Does nothing while live.
         """
         timeline, around = self._timeline, self.range_ns
         if around is None or timeline.is_live:

@@ -25,7 +25,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     theme: Literal["auto", "dark", "light"] = "auto"
     palette: Literal["usual", "safe"] = "usual"
-    """`safe` has colors that color-blind users can distinguish."""
+    """`safe` has colours that colour-blind users can distinguish."""
     zoom_percent: Annotated[int, msgspec.Meta(ge=50, le=300)] = 100
     """Zoom of all text and of lengths that depend on it."""
     shortcuts: dict[str, tuple[str, ...]] = {}
@@ -44,7 +44,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     record_texts: bool | None = None
     """Whether block texts are recorded; None: the user was not asked yet."""
     color_mode: str = "state"
-    """Initial color mode of the page map (`page_map.color_modes`). Unknown names count as `state`."""
+    """Initial colour mode of the page map (`page_map.color_modes`). Unknown names count as `state`."""
     flashes: bool = True
     """Whether changed cells flash."""
     request_filter: str = ""

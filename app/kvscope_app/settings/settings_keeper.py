@@ -102,8 +102,9 @@ class SettingsFile:
         return _decoded(self._raws())
 
     def change(self, make: Callable[[Settings], Mapping[str, object]]) -> Settings:
-        """Set the fields that `make` computes from the file's present contents. Raises OSError if the file cannot be
-        written.
+        """Set the fields that `make` computes from the file's present contents.
+
+        Raises OSError if the file cannot be written.
         """
         with self._locked():
             raws = self._raws()

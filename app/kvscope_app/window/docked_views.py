@@ -68,8 +68,9 @@ class DockedViews(QObject):
         self._last_view.connect(self.all_loaded, Qt.ConnectionType.QueuedConnection)
 
     def begin(self) -> bool:
-        """Start loading views, one per turn of the event loop so that the window stays responsive. Call once the window
-        is shown.
+        """Start loading views, one per turn of the event loop so that the window stays responsive.
+
+        Call once the window is shown.
 
         Returns False if no view is left to load.
         """

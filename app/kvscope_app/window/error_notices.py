@@ -121,8 +121,9 @@ class InternalErrors(QObject):
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Install the hooks within the context. Hooks that were installed before are also called, except Python's
-        own.
+        """Install the hooks within the context.
+
+        Hooks that were installed before are also called, except Python's own.
         """
         before = sys.excepthook, threading.excepthook, sys.unraisablehook
         sys.excepthook = self._chained(before[0], sys.__excepthook__)
@@ -192,8 +193,9 @@ class InternalErrors(QObject):
             self._qt_before(kind, context, text)
 
     def _count(self, kind: str, part: str, trace: str, action: str = "") -> int:
-        """Record an occurrence. Returns the number of occurrences so far, or 0 if the error is not stored
-        (`MAX_ERRORS`).
+        """Record an occurrence.
+
+        Returns the number of occurrences so far, or 0 if the error is not stored (`MAX_ERRORS`).
         """
         with self._lock:
             found = self._errors.get(trace)

@@ -104,8 +104,9 @@ def _is_narrow(window: QMainWindow) -> bool:
 
 
 def save(window: QMainWindow, settings: QSettings, group: str = "window", *, with_docks: bool = True) -> None:
-    """Save the geometry of the window and, with `with_docks`, its layout. Pass False if the user did not choose the
-    layout.
+    """Save the geometry of the window and, with `with_docks`, its layout.
+
+    Pass False if the user did not choose the layout.
     """
     settings.setValue(geometry_name(group), window.saveGeometry())
     if with_docks:
@@ -160,8 +161,9 @@ def has_place(settings: QSettings, group: str) -> bool:
 
 
 def place_beside(window: QMainWindow, others: Sequence[QMainWindow], has_own_place: bool) -> None:
-    """Cascade the window so that it covers no other window exactly. A window without a saved geometry starts at the
-    newest.
+    """Cascade the window so that it covers no other window exactly.
+
+    A window without a saved geometry starts at the newest.
     """
     if not others:
         return

@@ -62,8 +62,9 @@ class MainWindow(WindowBody):
         openers: Openers = NO_OPENERS,
         slot: int = 1,
     ) -> None:
-        """Create the window. `slot` is its number among the open windows of its kind, from 1; each slot has its own
-        geometry.
+        """Create the window.
+
+        `slot` is its number among the open windows of its kind, from 1; each slot has its own geometry.
         """
         super().__init__(session, themes, settings, keeper, openers)
         self.slot = slot

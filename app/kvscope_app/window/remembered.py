@@ -26,7 +26,7 @@ _MADE: Final = "made_widths"
 
 
 def remember_map(view: PageMapView, choices: SettingsKeeper) -> None:
-    """Apply and save the color mode, and apply the flashing of the page map."""
+    """Apply and save the colour mode, and apply the flashing of the page map."""
     chosen = choices.values
     view.set_mode(mode_named(chosen.color_mode))
     view.set_flashing(chosen.flashes)

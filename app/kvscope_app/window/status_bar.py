@@ -1,4 +1,4 @@
-"""Status bar: connection, model, step rate, latency and losses. Every color is accompanied by text."""
+"""Status bar: connection, model, step rate, latency and losses. Every colour is accompanied by text."""
 
 from __future__ import annotations
 
@@ -96,8 +96,9 @@ class StatusBar(QStatusBar):
     recording_clicked = Signal()
 
     def __init__(self, session: Session, parent: QWidget | None = None, *, is_own: bool = False) -> None:
-        """Create the bar. `is_own`: whether kvscope started the engine, whose process exists before it can be connected
-        to.
+        """Create the bar.
+
+        `is_own`: whether kvscope started the engine, whose process exists before it can be connected to.
         """
         super().__init__(parent)
         self._session, self._is_own = session, is_own

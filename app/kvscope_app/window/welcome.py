@@ -81,8 +81,9 @@ class Welcome(QWidget):
         self._offers.insertWidget(self._offers.count() - 1, button)
 
     def show_waiting(self, title: str, detail: str, choices: Sequence[Choice] = ()) -> None:
-        """Show that something of unknown duration is awaited. `choices` are alternatives to waiting, the most common
-        one first.
+        """Show that something of unknown duration is awaited.
+
+        `choices` are alternatives to waiting, the most common one first.
         """
         self._show_choices(choices)
         self.title.setText(title)

@@ -49,13 +49,15 @@ class WindowBody(SessionWindow):
         super().__init__(session, themes, settings, openers)
         self.keeper = keeper
         self.has_own_docks = True
-        """Whether the user chose the arrangement of the docks. False once they were rearranged for a source without a
-        KV pool.
+        """Whether the user chose the arrangement of the docks.
+
+        False once they were rearranged for a source without a KV pool.
         """
         self._is_squeezed = False
         self.may_link, self.link_words = False, ""
-        """`may_link`: whether another window exists to link times with. `link_words`: state of the link, empty if not
-        linked.
+        """`may_link`: whether another window exists to link times with.
+
+        `link_words`: state of the link, empty if not linked.
         """
         self.setWindowTitle("kvscope")
         self.debugger = Debugger(session, self)

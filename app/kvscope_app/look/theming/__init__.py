@@ -1,1 +1,1 @@
-"""Applies themes to the application: the stylesheet, the color-blind palette, and the user's choice."""
+"""Applies themes to the application: the stylesheet, the colour-blind palette, and the user's choice."""

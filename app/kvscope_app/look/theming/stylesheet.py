@@ -181,7 +181,7 @@ QDialogButtonBox { dialogbuttonbox-buttons-have-icons: 0; }
 
 
 def stylesheet(theme: Theme, zoom_percent: int = 100) -> str:
-    """Return the stylesheet with the colors of `theme` and lengths at `zoom_percent`. Lines keep their width."""
+    """Return the stylesheet with the colours of `theme` and lengths at `zoom_percent`. Lines keep their width."""
     names = (
         "window",
         "base",
@@ -215,8 +215,9 @@ def stylesheet(theme: Theme, zoom_percent: int = 100) -> str:
 
 
 def _at_zoom(found: re.Match[str], zoom_percent: int) -> str:
-    """Scale a length. A radius is rounded down: Qt ignores one of more than half the side, so a circle would be a
-    square.
+    """Scale a length.
+
+    A radius is rounded down: Qt ignores one of more than half the side, so a circle would be a square.
     """
     what, length = found[1] or "", int(found[2])
     fit = math.floor if what else round

@@ -74,8 +74,9 @@ class ThemeKeeper(QObject):
         self.settings.change(zoom_percent=wanted)
 
     def afterwards(self, work: Callable[[], None]) -> None:
-        """Call `work` after the visible widgets were painted, unless another change comes first. For receivers of
-        `changed`.
+        """Call `work` after the visible widgets were painted, unless another change comes first.
+
+        For receivers of `changed`.
         """
         self._waiting.append(work)
 

@@ -75,8 +75,9 @@ class Bookmarks(QObject):
                 self._say_anew(bookmark, is_deleted=False)
 
     def is_kept(self, bookmark: Bookmark) -> bool:
-        """Whether the bookmark is stored, so that it can be renamed and deleted. One derived from alarm rules is
-        not.
+        """Whether the bookmark is stored, so that it can be renamed and deleted.
+
+        One derived from alarm rules is not.
         """
         return bookmark.bookmark_id in self._said
 

@@ -27,8 +27,9 @@ _END_S: Final = 10.0
 
 
 class Both:
-    """Sink that forwards to a ring and a recording. A message lost by either is reported as lost; a snapshot repairs
-    both.
+    """Sink that forwards to a ring and a recording.
+
+    A message lost by either is reported as lost; a snapshot repairs both.
     """
 
     def __init__(self, ring: Sink, recording: Sink) -> None:
@@ -48,8 +49,9 @@ class Both:
 
 
 class KeptTimeline:
-    """History in `ring`, which becomes the sink of the source through `set_sink`. `close` ends the ring and the
-    recording.
+    """History in `ring`, which becomes the sink of the source through `set_sink`.
+
+    `close` ends the ring and the recording.
     """
 
     def __init__(self, ring: RingClient, set_sink: Callable[[Sink | None], None]) -> None:
@@ -74,8 +76,9 @@ class KeptTimeline:
         return None if start_ns is None or end_ns is None else (start_ns, end_ns)
 
     def take_into(self, overview: SessionOverview) -> bool:
-        """Add new summaries and events to `overview` and drop what left the ring. Returns whether there was anything
-        new.
+        """Add new summaries and events to `overview` and drop what left the ring.
+
+        Returns whether there was anything new.
         """
         fresh = self.ring.take_overview()
         if not fresh:
@@ -103,8 +106,9 @@ class KeptTimeline:
             recorder.writer.write_texts(texts)
 
     def save(self, path: Path, seconds: float) -> Background[str]:
-        """Write the last `seconds` of the ring to `path`. The result is a note on defects of the ring, usually
-        empty.
+        """Write the last `seconds` of the ring to `path`.
+
+        The result is a note on defects of the ring, usually empty.
         """
 
         def work(watch: ProgressCallback) -> str:
@@ -121,8 +125,9 @@ class KeptTimeline:
         self._set_sink(self._both)
 
     def stop_recording(self) -> Background[Path] | None:
-        """Stop the recording; a thread completes the file. The ring continues without a gap. Returns None if none was
-        running.
+        """Stop the recording; a thread completes the file.
+
+        The ring continues without a gap. Returns None if none was running.
         """
         recorder, self.recorder = self.recorder, None
         if self._both is not None:

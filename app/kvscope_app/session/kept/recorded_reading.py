@@ -23,8 +23,9 @@ _Made = TypeVar("_Made")
 
 
 class RecordedReading(QObject, Generic[_Made]):
-    """Call `begin` whenever no read is in progress. `made` is the last result, or `failure` the reason why there is
-    none.
+    """Call `begin` whenever no read is in progress.
+
+    `made` is the last result, or `failure` the reason why there is none.
     """
 
     over = Signal()

@@ -33,8 +33,9 @@ def kept_bounds(settings: QSettings) -> tuple[int, int]:
 
 
 def make_ring(settings: QSettings) -> RingClient:
-    """Create the ring of a new session, which another process writes. Problems with the folder are reported in its
-    `failure`.
+    """Create the ring of a new session, which another process writes.
+
+    Problems with the folder are reported in its `failure`.
     """
     from kvscope_telemetry.errors import BadInput
     from kvscope_telemetry.keys.private_files import make_private_folder

@@ -45,8 +45,9 @@ Key = tuple[int, int, int, int]
 
 
 def asked_of(mirror: Mirror, block: int) -> Asked:
-    """Return the identity of the content of `block`, 0 <= block < mirror.num_rows. A different value may mean other
-    text.
+    """Return the identity of the content of `block`, 0 <= block < mirror.num_rows.
+
+    A different value may mean other text.
     """
     ledger = mirror.ledger
     columns = (int(column[block]) for column in (ledger.owner, ledger.filled, ledger.hash))

@@ -84,8 +84,9 @@ class KeptLayouts(QObject):
             self._window.banner.tell(f"The layout “{name}” cannot be used", str(error), passes=True)
 
     def put(self, layout: WindowLayout, words: str) -> None:
-        """Apply `layout`. Raises BadInput for an unknown name, before changing anything. `words` describes the change
-        for undo.
+        """Apply `layout`.
+
+        Raises BadInput for an unknown name, before changing anything. `words` describes the change for undo.
         """
         layout.check(KNOWN)
         views = self._window.views

@@ -37,8 +37,9 @@ class LayoutWatch(QObject):
                 signal.connect(partial(self._note, name))
 
     def begin(self, *, is_whole: bool = False) -> None:
-        """Take the present arrangement as the state that the next undo restores. `is_whole`: whether the layout was
-        replaced.
+        """Take the present arrangement as the state that the next undo restores.
+
+        `is_whole`: whether the layout was replaced.
         """
         self._settled, self._stood = self._window.saveState(LAYOUT_VERSION), self._stand()
         self.settled.emit(is_whole)
@@ -49,8 +50,9 @@ class LayoutWatch(QObject):
             self.begin()
 
     def about_to(self, words: str, beside: tuple[Callable[[], object], Callable[[], object]] | None = None) -> None:
-        """Announce that the whole layout will be replaced. `beside` has functions that undo and redo accompanying
-        changes.
+        """Announce that the whole layout will be replaced.
+
+        `beside` has functions that undo and redo accompanying changes.
         """
         if self._settled is not None and not self._window.undo.is_at_work:
             self._settled = self._window.saveState(LAYOUT_VERSION)  # with the current sizes
@@ -75,8 +77,9 @@ class LayoutWatch(QObject):
             self._window.undo.did(words, partial(self._put, before, undo), partial(self._put, now, redo))
 
     def _what_changed(self) -> str:
-        """Describe the change for undo. A dock that was opened, closed, floated or docked takes precedence over moved
-        docks.
+        """Describe the change for undo.
+
+        A dock that was opened, closed, floated or docked takes precedence over moved docks.
         """
         for name, (hidden, floats) in self._stand().items():
             title = self._window.docks[name].windowTitle().lower()

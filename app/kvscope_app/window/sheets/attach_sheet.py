@@ -32,8 +32,9 @@ _HOW_TO_ATTACH: Final = (
 
 
 class AttachSheet(Sheet):
-    """Passes a checked address to `attach` and saves the connection. The API key is saved only if the user asks for
-    it.
+    """Passes a checked address to `attach` and saves the connection.
+
+    The API key is saved only if the user asks for it.
     """
 
     def __init__(
