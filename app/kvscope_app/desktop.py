@@ -282,7 +282,6 @@ class Desktop(QObject):
         return window
 
     def _closed(self, window: MainWindow) -> None:
-        """Release the session and the resources of a closed window."""
         if window not in self.windows:
             return
         self.windows.remove(window)

@@ -72,7 +72,6 @@ class LinkedTimes(QObject):
         self._tell()
 
     def link(self, on: bool) -> None:
-        """Link or unlink the times of all windows."""
         self.is_on = on and len(self._members) > 1
         self._leader = None
         for member in self._members:
@@ -172,7 +171,6 @@ class LinkedTimes(QObject):
             _stand(member, nearest_ns)
 
     def _share_range(self, member: LinkedWindow) -> None:
-        """Show the visible range of `member` in the other windows."""
         span, self._is_following = member.session.timeline.visible_range.span, True
         try:
             for other in self._members:

@@ -85,7 +85,6 @@ class CompareBody(QMainWindow):
         return below
 
     def _align_frame(self) -> QFrame:
-        """Return the frame with the alignment box, styled like the bar."""
         frame = QFrame()
         frame.setProperty("look", "playback")
         row = QHBoxLayout(frame)

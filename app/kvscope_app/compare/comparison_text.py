@@ -31,7 +31,6 @@ def cells(row: ComparisonRow) -> tuple[str, ...]:
 
 
 def value_text(row: ComparisonRow, value: float | None) -> str:
-    """Format a figure with its unit."""
     return NOTHING if value is None else _FORMS.get(row.unit, short)(value)
 
 

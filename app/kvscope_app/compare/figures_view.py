@@ -123,7 +123,6 @@ class FiguresView(QWidget):
         self.of_shown = of_shown
 
     def copy(self) -> None:
-        """Copy the table as tab-separated text."""
         if self.model.rows:
             QGuiApplication.clipboard().setText(as_tsv(self.model.rows))
 

@@ -10,11 +10,9 @@ from PySide6.QtWidgets import QMainWindow, QSplitter
 from kvscope_app.setting_names import geometry_name, splitter_name
 
 KIND: Final = "comparison"
-"""Kind of window for `window_slots`."""
 
 
 def save_place(window: QMainWindow, settings: QSettings, group: str) -> None:
-    """Save the geometry and splitter sizes for the next window of this `group`."""
     settings.setValue(geometry_name(group), window.saveGeometry())
     for splitter in window.findChildren(QSplitter):
         if splitter.objectName():

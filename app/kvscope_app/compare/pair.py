@@ -99,7 +99,6 @@ class Pair(QObject):
         return Side(self.a, 0), Side(self.b, self.alignment.offset_ns)
 
     def by_starts(self) -> Alignment:
-        """Return the alignment of the two starts."""
         (a_first, _), (b_first, _) = Side(self.a, 0).range_ns, Side(self.b, 0).range_ns
         return Alignment.of(a_first, b_first)
 
@@ -276,7 +275,6 @@ class PairMarks(QObject):
 
     @property
     def shown(self) -> list[Bookmark]:
-        """Bookmarks in the order of time."""
         found = [
             replace(
                 mark,

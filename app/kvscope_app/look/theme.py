@@ -39,7 +39,6 @@ class Theme:
     """Labels, units and secondary text. Contrast 4.5:1 on `panel`."""
     accent: str
     accent_text: str
-    """Text on `accent`."""
     good: str
     warn: str
     bad: str

@@ -51,7 +51,6 @@ class FittingLabel(ElidedLabel):
 
     @property
     def longest(self) -> str:
-        """The longest text."""
         return self._lengths[0] if self._lengths else ""
 
     def set_lengths(self, *lengths: str) -> None:

@@ -142,9 +142,9 @@ def _begin(window: SessionWindow, wish: ExportWish, path: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ExportWish:
-    """What to export and where to.
+    """Destination, format and range of an export.
 
-    Times are on the wall clock, nanoseconds since 1970. None: from the first, to the last.
+    Times are on the wall clock, nanoseconds since 1970. None: from the start, to the end of the recording.
     """
 
     path: Path

@@ -129,7 +129,6 @@ class History:
         self.samples: deque[DeviceSample] = deque(maxlen=max_seconds * 2)
         """Device samples in order of receipt, newest last."""
         self.devices = DeviceLog()
-        """Samples of all GPUs and the host."""
         self.past_sample: DeviceSample | None = None
         """Newest device sample before a jump, reconstructed from the summaries per second."""
         self._wall_offset_ns = time.time_ns() - time.monotonic_ns()

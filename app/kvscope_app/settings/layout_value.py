@@ -39,7 +39,6 @@ class LayoutPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def parts(self) -> tuple[LayoutPart, ...]:
-        """Sub-parts, if any."""
         return self.across or self.down
 
     @property
@@ -91,7 +90,6 @@ class WindowLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return {name: part for name in AREAS if (part := getattr(self, name)) is not None}
 
     def view_names(self) -> list[str]:
-        """Return the names of all open views."""
         docked = [name for part in self.areas.values() for leaf in part.leaves() for name in leaf.tabs]
         return [*docked, *self.floating]
 

@@ -54,6 +54,5 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     event_kinds: tuple[str, ...] = ()
     """Kinds of events in the events dock; empty: all."""
     alarm_rules: tuple[Rule, ...] = DEFAULT_RULES
-    """Alarm rules in the listed order."""
     alarm_webhook: str = ""
     """URL to which alarms are posted; empty: none."""

@@ -40,7 +40,6 @@ class DockTitle(QWidget):
             row.addWidget(button)
 
     def follow_in_tab_order(self, widget: QWidget) -> None:
-        """Place the buttons after `widget`."""
         self.setTabOrder(widget, self._float)
         self.setTabOrder(self._float, self._close)
 

@@ -68,7 +68,6 @@ class EngineNotices(QObject):
             log_sheet(self._window, self._keeper.engine.log_text()).show()
 
     def engine_ended(self, reason: str) -> None:
-        """Show that the engine's process ended unexpectedly."""
         self._has_ended = True
         self._window.session.tell_end(reason)
         self._epoch_lost = self._window.session.live_mirror.epoch

@@ -296,7 +296,6 @@ class ErrorNotices(QObject):
         return strip
 
     def _forget_strip(self) -> None:
-        """Handle that the strip's window was closed."""
         self.strip = None
 
     def _apply_theme(self) -> None:

@@ -79,7 +79,6 @@ def arrange(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
 
 
 def share_out(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
-    """Resize the docks to their default sizes."""
     for orientation, areas in ((Qt.Orientation.Horizontal, ("left", "right")), (Qt.Orientation.Vertical, ("bottom",))):
         specs = [spec for spec in DOCKS if spec.area in areas]
         window.resizeDocks(

@@ -211,7 +211,6 @@ class MainWindow(WindowBody):
         return corner
 
     def _build_playback(self) -> PlaybackBar:
-        """Create the playback bar, below the page map."""
         names = ("to_start", "frame_back", "play", "frame_forward", "to_end")
         buttons = tuple(self.actions_by_name[name] for name in names)
         bar = PlaybackBar(self.session.timeline, self.session.bookmarks, buttons)
@@ -235,7 +234,6 @@ class MainWindow(WindowBody):
 
     @property
     def _group(self) -> str:
-        """Settings group of this window's layout."""
         return window_group(window_kind(self.session), self.slot)
 
     def _keep_sizes(self) -> None:

@@ -51,8 +51,6 @@ _AROUND, _WITHIN = 24, 30
 
 
 class Welcome(QWidget):
-    """Card with a progress bar."""
-
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.title, self._detail = PlainLabel("Starting the engine"), PlainLabel()

@@ -15,7 +15,6 @@ from kvscope_app.look.zoom import fit_own_font, zoom_of
 
 
 def apply_theme(app: QApplication, theme: Theme) -> None:
-    """Apply the palette and stylesheet of `theme` to the whole application."""
     for _ in restyled(app, theme):
         pass
 

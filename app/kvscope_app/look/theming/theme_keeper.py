@@ -55,7 +55,6 @@ class ThemeKeeper(QObject):
         self._follow()
 
     def toggle(self) -> None:
-        """Switch between dark and light."""
         self.choose("light" if self.theme.is_dark else "dark")
 
     def choose_palette(self, palette: str) -> None:

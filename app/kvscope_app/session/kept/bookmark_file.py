@@ -20,7 +20,6 @@ _WHAT = "file of bookmarks"
 
 
 def bookmark_file(recording: Recording) -> Path:
-    """Return the path of the bookmark file of `recording`."""
     epoch = recording.info.epochs[0] if recording.info.epochs else 0
     return _data_folder() / "kvscope" / "bookmarks" / f"{epoch:016x}-{recording.start_ns:016x}.json"
 

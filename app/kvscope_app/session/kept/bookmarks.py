@@ -37,7 +37,6 @@ class Bookmarks(QObject):
         self._deleted: list[Bookmark] = []
 
     def add(self, time_ns: int, text: str = "") -> Bookmark:
-        """Add a bookmark of the user."""
         made = new_bookmark(time_ns, text)
         self.say([made])
         return made

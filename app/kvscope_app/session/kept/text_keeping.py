@@ -34,7 +34,6 @@ def texts_agreed(settings: QSettings) -> bool | None:
 
 
 def agree_texts(settings: QSettings, agreed: bool) -> None:
-    """Save the user's answer."""
     settings.setValue(RECORD_TEXTS, "yes" if agreed else "no")
 
 
@@ -57,7 +56,6 @@ class TextKeeping(QObject):
         return self._clock.isActive()
 
     def set_on(self, on: bool) -> None:
-        """Start or stop recording texts."""
         if on == self.is_on:
             return
         if on:

@@ -29,8 +29,6 @@ NOT_IN_BLOCKS: Final = "None of its tokens is in a block at this time."
 
 @dataclass(frozen=True, slots=True)
 class TextBlock:
-    """A block of a request's text."""
-
     index: int
     """Index among the request's blocks."""
     part: str

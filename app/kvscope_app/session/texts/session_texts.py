@@ -212,7 +212,6 @@ class SessionTexts(QObject):
         self._keep(())
 
     def _take_found(self) -> None:
-        """Store the recorded texts once they were read."""
         if self._looking is None or not self._looking.is_over:
             return
         found = self._looking.made or [None] * len(self._looked_for)
@@ -255,8 +254,7 @@ class TextSession(Protocol):
     """The members of a session that texts use."""
 
     @property
-    def replies(self) -> SignalInstance:
-        """Signal with a list of replies."""
+    def replies(self) -> SignalInstance: ...
 
     @property
     def timeline(self) -> Timeline: ...

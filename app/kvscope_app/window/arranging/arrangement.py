@@ -21,7 +21,6 @@ from kvscope_app.window.remembered import choices_of, choose
 from kvscope_app.window.window_body import WindowBody
 
 KNOWN: Final = Known(tuple(spec.name for spec in DOCKS), MODE_NAMES)
-"""Names that a layout may contain."""
 _AREAS: Final = {
     "left": Qt.DockWidgetArea.LeftDockWidgetArea,
     "right": Qt.DockWidgetArea.RightDockWidgetArea,

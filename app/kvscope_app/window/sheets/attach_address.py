@@ -62,7 +62,6 @@ def kinds() -> tuple[str, ...]:
 
 
 def kind_of(text: str) -> str:
-    """Return the kind of engine of an address."""
     scheme = text.partition("://")[0]
     return scheme if engines.find_engine(scheme) is not None else OWN
 

@@ -81,7 +81,6 @@ class AttachFields:
         self._show_ca()
 
     def show_connection(self, chosen: Connection, where: str, api_key: str) -> None:
-        """Fill the fields with a saved connection."""
         self.where.setText(where)
         self.key.setText(chosen.key)
         self.name.setText(chosen.label)
