@@ -37,8 +37,6 @@ AddParser = Callable[["argparse._SubParsersAction[Any]"], argparse.ArgumentParse
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """The list of engines to watch."""
-
     text: ListText
     every_s: float
     api_key: str = field(default="", repr=False)
@@ -47,8 +45,6 @@ class FleetOptions:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of the desktop."""
-
     attach: tuple[Address, ...] = ()
     engine: tuple[str, ...] = ()
     """Arguments for kvscope's own engine."""
@@ -62,9 +58,7 @@ class Options:
     selects: tuple[tuple[str, int], ...] = ()
     """Initial selection: `request` or `block`, and its number."""
     layout: str = ""
-    """Layout file for the windows that open."""
     compares: bool = False
-    """Whether the two recordings are compared side by side."""
     fleet: FleetOptions | None = None
     """If given, open a table of many engines instead of a window for one."""
     alarms: tuple[Rule, ...] = ()
@@ -220,5 +214,4 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 
 def engine_arguments(args: argparse.Namespace) -> list[str]:
-    """Return the engine's command line for the options that were given."""
     return [word for name, option in options_of(EngineConfig).items() for word in option.words(getattr(args, name))]

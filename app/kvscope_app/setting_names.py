@@ -34,8 +34,8 @@ LAYOUT_VERSION: Final = 3
 
 
 def window_group(kind: str, slot: int) -> str:
-    """Return the settings group of a window: `window` or `playback` for the first open one of its kind, then
-    `window-2`, …
+    """Return the settings group of a window: `window` or `playback` for the first open one of its kind, then `window-2`
+    etc.
     """
     return kind if slot == 1 else f"{kind}-{slot}"
 

@@ -149,7 +149,6 @@ class Actions(QObject):
         return [spec for spec in self if spec.group == group]
 
     def commands(self) -> list[Command]:
-        """Return all actions as the keymap needs them."""
         return [
             Command(spec.name, self._actions[spec.name].text().replace("&", ""), tuple(spec.shortcuts), spec.within)
             for spec in self

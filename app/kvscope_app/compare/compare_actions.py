@@ -30,7 +30,6 @@ _NOTICE_MS: Final = 8000
 
 
 def add_compare_actions(window: CompareBody, actions: Actions) -> None:
-    """Add all actions of the window and its menus."""
     jumps = EventJumps(window.pair, lambda text: window.statusBar().showMessage(text, _NOTICE_MS))
     time = (*playback_actions(window.pair, jumps), *event_kind_actions(jumps, EVENTS))
     for spec in (*_comparison(window), *time, *_view(window), *_help(window, actions)):

@@ -35,7 +35,7 @@ def value_text(row: ComparisonRow, value: float | None) -> str:
 
 
 def difference_text(row: ComparisonRow) -> str:
-    """Return for example `+12.0 (+30 %)`: the difference in the figure's unit, and as a share of A."""
+    """Return the difference in the figure's unit and as a share of A: `+12.0 ms (+30 %)`."""
     if row.difference is None or row.a is None:
         return NOTHING
     if row.verdict is Verdict.EQUAL or row.difference == 0:
@@ -50,7 +50,7 @@ def difference_text(row: ComparisonRow) -> str:
 
 
 def parts_text(row: ComparisonRow, parts: RunParts | None) -> str:
-    """Return `p5 – p50 – p95` of the figure over the parts of a run."""
+    """Return the 5th, 50th and 95th percentile of the figure over the parts of a run."""
     if parts is None:
         return NOTHING
     low, middle, high = (value_text(row, value) for value in (parts.p5, parts.p50, parts.p95))
@@ -83,7 +83,7 @@ def explained(row: ComparisonRow) -> str:
 
 
 def _interval(row: ComparisonRow) -> str:
-    """Return `B is 0.02 to 0.05 × A` or `B − A is +3.0 points to +9.0 points`."""
+    """Return the interval as a ratio (B is ... to ... x A) or as a difference (B - A is ... to ...)."""
     assert row.low is not None, "there is an interval where there is a test"
     assert row.high is not None, "there is an interval where there is a test"
     if row.test is Method.RATIO:

@@ -43,7 +43,6 @@ class Side:
 
     @property
     def cursor_ns(self) -> int:
-        """Shown time."""
         return self.session.timeline.cursor_ns - self.offset_ns
 
     def holds(self, time_ns: int) -> bool:
@@ -71,7 +70,6 @@ class Pair(QObject):
     paused_changed = Signal()
     cursor_changed = Signal()
     aligned = Signal()
-    """Emitted when the alignment changed."""
 
     def __init__(self, a: Session, b: Session, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -167,7 +165,6 @@ class Pair(QObject):
             self._look()
 
     def pause(self) -> None:
-        """Pause both runs at the same time."""
         self._clock.stop()
         self._is_playing = False
         for side in self.sides:

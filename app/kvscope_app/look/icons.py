@@ -30,7 +30,6 @@ def icon(name: str, color: str, disabled: str | None = None, size: int = 18) -> 
 
 
 def app_icon() -> QIcon:
-    """Return the application's icon in its original colours."""
     result = QIcon()
     for size in (16, 24, 32, 48, 64, 128, 256):
         result.addPixmap(pixmap("kvscope", _INK, size, 1))
@@ -52,7 +51,6 @@ def pixmap(name: str, color: str, size: int, scale: int = 2) -> QPixmap:
 
 
 def names() -> list[str]:
-    """Return the names of all icons."""
     return sorted(entry.name.removesuffix(".svg") for entry in _FOLDER.iterdir() if entry.name.endswith(".svg"))
 
 

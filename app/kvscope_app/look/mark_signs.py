@@ -51,7 +51,6 @@ def paint_loop(painter: QPainter, left: float | None, right: float | None, box: 
 
 
 def sign_pixmap(*, is_note: bool, theme: Theme, scale: float = 2.0) -> QPixmap:
-    """Return a single sign as a pixmap, for lists."""
     made = QPixmap(round(14 * scale), round(14 * scale))
     made.setDevicePixelRatio(scale)
     made.fill(Qt.GlobalColor.transparent)

@@ -43,7 +43,6 @@ class EventJumps:
             self._tell(_words(event))
 
     def switch_side(self) -> None:
-        """Toggle between the states before and after the shown event."""
         event = self._timeline.switch_event_side()
         if event is None:
             self._tell("No event is selected: go to one first")
@@ -124,7 +123,6 @@ def playback_actions(timeline: Timeline, jumps: EventJumps) -> list[ActionSpec]:
 
 
 def event_kind_actions(jumps: EventJumps, group: str) -> list[ActionSpec]:
-    """Return the actions that choose the kind of event to step through."""
     return [
         ActionSpec(
             f"events_{kind or 'all'}",

@@ -15,7 +15,6 @@ _NOTICE_MS: Final = 6000
 
 
 def export_actions(window: SessionWindow, group: str) -> list[ActionSpec]:
-    """Return the export action. Its dialog offers the formats."""
     return [
         ActionSpec(
             "export",

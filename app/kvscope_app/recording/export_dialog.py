@@ -81,7 +81,6 @@ class ExportDialog(QDialog):
         return ExportWish(path.with_name(stem + suffix), name, form.kind, *self._range_ns())
 
     def accept(self) -> None:
-        """Ask for the path."""
         wish = self.wish()
         kinds = f"{self.what.currentText()} (*{wish.path.suffix})"
         ask_save(self._body, "Export", wish.path, kinds, partial(_begin, self._body, wish))

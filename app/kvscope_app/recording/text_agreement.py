@@ -45,7 +45,6 @@ def follow_agreement(window: SessionWindow) -> None:
 
 
 def set_texts(window: SessionWindow, on: bool, *, remember: bool = True) -> None:
-    """Turn the recording of texts on or off."""
     if remember:
         agree_texts(window.settings, on)
     keeping = window.session.findChild(TextKeeping)

@@ -36,7 +36,6 @@ class SessionGroup(QObject):
         return iter(tuple(self._sessions))
 
     def of_source(self, source: Source) -> Session | None:
-        """Return the open session of `source`, or None."""
         return next((session for session in self._sessions if session.source is source), None)
 
     def named(self, name: str) -> Session | None:

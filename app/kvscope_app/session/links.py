@@ -96,7 +96,6 @@ def link_of(source: Source) -> LiveLink | None:
 
 
 def contents_of(source: Source) -> KnowsContents | None:
-    """Return the source if it knows block contents, else None."""
     return source if isinstance(source, KnowsContents) else None
 
 

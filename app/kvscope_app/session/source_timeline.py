@@ -117,7 +117,6 @@ class SourceTimeline(QObject):
 
     @property
     def is_live(self) -> bool:
-        """Whether the cursor is at the end of a live session."""
         return not self.is_file and not self.cursor.is_away
 
     @property
@@ -379,7 +378,6 @@ class Viewpoint:
         self.mirror = Mirror()
         self.history = History()
         self.has_state = False
-        """Whether any update was applied."""
         self.failure = ""
         """Why the last rejected update did not fit the state; empty after the next snapshot."""
         self._overview = overview
@@ -437,7 +435,6 @@ class Cursor:
 
     def __init__(self, overview: SessionOverview) -> None:
         self.is_away = False
-        """Whether the cursor is away from the end."""
         self.stood_ns = 0
         """Monotonic time at which the cursor left the end."""
         self.frozen: Mirror | None = None
@@ -462,7 +459,6 @@ class Cursor:
 
     @property
     def is_opening(self) -> bool:
-        """Whether the ring's recording is being opened."""
         return self._opening is not None
 
     @property

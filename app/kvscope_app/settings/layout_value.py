@@ -43,7 +43,6 @@ class LayoutPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def first(self) -> str:
-        """Name of the first view."""
         return self.tabs[0] if self.tabs else self.parts[0].first
 
     def leaves(self) -> Iterator[LayoutPart]:

@@ -46,7 +46,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     color_mode: str = "state"
     """Initial colour mode of the page map (`page_map.color_modes`). Unknown names count as `state`."""
     flashes: bool = True
-    """Whether changed cells flash."""
     request_filter: str = ""
     """Filter of the request table; empty: all requests."""
     request_columns: dict[str, Annotated[int, msgspec.Meta(ge=0, le=4000)]] = {}

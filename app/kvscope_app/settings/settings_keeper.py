@@ -46,7 +46,6 @@ class SettingsKeeper(QObject):
         self.values = read_settings(settings)
 
     def change(self, **fields: object) -> None:
-        """Set these fields, in memory and in the file."""
         self.change_by(lambda _: fields)
 
     def change_by(self, make: Callable[[Settings], Mapping[str, object]]) -> None:

@@ -16,7 +16,7 @@ from kvscope_app.window.window_body import WindowBody
 
 EDIT: Final = "Edit"
 MAX_ROWS: Final = 200_000
-"""Row limit for copying. Spreadsheets accept no more; larger tables are exported."""
+"""Row limit for copying. Larger tables should be exported instead."""
 _NOTICE_MS: Final = 4000
 
 

@@ -85,7 +85,7 @@ class InternalError:
 
     @property
     def summary(self) -> str:
-        """Kind, location and, if Python wrote it, message: `TypeError in open (app/files.py:27): …`"""
+        """Kind, location and, if Python wrote it, message: `TypeError in open (app/files.py:27): message`."""
         *frames, last = self.trace.splitlines()
         kind, _, message = last.partition(": ")
         place = re.match(r"  (.+:\d+) in ([^:]+): ", frames[-1]) if frames else None
@@ -97,7 +97,6 @@ class InternalErrors(QObject):
     """Collects errors from all threads, and reports them on the GUI thread."""
 
     reported = Signal()
-    """Emitted for a new or repeated error."""
     _heard = Signal()
 
     def __init__(self, *, debug: bool = False, parent: QObject | None = None) -> None:
@@ -220,7 +219,7 @@ class InternalErrors(QObject):
     def _print(
         self, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None, times: int
     ) -> None:
-        """Print the error. A repeated error is printed only the 1st, 10th, 100th … time."""
+        """Print the error. A repeated error is printed only the 1st, 10th, 100th time, and so on."""
         if times and str(times).strip("0") != "1":
             return
         if self._debug:
@@ -343,7 +342,7 @@ def _without_texts(exception: traceback.TracebackException) -> Iterator[str]:
 
 
 def _is_pythons(exception: traceback.TracebackException) -> bool:
-    """Whether the message was not written by a `raise` statement. Such a message may hold any text."""
+    """Whether Python rather than a `raise` statement wrote the message. A message of a `raise` may hold any text."""
     line = exception.stack[-1].line if exception.stack else ""
     return exception.exc_type in _PYTHONS_WORDS and bool(line) and not _RAISES.search(line or "")
 

@@ -11,7 +11,6 @@ from kvscope_app.window.window_body import WindowBody
 
 
 def inspector_actions(window: WindowBody, group: str) -> list[ActionSpec]:
-    """Return the actions, for the menu `group`."""
     finder = Finder(window.session, window)
     inspect = partial(window.focus_view, "inspector")
     window.page_map.inspect_wanted.connect(inspect)

@@ -57,7 +57,6 @@ class KeptTimeline:
     def __init__(self, ring: RingClient, set_sink: Callable[[Sink | None], None]) -> None:
         self.ring = ring
         self.recorder: Recorder | None = None
-        """The running recording, or None."""
         self.has_texts = False
         """Whether block texts were ever written to the ring."""
         self._set_sink = set_sink

@@ -117,7 +117,6 @@ class SessionTexts(QObject):
 
     @property
     def is_reading(self) -> bool:
-        """Whether a recording is being read."""
         return self._looking is not None
 
     @property
