@@ -1,1 +1,1 @@
-"""The desktop: windows, views and console. Knows neither torch nor the engine."""
+"""The desktop: windows, views and console. Imports neither torch nor the engine."""

@@ -15,8 +15,9 @@ from kvscope_telemetry.keys.api_keys import read_api_keys
 
 
 def addresses_of(args: argparse.Namespace, texts: Sequence[str], option: str) -> tuple[Address, ...]:
-    """Parse `texts`, the values of `option`, together with the access options. Raises BadInput for what is not
-    accepted.
+    """Parse `texts`, the values of `option`, together with the access options.
+
+    Raises BadInput for invalid addresses or options that do not apply to them.
     """
     given = [name for name, value in _access_options(args) if value]
     if given and not texts:
@@ -36,7 +37,7 @@ def addresses_of(args: argparse.Namespace, texts: Sequence[str], option: str) ->
 
 
 def add_access_options(parser: argparse.ArgumentParser, option: str) -> None:
-    """Add the options that say how to get access to what `option` names."""
+    """Add the options for access to the engines that `option` names."""
     servers, publishers = each_engine("{name}"), each_engine("{name}", with_events=True)
     parser.add_argument(
         "--key",
@@ -70,7 +71,7 @@ def add_access_options(parser: argparse.ArgumentParser, option: str) -> None:
 
 
 _FOR_ANY: Final = ("--tls-ca",)
-"""For another engine's HTTP server, and for prompts to the server of one that is watched from inside."""
+"""Options for both kinds of engines: another engine's HTTP server, and prompts to a kvscope engine's server."""
 
 
 def _access_options(args: argparse.Namespace) -> tuple[tuple[str, object], ...]:
@@ -79,7 +80,7 @@ def _access_options(args: argparse.Namespace) -> tuple[tuple[str, object], ...]:
 
 
 def _with_access(address: Address, args: argparse.Namespace, api_key: str) -> Address:
-    """Return `address` with those options that are for its kind of engine."""
+    """Return `address` with the options that apply to its kind of engine."""
     address = replace(address, ca_file=args.tls_ca)
     if not address.is_external:
         return replace(address, key=args.key)
@@ -93,7 +94,7 @@ def _with_access(address: Address, args: argparse.Namespace, api_key: str) -> Ad
 
 
 def _check_fits(args: argparse.Namespace, addresses: Sequence[Address]) -> None:
-    """Every option is for one of them at least."""
+    """Raise BadInput if an option applies to none of the addresses."""
     for name, value in _access_options(args):
         if name in _FOR_ANY:
             continue

@@ -1,4 +1,4 @@
-"""Options of the command line for alarms: rules for this run, and where alarms are posted. Imports no Qt."""
+"""Command-line options for alarms: rules for this run, and the webhook. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DEFAULT: Final = "default"
 
 
 def add_alarm_options(parser: argparse.ArgumentParser, which: str) -> None:
-    """`--alarm` and `--alarm-webhook`; `which` says what there is without the first."""
+    """Add `--alarm` and `--alarm-webhook`. `which` describes the rules without `--alarm`, for the help."""
     parser.add_argument(
         "--alarm",
         metavar="RULE",
@@ -30,8 +30,9 @@ def add_alarm_options(parser: argparse.ArgumentParser, which: str) -> None:
 
 
 def alarm_rules(args: argparse.Namespace, *, has_own: bool) -> tuple[Rule, ...]:
-    """Return the rules given on the command line; `default` stands for the predefined ones. Without `has_own`, a
-    webhook alone gets the predefined ones. Raises BadInput.
+    """Return the rules given on the command line. `default` stands for the predefined rules.
+
+    Without `has_own` rules, `--alarm-webhook` alone implies the predefined ones. Raises BadInput for an invalid rule.
     """
     texts: list[str] = args.alarm or ([_DEFAULT] if args.alarm_webhook and not has_own else [])
     if not texts:
@@ -49,7 +50,7 @@ def alarm_rules(args: argparse.Namespace, *, has_own: bool) -> tuple[Rule, ...]:
 
 
 def alarm_webhook(args: argparse.Namespace) -> str:
-    """Return the webhook URL that was given. Raises BadInput for one that is not usable."""
+    """Return the webhook URL, or an empty text. Raises BadInput for an invalid URL."""
     if not args.alarm_webhook:
         return ""
     from kvscope_telemetry.alarms.webhook import checked_url

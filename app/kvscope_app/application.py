@@ -1,4 +1,4 @@
-"""The QApplication, as the desktop and the commands that draw without a window make it."""
+"""Creates the QApplication, for the desktop and for commands that render without a window."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from kvscope_app.look.fonts import apply_fonts, has_fonts
 from kvscope_app.look.icons import app_icon
 
 _SWITCH_S: Final = 0.001
-"""Longest time that another Python thread runs while the GUI thread waits. Python's default is 5 ms, which an event
-would wait for each time that it meets the reader thread."""
+"""Longest time that another Python thread runs while the GUI thread waits.
+
+With Python's default of 5 ms, an event would wait that long whenever it coincides with the reader thread.
+"""
 
 
 def make_application() -> QApplication:

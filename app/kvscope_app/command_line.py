@@ -1,4 +1,4 @@
-"""The desktop's command line: what is accepted, and one line for what is not. Imports no Qt."""
+"""Command line of the desktop. Errors are one line. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -30,62 +30,58 @@ _MAX_DIGITS: Final = 18
 _HELP: Final = ("-h", "--help")
 
 Command = Callable[[], "int | Options"]
-"""Runs it; gives the exit code, or what the desktop is to open."""
+"""Runs the command. Returns the exit code, or the options of the desktop to open."""
 AddParser = Callable[["argparse._SubParsersAction[Any]"], argparse.ArgumentParser]
-"""Adds a command. Its parser sets `run`: arguments in, exit code out."""
+"""Adds a command. Its parser sets `run`, which maps the arguments to an exit code."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """Which list of engines is watched."""
-
     text: ListText
     every_s: float
     api_key: str = field(default="", repr=False)
-    """For other engines for which none is kept."""
+    """API key for engines of other kinds that have no saved key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the desktop was asked to do."""
-
     attach: tuple[Address, ...] = ()
     engine: tuple[str, ...] = ()
-    """Arguments for the engine of our own."""
+    """Arguments for kvscope's own engine."""
     keep_engine: bool = False
     theme: str | None = None
-    """None: what was chosen last time."""
+    """Theme for this run; None: the saved choice."""
     debug: bool = False
     recordings: tuple[str, ...] = ()
-    """Files to play instead of watching an engine."""
     at_s: float | None = None
-    """Where they stand still at first, in seconds of the recording."""
+    """Initial position in seconds of the recording, paused there."""
     selects: tuple[tuple[str, int], ...] = ()
-    """What is selected there at first: `request` or `block`, and its number."""
+    """Initial selection: `request` or `block`, and its number."""
     layout: str = ""
-    """A file that says where views are in the windows that open."""
     compares: bool = False
-    """Whether the two recordings are shown side by side."""
     fleet: FleetOptions | None = None
-    """A table of many engines instead of a window on one."""
+    """If given, open a table of many engines instead of a window for one."""
     alarms: tuple[Rule, ...] = ()
-    """Rules for this run, beside those that are kept."""
+    """Rules for this run, in addition to the saved ones."""
     alarm_webhook: str = ""
-    """Where alarms of this run are posted; empty: where it is kept."""
+    """Webhook for alarms of this run; empty: the saved one."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises BadInput where argparse would print its usage and exit."""
+    """Argument parser that raises BadInput instead of printing its usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise BadInput(f"{message} (see `{self.prog} --help`)")
 
 
 def parse(arguments: Sequence[str], commands: Sequence[AddParser] = ()) -> Options | Command:
-    """The window's options, or the command that is named, to be called. Raises BadInput for what is not accepted;
-    prints and exits for --help and --version."""
+    """Return the options of the window, or the named command to be called.
+
+    Raises BadInput for invalid arguments. Prints and exits for --help and --version.
+    """
     first = next((word for word in arguments if word != "--debug"), "-")
-    if first.startswith("-") and first not in _HELP:  # else a wrong option's value is taken for a command
+    # Without commands: the value of a wrong option would be parsed as a command.
+    if first.startswith("-") and first not in _HELP:
         return _options(build_parser().parse_args(arguments))
     args = build_parser(commands).parse_args(arguments)
     return partial(args.run, args)
@@ -117,7 +113,6 @@ def _options(args: argparse.Namespace) -> Options:
 
 
 def build_parser(commands: Sequence[AddParser] = ()) -> argparse.ArgumentParser:
-    """The parser of `kvscope` and `commands`."""
     parser = Parser(
         prog=PROGRAM,
         usage=f"{PROGRAM} [options]\n       {PROGRAM} COMMAND ...",
@@ -212,12 +207,11 @@ def _check_alone(args: argparse.Namespace, engine: Sequence[str]) -> None:
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """The engine's own, passed on to it: what only a device or a model can tell is the engine's to check."""
+    """Add the engine's options, which are passed on to it. The engine checks what depends on a device or model."""
     group = parser.add_argument_group("engine", "options for the engine that the desktop starts")
     for name, option in options_of(EngineConfig).items():
         option.add_passed_on(group, name)
 
 
 def engine_arguments(args: argparse.Namespace) -> list[str]:
-    """The engine's command line for what was given, without what was not."""
     return [word for name, option in options_of(EngineConfig).items() for word in option.words(getattr(args, name))]

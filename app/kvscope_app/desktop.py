@@ -1,4 +1,4 @@
-"""The running desktop: the application, its windows, and their orderly end."""
+"""The running desktop: the application, its windows, and their orderly shutdown."""
 
 from __future__ import annotations
 
@@ -55,22 +55,22 @@ if TYPE_CHECKING:
     from kvscope_telemetry.recordings.reader import Recording
 
 STARTUP_PROBE: Final = "KVSCOPE_STARTUP_PROBE"
-"""Environment variable with a monotonic time in ns: at the first exposure the time since is printed, as JSON."""
+"""Environment variable with a monotonic time in ns. The time from then to the first exposure is printed as JSON."""
 
 _KEEP_AFTER_MS: Final = 150
 _SAY_GOODBYE_MS: Final = 500
-"""For the last command of a window to its engine to leave."""
+"""Time for a window's last command to its engine to be sent."""
 _FORGET_AFTER_MS: Final = 200
-"""After a window was closed its widgets are gone, and what was kept for them can be given back."""
+"""Delay after closing a window until its widgets are deleted and caches can be cleared."""
 
 
 class Desktop(QObject):
-    """Opens a window for each engine or recording; the application ends with the last of them."""
+    """Opens a window for each engine or recording. The application ends with the last of them."""
 
     def __init__(
         self, app: QApplication, options: Options, settings: QSettings, errors: InternalErrors | None = None
     ) -> None:
-        """What `errors` hears is told in the window in front."""
+        """Create a desktop without windows. Errors that `errors` collects are shown in the active window."""
         super().__init__(app)
         self._settings, self._options = settings, options
         self._slots = WindowSlots(Path(settings.fileName()))
@@ -81,32 +81,35 @@ class Desktop(QObject):
         self.windows: list[MainWindow] = []
         self.comparisons: list[CompareWindow] = []
         self.failures: list[str] = []
-        """Why recordings of the command line could not be opened, a line each."""
+        """Error messages of recordings on the command line that could not be opened."""
         self.layout: WindowLayout | None = None
-        """How windows that open are arranged; None: as they were last time."""
+        """Layout for windows that open; None: their saved layout."""
         self.sessions = SessionGroup(self)
         self.linked_times = LinkedTimes(self)
         self._left_rings: LeftRings | None = None
         self._fleets: FleetKeeper | None = None
         self._addresses: weakref.WeakKeyDictionary[Source, Address] = weakref.WeakKeyDictionary()
-        """Of what is watched: a source's name is not all of it."""
+        """Full addresses of watched sources, because a source's name does not contain everything."""
         self._forgetting = QTimer(self, singleShot=True, interval=_FORGET_AFTER_MS)
         self._forgetting.timeout.connect(partial(give_back, app))
 
     def open_window(
         self, address: Address | str, engine: EngineProcess | None = None, key: Path | None = None
     ) -> MainWindow:
-        """Watch the engine at `address`, one of our own with `key`; `engine` is its process when we started it."""
+        """Watch the engine at `address`, for kvscope engines with the key file `key`.
+
+        `engine` is its process if we started it.
+        """
         address = address if isinstance(address, Address) else Address(address, key)
         source = address.open()
         self._addresses[source] = address
         window = self.watch(source, None if engine is None else EngineKeeper(engine, self))
-        # After the first paint: nobody waits for a disk to see a window.
+        # After the first paint, so that the window does not wait for the disk.
         QTimer.singleShot(_KEEP_AFTER_MS, self, partial(self._keep, source))
         return window
 
     def _keep(self, source: WatchedSource) -> None:
-        """From now on there is something to go back to."""
+        """Start recording the history of a live session."""
         session = self.sessions.of_source(source)
         if session is not None:
             from kvscope_app.session.kept.kept_timeline import KeptTimeline
@@ -114,15 +117,15 @@ class Desktop(QObject):
             session.keep(KeptTimeline(make_ring(self._settings), source.set_sink))
 
     def offer_left_rings(self) -> LeftRings:
-        """Offer, once, in the first window that shows something, to open what crashed sessions left."""
+        """Offer once to open the histories of crashed sessions, in the first window that has something to show."""
         self._left_rings = LeftRings(self, lambda: self.windows, self.open_recording)
         return self._left_rings
 
     def open_recording(
         self, recording: Recording, at_s: float | None = None, selects: Sequence[tuple[str, int]] = ()
     ) -> MainWindow:
-        """Play `recording`; with `at_s` stand still at that second of it, and select what is said."""
-        from kvscope_telemetry.playback.playback_source import PlaybackSource  # most windows need none of it
+        """Play `recording`. With `at_s`, pause at that second. `selects` are (kind, number) to select."""
+        from kvscope_telemetry.playback.playback_source import PlaybackSource  # imported late: rarely needed
 
         if recording.path.is_file() and not is_sample(recording.path):
             add_recent(self.themes.settings, recording.path)
@@ -151,10 +154,11 @@ class Desktop(QObject):
         return window
 
     def compare(self, a: Recording, b: Recording, beside: SessionWindow | None = None) -> CompareWindow:
-        """Open a window with two timelines; that of `beside` is A, and where it is live the new window
-        closes with it.
+        """Open a window that compares two timelines. With `beside`, A is the timeline of that window.
+
+        If `beside` is live, the comparison closes with it.
         """
-        from kvscope_app.compare.compare_window import CompareWindow  # plots: most desktops compare nothing
+        from kvscope_app.compare.compare_window import CompareWindow  # imported late: loads plots
         from kvscope_app.compare.kept_place import KIND, restore_place, save_place
 
         is_live = beside is not None and not beside.session.timeline.is_file
@@ -173,7 +177,7 @@ class Desktop(QObject):
         return window
 
     def compare_when_ready(self, openings: Sequence[RecordingOpening]) -> None:
-        """Compare the two recordings that are being opened. Small windows show their progress."""
+        """Compare two recordings that are being opened. Small windows show the progress."""
         from kvscope_app.playback.opening_window import OpeningWindow
 
         ready: dict[int, Recording] = {}
@@ -213,25 +217,24 @@ class Desktop(QObject):
         print_line(f"{PROGRAM}: {reason}", file=sys.stderr)
 
     def attach(self, address: Address | str) -> None:
-        """Another window on another engine. Raises BadInput for what is not accepted."""
+        """Open a window for another engine. Raises BadInput for an invalid address."""
         self.open_window(address)
 
     @property
     def fleets(self) -> FleetKeeper:
-        """The windows that show many engines."""
         if self._fleets is None:
-            from kvscope_app.fleet.fleet_keeper import FleetKeeper  # most desktops have none
+            from kvscope_app.fleet.fleet_keeper import FleetKeeper  # imported late: fleets are rare
 
             self._fleets = FleetKeeper(self.themes, self._settings, self._slots, self.show_engine, self)
         return self._fleets
 
     def open_fleet(self) -> None:
-        """Open a table of the engines that are watched now and those that are remembered."""
+        """Open a table of the currently watched and the saved engines."""
         watched = (self._addresses.get(session.source) for session in self.sessions)
         self.fleets.open_known(tuple(address for address in watched if address is not None))
 
     def show_engine(self, address: Address) -> None:
-        """The window on `address`: brought up where there is one, else opened. Raises BadInput as `attach` does."""
+        """Raise the window for `address`, or open one. Raises BadInput for an invalid address."""
         for window in self.windows:
             if self._addresses.get(window.session.source) == address:
                 window.show()
@@ -241,7 +244,6 @@ class Desktop(QObject):
         self.attach(address)
 
     def close(self) -> None:
-        """End all sessions."""
         if self._fleets is not None:
             self._fleets.close()
         if self._left_rings is not None:
@@ -280,7 +282,6 @@ class Desktop(QObject):
         return window
 
     def _closed(self, window: MainWindow) -> None:
-        """A window goes with its session and all it held."""
         if window not in self.windows:
             return
         self.windows.remove(window)
@@ -294,14 +295,14 @@ class Desktop(QObject):
         self._forgetting.start()
 
     def _pass_on(self, last_words: str) -> None:
-        """In another window, and to the terminal."""
+        """Show the messages of a closed window in another window and on the terminal."""
         if last_words:
             print_line(f"{PROGRAM}: {last_words}", file=sys.stderr)
             if self.windows:
                 self.windows[-1].banner.tell("A closed window could not save everything", last_words)
 
     def _let_go(self, keeper: EngineKeeper, session: Session) -> None:
-        """Our own engine ends with its window, however many others there are; its session says so first."""
+        """Shut down kvscope's own engine with its window, after sending the shutdown command."""
         keeper.deleteLater()
         if not keeper.engine.keep:
             session.send(Control(action="shutdown"))
@@ -312,7 +313,7 @@ class Desktop(QObject):
 
 
 def _select_once_shown(window: MainWindow, source: PlaybackSource, selects: Sequence[tuple[str, int]]) -> None:
-    """Numbers are of the engine start that is shown: there is none before the first state."""
+    """Select requests and blocks once a state is shown, because their numbers belong to its engine start."""
     session = window.session
 
     def select(_: object) -> None:
@@ -337,9 +338,11 @@ def _select_once_shown(window: MainWindow, source: PlaybackSource, selects: Sequ
 
 
 def run_desktop(options: Options, engine: EngineProcess | None, openings: Sequence[RecordingOpening] = ()) -> int:
-    """Open a window for each engine or recording and run until the last is closed; ends `engine` unless it is kept.
+    """Open a window for each engine or recording and run until the last is closed.
 
-    Returns the exit code: 2 where a recording could not be opened.
+    Ends `engine` unless it is to be kept.
+
+    Returns the exit code: 2 if a recording could not be opened.
     """
     app = make_application()
     errors = InternalErrors(debug=options.debug, parent=app)
@@ -392,7 +395,7 @@ def probe_startup(app: QApplication, window: MainWindow) -> None:
 
 
 class _ExposeProbe(QObject):
-    """Prints how long it took to the first exposure, once painted, and quits."""
+    """Prints the time to the first exposure, once painted, and quits."""
 
     def __init__(self, since_ns: int, app: QApplication) -> None:
         super().__init__(app)
@@ -412,19 +415,20 @@ class _ExposeProbe(QObject):
         self._app.closeAllWindows()
 
 
-# What a closed window leaves in Qt's caches, in the garbage collector and in malloc, and how it is given back. Each
-# is called on the GUI thread, between two turns of the event loop.
+# Functions that free what a closed window leaves in Qt's caches, in the garbage collector and in malloc. They are
+# called on the GUI thread, between two turns of the event loop.
 def give_back(app: QApplication) -> None:
-    """Free what was remembered for the widgets of a window that is gone."""
+    """Clear the caches for the widgets of a closed window."""
     forget_rules(app)
-    QPixmapCache.clear()  # drawings of icons, up to 10 MiB of them, whether anybody shows the icon or not
+    QPixmapCache.clear()  # icon pixmaps, up to 10 MiB, whether they are still in use or not
     spare_the_collector()
     _trim()
 
 
 def spare_the_collector() -> None:
-    """Exclude all present objects from full garbage collections, which stop the window. What closed windows left is
-    collected first, even if it was excluded when they were opened.
+    """Exclude all existing objects from full garbage collections, which block the GUI thread.
+
+    Garbage of closed windows is collected first, even if it was excluded when they were opened.
     """
     gc.unfreeze()
     gc.collect()
@@ -432,7 +436,7 @@ def spare_the_collector() -> None:
 
 
 def _trim() -> None:
-    """Free pages go back to the system, some 20 MiB; malloc keeps those that are not at the end of its heap."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
+    """Return free pages to the system, about 20 MiB. malloc retains those that are not at the end of its heap."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only in glibc
     if trim is not None:
         trim(ctypes.c_size_t(0))

@@ -1,4 +1,4 @@
-"""Where `kvscope` begins: before anything is imported that takes time."""
+"""Entry point of `kvscope`, before any slow import."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from kvscope_telemetry.termination import leaving_while_importing
 
 
 def main() -> int:
-    """The command line of this process."""
     with leaving_while_importing("kvscope"):
         from kvscope_app.main import main as run
     return run()

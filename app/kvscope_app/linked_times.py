@@ -1,9 +1,9 @@
-"""Keeps the times of several windows in step: what a person does with time in one window, the others follow.
+"""Synchronizes the times of several windows: the other windows follow the user's actions in one.
 
-Owns which windows are linked, how their clocks lie side by side, and what each was last told. The window that is active
-leads, from the moment in which a person moves something there; the others go to the same moment, stand or play as it
-does, show the same visible range, and select the same request or block where they show the same engine start. A
-follower never leads. Where one has nothing recorded it stands at its nearest end and says so.
+Owns which windows are linked, their clock offsets, and the position last sent to each. The active window becomes the
+leader when the user moves its time. The others go to the same time, pause or play likewise, show the same visible
+range, and select the same request or block if they show the same engine start. A follower never leads. A window without
+data at the leader's time pauses at its nearest end and says so.
 """
 
 from __future__ import annotations
@@ -23,35 +23,31 @@ from kvscope_app.window.main_window import MainWindow
 
 TICK_MS: Final = 33
 _AHEAD_S: Final = 0.1
-"""Of what is played in this time, a follower may be ahead before it waits."""
+"""Lead over the wanted time, in seconds of playback, above which a follower waits."""
 _BEHIND_S: Final = 0.5
-"""And so much behind before it jumps."""
+"""Deviation from the wanted time, in seconds of playback, above which a follower jumps."""
 _SAME_NS: Final = 1_000_000
 
 
 @dataclass(eq=False)
 class LinkedWindow:
-    """A linked window."""
-
     window: MainWindow
     offset_ns: int | None = None
-    """What its clock is ahead of the first window's; None while one of them has no time yet."""
+    """Clock offset to the first window; None until both have a time range."""
     sent_ns: int | None = None
-    """Where it was last sent to stand."""
+    """Paused position that was last sent to it."""
 
     @property
     def session(self) -> Session:
-        """The window's."""
         return self.window.session
 
     @property
     def is_live(self) -> bool:
-        """Whether it shows the present."""
         return self.session.timeline.is_live
 
 
 class LinkedTimes(QObject):
-    """All main windows of a desktop, linked or not. `is_active` says whether a window is the one that is used."""
+    """All main windows of a desktop, linked or not. `is_active` decides whether a window is the one being used."""
 
     def __init__(self, parent: QObject | None = None, is_active: Callable[[MainWindow], bool] | None = None) -> None:
         super().__init__(parent)
@@ -59,13 +55,13 @@ class LinkedTimes(QObject):
         self._members: list[LinkedWindow] = []
         self._leader: LinkedWindow | None = None
         self._is_following = False
-        """What happens now is done by us, not by a person."""
+        """Whether changes are currently caused by this object rather than by the user."""
         self.is_on = False
         self._clock = QTimer(self, interval=TICK_MS)
         self._clock.timeout.connect(self.follow)
 
     def add(self, window: MainWindow) -> None:
-        """Take in a window that was opened; it follows while times are linked."""
+        """Add a newly opened window. It follows while times are linked."""
         member = LinkedWindow(window)
         self._members.append(member)
         window.linking.connect(self.link)
@@ -76,7 +72,6 @@ class LinkedTimes(QObject):
         self._tell()
 
     def link(self, on: bool) -> None:
-        """Link the times of all windows, or let each go its own way."""
         self.is_on = on and len(self._members) > 1
         self._leader = None
         for member in self._members:
@@ -93,7 +88,7 @@ class LinkedTimes(QObject):
         self._tell()
 
     def follow(self) -> None:
-        """Bring all linked windows to where the leader is."""
+        """Move all linked windows to the leader's time."""
         leader = self._leader
         if leader is None:
             return
@@ -106,7 +101,7 @@ class LinkedTimes(QObject):
         finally:
             self._is_following = False
 
-    # private: what a person does
+    # private: actions of the user
 
     def _on_moved(self, member: LinkedWindow) -> None:
         if self.is_on and not self._is_following and self._is_active(member.window):
@@ -141,10 +136,12 @@ class LinkedTimes(QObject):
             self.link(False)
         self._tell()
 
-    # private: the others
+    # private: following
 
     def _align(self) -> None:
-        """Clocks count alike where two were recorded at the same time, else from their starts; once for each window."""
+        """Set each window's clock offset once: 0 if its recording overlaps the first window's, else the difference of
+        their starts.
+        """
         first = self._members[0].session.timeline.range_ns
         for member in self._members:
             own = member.session.timeline.range_ns
@@ -174,7 +171,6 @@ class LinkedTimes(QObject):
             _stand(member, nearest_ns)
 
     def _share_range(self, member: LinkedWindow) -> None:
-        """Show the visible range of `member` in the other windows."""
         span, self._is_following = member.session.timeline.visible_range.span, True
         try:
             for other in self._members:
@@ -198,7 +194,7 @@ class LinkedTimes(QObject):
 
 
 def _play_along(member: LinkedWindow, lead: Timeline, wanted_ns: int) -> None:
-    """At the same speed; whoever is ahead waits, and far behind it jumps."""
+    """Play at the leader's speed. A follower that is ahead pauses; one that deviates too much jumps."""
     timeline, member.sent_ns = member.session.timeline, None
     if timeline.speed != lead.speed:
         timeline.set_speed(lead.speed)
@@ -232,7 +228,7 @@ def _select_alike(session: Session, lead: Session) -> None:
 
 
 def _is_active(window: MainWindow) -> bool:
-    """Whether the person uses `window`, or a dialog of it."""
+    """Whether the user is in `window` or one of its dialogs."""
     active = QApplication.activeWindow()
     while active is not None and active is not window:
         active = active.parentWidget()

@@ -1,7 +1,8 @@
-"""`kvscope`: reads the command line, starts the engine, opens the window, prints errors, chooses the exit code.
+"""The `kvscope` command: parses the command line, starts the engine, opens windows, reports errors, returns the exit
+code.
 
-The order is for speed: the engine starts first and loads while Qt is imported; plots are imported after the window
-is up. Nothing here, or imported from here, knows torch.
+The order minimizes the start time: the engine starts first and loads while Qt is imported; plots are imported after the
+window is shown. This module and its imports do not import torch.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from kvscope_app.playback.recording_opening import RecordingOpening
 
 _PATIENCE_S: Final = 0.5
-"""A recording that takes longer to open gets a window meanwhile; what fails sooner ends the command."""
+"""A recording that takes longer to open gets a window; a failure within this time ends the command."""
 
 COMMANDS: Final = (
     add_info_parser,
@@ -49,7 +50,7 @@ COMMANDS: Final = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the desktop until its windows are closed, or a command; the exit code is returned."""
+    """Run the desktop until its windows are closed, or a command. Returns the exit code."""
     with exiting_on_signals(), ready_streams():
         return _run_command(list(sys.argv[1:] if argv is None else argv))
 
@@ -71,7 +72,7 @@ def _run_command(arguments: list[str]) -> int:
 
 
 def run(options: Options) -> int:
-    """Open the windows; returns when the last one is closed."""
+    """Open the windows. Returns when the last one is closed."""
     from kvscope_app.window.display_server import require_display, require_qt, require_sound_qt
 
     require_display(os.environ)
@@ -94,7 +95,7 @@ def run(options: Options) -> int:
         for opening in openings:
             opening.cancel()
         if engine is not None:
-            engine.close()  # nothing is left to do after an orderly end
+            engine.close()  # does nothing after a normal shutdown
             if engine.keep and engine.is_running:
                 print_line(f"The engine runs on; watch it with: {PROGRAM} --attach {engine.endpoint}")
 
@@ -109,7 +110,10 @@ def _begin_to_open(paths: Sequence[str]) -> list[RecordingOpening]:
 
 
 def _wait_a_moment(openings: Sequence[RecordingOpening]) -> None:
-    """Raises BadInput for what turns out to be no recording meanwhile: that needs no window."""
+    """Wait up to `_PATIENCE_S` for the recordings.
+
+    Raises BadInput for one that cannot be opened, which needs no window.
+    """
     deadline_s = time.monotonic() + _PATIENCE_S
     for opening in openings:
         opening.wait(max(deadline_s - time.monotonic(), 0.0))

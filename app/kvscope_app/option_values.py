@@ -1,4 +1,4 @@
-"""Values of the commands' options as they are read from text."""
+"""Parsers for values of command-line options."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _number(text: str) -> float:
 
 
 def add_goals(parser: argparse.ArgumentParser, what: str) -> None:
-    """`--goodput`, as vLLM's benchmark has it."""
+    """Add `--goodput`, as in vLLM's benchmark."""
     parser.add_argument(
         "--goodput",
         nargs="+",

@@ -1,7 +1,7 @@
-"""The window of one session, as features use it: its session, settings, actions, undo, messages and views.
+"""Base class of the main window, as used by features: session, settings, actions, undo, messages and views.
 
-The main window is built on it and adds what it assembles from the features. Features are given this class, so that they
-do not depend on the main window.
+The main window derives from it and adds what it assembles from the features. Features depend only on this class, not on
+the main window.
 """
 
 from __future__ import annotations
@@ -28,30 +28,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Openers:
-    """Functions that open other windows. Where one is None, a window does not offer it."""
+    """Functions that open other windows. A window does not offer those that are None."""
 
     attach: Callable[[Address], object] | None = None
-    """A window on another engine."""
     open_recording: Callable[[Recording], object] | None = None
-    """A window on a recording."""
     compare: Callable[[Recording, Recording, SessionWindow], object] | None = None
-    """A window on two timelines side by side; the first is that of the window."""
+    """Opens a window that compares two timelines; the first is the given window's."""
     open_fleet: Callable[[], object] | None = None
-    """A table of all engines that are attached or remembered."""
+    """Opens a table of all attached and saved engines."""
 
 
 NO_OPENERS: Final = Openers()
 
 
 class SessionWindow(QMainWindow):
-    """Shows one session. A subclass fills `docks` and `views`."""
+    """Window that shows one session. A subclass fills `docks` and `views`."""
 
     closing = Signal(object)
-    """The window itself, for the last time."""
+    """Emitted with the window itself when it is about to close."""
     docks: Mapping[str, QDockWidget]
-    """Docks by the name of the view in each."""
+    """Docks by the name of their view."""
     views: Mapping[str, View]
-    """The views that are loaded, by name."""
+    """Loaded views by name."""
 
     def __init__(self, session: Session, themes: ThemeKeeper, settings: QSettings, openers: Openers) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""An SQLite file of ours: opened, made, checked, and set aside when it is damaged. Knows no tables and no Qt.
+"""Opens kvscope's SQLite files: creates them, checks them, and sets damaged ones aside. Knows no tables and no Qt.
 
-With a write-ahead log: readers never wait, and writers of several processes take turns.
+Uses a write-ahead log: readers never wait, and writers of several processes wait for each other.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 _WAIT_FOR_OTHERS_S: Final = 1.0
-"""How long a writer waits for another process; each holds the file for milliseconds."""
+"""Longest wait of a writer for another process; each locks the file for milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,22 +23,22 @@ class SqliteSchema:
 
     version: int
     tables: str
-    """SQL that makes what is not there."""
+    """SQL that creates the missing tables."""
     probe: str
-    """A query that fails where what is there is something else."""
+    """Query that fails if the existing tables are different."""
     what: str
-    """What a person calls what is in it: `conversations`."""
+    """Name of the contents for messages, such as `conversations`."""
 
 
 def open_sqlite(path: Path, schema: SqliteSchema, warnings: list[str]) -> sqlite3.Connection:
-    """The database at `path`, made when there is none. A damaged one is kept aside, which `warnings` tell.
+    """Open the database at `path`, or create it. A damaged file is set aside, and a message appended to `warnings`.
 
-    Raises OSError or sqlite3.Error where there can be none now.
+    Raises OSError or sqlite3.Error if it cannot be opened or created now.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         return _open(path, schema)
-    except sqlite3.OperationalError:  # locked, full, read-only: nothing is wrong with what is in it
+    except sqlite3.OperationalError:  # locked, full or read-only: the contents are not damaged
         raise
     except sqlite3.DatabaseError as error:
         aside = _set_aside(path)
@@ -64,7 +64,10 @@ def _open(path: Path, schema: SqliteSchema) -> sqlite3.Connection:
 
 
 def _make(connection: sqlite3.Connection, schema: SqliteSchema) -> None:
-    """What is to be in the file. While others make it, a change of the journal fails at once: it is tried again."""
+    """Create the schema.
+
+    Retries while other processes create it, because changing the journal mode then fails immediately.
+    """
     end_s = time.monotonic() + _WAIT_FOR_OTHERS_S
     while True:
         try:
@@ -80,7 +83,7 @@ def _make(connection: sqlite3.Connection, schema: SqliteSchema) -> None:
 
 
 def _set_aside(path: Path) -> Path:
-    """Under the first name that is free, with its log, without which it may lack the newest."""
+    """Rename the database to the first free name, together with its log, which may hold the newest data."""
     number = 1
     while (aside := path.with_name(f"{path.name}.unreadable-{number}")).exists():
         number += 1

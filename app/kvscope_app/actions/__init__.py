@@ -1,1 +1,1 @@
-"""Actions of a window: the registry of actions, their shortcuts, the command palette and undo."""
+"""Actions of a window: registry, shortcuts, command palette and undo."""

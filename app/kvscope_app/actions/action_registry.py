@@ -1,6 +1,6 @@
-"""One registry of everything a person can do: menus, toolbar, shortcuts, palette and sheets all come from it.
+"""Registry of all user actions, from which menus, toolbar, shortcuts, palette and dialogs are built.
 
-Which keys an action has is the person's choice, else its own; see `keymap.py`.
+An action has the shortcuts that the user chose, else its default ones; see `keymap.py`.
 """
 
 from __future__ import annotations
@@ -31,48 +31,53 @@ _PLATFORM_KEYS: Final = {
     Qt.Key.Key_Home: (QComboBox,),
     Qt.Key.Key_End: (QComboBox,),
 }
-"""What every platform lets a widget do with a key while it has the focus. A key means nothing else by focus: a view
-that wants one of its own takes one that no action has. Fields for text keep what edits text, as Qt sees to."""
+"""Keys that a focused widget handles on every platform.
+
+Otherwise no shortcut depends on the focus: a view needs keys that no action has. Text fields keep their editing keys,
+which Qt ensures.
+"""
 
 
 ACTION_NOTE: Final = "Action: "
-"""Begins the note (`BaseException.add_note`) with the text of the action in which an error was raised."""
+"""Prefix of the exception note (`BaseException.add_note`) with the text of the action that raised the error."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActionSpec:
-    """What an action is called, where it is found, and what it does."""
+    """Definition of an action: its texts, location and function."""
 
     name: str
-    """Never changes: code and tests find it by this."""
+    """Unique identifier, which never changes."""
     text: str
     group: str
-    """Menu, and heading in the shortcut sheet."""
+    """Menu, and heading in the list of shortcuts."""
     run: Callable[..., Any]
     shortcuts: Sequence[str] = ()
     icon: str = ""
     checkable: bool = False
-    """`run` is called with whether it is checked now, unless it is `exclusive`."""
+    """Whether the action has a check state. `run` is called with it, unless the action is `exclusive`."""
     exclusive: str = ""
-    """Of the actions with the same word here, one is checked."""
+    """Name of a group of actions of which one is checked; empty: none."""
     yields: bool = False
-    """Leaves its keys to a focused button or list of choices that means something by them on every platform."""
+    """Whether a focused button or combo box takes precedence for its keys (`_PLATFORM_KEYS`)."""
     tip: str = ""
     within: str = ""
-    """Its keys mean this only while the focus is in the dock of this name."""
+    """Name of the dock that must have the focus for its shortcuts; empty: anywhere in the window."""
     question: Callable[[], str] | None = None
-    """Asked first, for what cannot be undone; nothing is asked where it is empty."""
+    """Returns a question to ask before an action that cannot be undone; if empty, the action runs without asking."""
     enabled: Callable[[], bool] | None = None
-    """Whether it can be done now; None: always."""
+    """Returns whether the action is available; None: always."""
     why_not: Callable[[], str] | None = None
-    """Why it cannot be done now, which its tooltip says then; empty where nothing speaks against it."""
+    """Returns why the action is disabled, shown as its tooltip; empty if it is not."""
     checked: Callable[[], bool] | None = None
     text_now: Callable[[], str] | None = None
-    """What it is called now, where that changes."""
+    """Returns the current text, for actions whose text changes."""
 
 
 class YieldingAction(QAction):
-    """Of keys that press or turn a focused control on every platform: that comes first."""
+    """Action whose shortcut is passed to the focused control if the control itself handles that key on every
+    platform.
+    """
 
     def event(self, event: QEvent) -> bool:
         focus = QApplication.focusWidget()
@@ -81,13 +86,13 @@ class YieldingAction(QAction):
             if not isinstance(focus, _PLATFORM_KEYS.get(pressed.key(), ())):
                 return super().event(event)
             for kind in (QEvent.Type.KeyPress, QEvent.Type.KeyRelease):
-                focus.event(QKeyEvent(kind, pressed.key(), pressed.keyboardModifiers()))  # past the shortcuts
+                focus.event(QKeyEvent(kind, pressed.key(), pressed.keyboardModifiers()))  # bypasses shortcuts
             return True
         return super().event(event)
 
 
 class Actions(QObject):
-    """The actions of one window, by name, in the order they were added. `choices`: which keys the person chose."""
+    """Actions of one window by name, in insertion order. `choices` has the user's shortcuts."""
 
     keys_changed = Signal()
 
@@ -110,7 +115,7 @@ class Actions(QObject):
         return iter(self._specs.values())
 
     def add_action(self, spec: ActionSpec, place: QWidget | None = None) -> QAction:
-        """Make the action and give it to the window, so that its shortcuts work; to `place` where it is `within`."""
+        """Create the action and add it to the window, or to `place` if its shortcuts apply only there."""
         assert spec.name not in self._specs, f"two actions are named {spec.name}"
         kind = YieldingAction if spec.yields else QAction
         action = kind(spec.text, self._parent)
@@ -130,45 +135,41 @@ class Actions(QObject):
         return action
 
     def register(self, spec: ActionSpec, action: QAction) -> None:
-        """Take an action that Qt made (a dock's own) into the registry."""
+        """Add an action that Qt created, such as a dock's toggle action, to the registry."""
         self._specs[spec.name], self._actions[spec.name] = spec, action
         self._give_keys(spec)
 
     def remove(self, name: str) -> None:
-        """It can be done no longer."""
         self._specs.pop(name)
         action = self._actions.pop(name)
         self._parent.removeAction(action)
         action.deleteLater()
 
     def in_group(self, group: str) -> list[ActionSpec]:
-        """The actions of one menu."""
         return [spec for spec in self if spec.group == group]
 
     def commands(self) -> list[Command]:
-        """All of them, as the keymap sees them."""
         return [
             Command(spec.name, self._actions[spec.name].text().replace("&", ""), tuple(spec.shortcuts), spec.within)
             for spec in self
         ]
 
     def key_text(self, name: str) -> str:
-        """The first of its keys as the system writes it; empty: none."""
+        """Return the first shortcut in the platform's notation; empty if it has none."""
         return self._actions[name].shortcut().toString(QKeySequence.SequenceFormat.NativeText)
 
     def refresh(self, *_: object) -> None:
-        """Something changed on which it may depend what can be done, what is checked, and what things are called."""
+        """Update texts, enabled and checked states of all actions. Call when anything changed that they depend on."""
         for spec in self:
             self._refresh(spec)
 
     def apply_theme(self, theme: Theme) -> None:
-        """Draw the icons in the colours of `theme`."""
         for spec in self:
             if spec.icon:
                 self._actions[spec.name].setIcon(icon(spec.icon, theme.text, theme.border))
 
     def _named(self, spec: ActionSpec, run: Callable[[], object]) -> None:
-        """Call `run`; an error that leaves it carries the action's text, so that the error strip can name it."""
+        """Call `run`. An exception is annotated with the action's text, so that the error strip can name it."""
         try:
             run()
         except Exception as error:

@@ -1,4 +1,4 @@
-"""The command palette: type a few letters, press Enter. Everything the window can do is in it."""
+"""Command palette: search and run any action of the window."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOTHING_FOUND: Final = "No matching command"
 
 
 class CommandPalette(QFrame):
-    """A popup over `parent`; closes when it loses the focus."""
+    """Popup over `parent` that closes when it loses the focus."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent, Qt.WindowType.Popup)
@@ -43,7 +43,7 @@ class CommandPalette(QFrame):
         self._list.itemClicked.connect(lambda _: self._run())
 
     def open_with(self, entries: Iterable[tuple[str, QAction]]) -> None:
-        """Show above the window, with these (group, action) entries; disabled ones are left out."""
+        """Show the palette with these (group, action) entries. Disabled actions are left out."""
         self._entries = [(group, action) for group, action in entries if action.isEnabled()]
         self._line.clear()
         self._filter("")
@@ -116,21 +116,21 @@ class CommandPalette(QFrame):
 
 
 def action_text(action: QAction) -> str:
-    """The action's words without the marks of a menu."""
+    """Return the action's text without mnemonics."""
     return action.text().replace("&", "")
 
 
 def _state_text(action: QAction) -> str:
-    """Whether it is on, of what can be on or off; of choices, only of the one that is made."""
+    """Return the check state of a checkable action; of an exclusive group, only for the checked one."""
     if not action.isCheckable() or (action.actionGroup() is not None and not action.isChecked()):
         return ""
     return "  ·  on" if action.isChecked() else "  ·  off"
 
 
 def match_rank(typed: str, text: str, group: str) -> tuple[int, int] | None:
-    """How well `typed` matches, smaller is better; None when it does not.
+    """Return how well `typed` matches (smaller is better), or None if it does not.
 
-    The whole name beats a word's beginning, that a substring, and that letters in order.
+    Order: the whole name, the start of a word, a substring, the group, then all letters in order.
     """
     typed, words = typed.casefold().strip(), text.casefold()
     if not typed:
@@ -138,7 +138,7 @@ def match_rank(typed: str, text: str, group: str) -> tuple[int, int] | None:
     if words.rstrip("…") == typed.rstrip("…"):
         return (0, 0)
     if any(word.startswith(typed) for word in words.split()) or words.startswith(typed):
-        return (1, not words.startswith(typed))  # equals stay in the registry's order
+        return (1, not words.startswith(typed))  # ties keep the registry's order
     if typed in words:
         return (2, words.index(typed))
     if typed in group.casefold():

@@ -1,4 +1,4 @@
-"""Which keys an action has, and who else has them. Knows no widgets. Keys are portable text (`Ctrl+Shift+P`)."""
+"""Shortcuts of actions and conflicts between them. Knows no widgets. Keys are portable text (`Ctrl+Shift+P`)."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 Chosen = Mapping[str, tuple[str, ...]]
-"""By name; an action that is not in it has its own keys."""
+"""Keys that the user chose, by action name. Other actions have their default keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """An action as the keymap sees it."""
+    """Properties of an action that the keymap needs."""
 
     name: str
     text: str
     own_keys: tuple[str, ...]
     within: str = ""
-    """The dock whose focus its keys need; empty: the window's."""
+    """Dock that must have the focus for its keys; empty: any focus in the window."""
 
 
 def keys_of(name: str, own_keys: tuple[str, ...], chosen: Chosen) -> tuple[str, ...]:
-    """What it has now."""
     return chosen.get(name, own_keys)
 
 
 def rivals(command: Command, keys: Iterable[str], commands: Iterable[Command], chosen: Chosen) -> list[Command]:
-    """Other commands that have one of `keys` where this one would: pressing it would do neither."""
+    """Return the other commands for which one of `keys` would be ambiguous, so that pressing it would trigger
+    neither.
+    """
     wanted = {key.casefold() for key in keys}
     return [
         other
@@ -38,7 +39,7 @@ def rivals(command: Command, keys: Iterable[str], commands: Iterable[Command], c
 
 
 def given(command: Command, keys: tuple[str, ...], commands: Iterable[Command], chosen: Chosen) -> Chosen:
-    """The choices when `command` gets `keys`, and whoever had one of them loses it."""
+    """Return the choices after assigning `keys` to `command` and removing them from conflicting commands."""
     commands = list(commands)
     result = dict(chosen)
     for rival in rivals(command, keys, commands, chosen):
@@ -57,5 +58,5 @@ def _choose(chosen: dict[str, tuple[str, ...]], command: Command, keys: tuple[st
 
 
 def _meet(first: Command, second: Command) -> bool:
-    """Whether both hear a key somewhere."""
+    """Whether there is a focus in which the keys of both apply."""
     return not first.within or not second.within or first.within == second.within

@@ -1,4 +1,4 @@
-"""Where a person changes which keys do what. What another command has is taken from it only when told to twice."""
+"""Dialog to change shortcuts. Reassigning a key that another action has requires confirmation by pressing Set again."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _HINT = "Select a command, press its new shortcut, then Set."
 
 
 class ShortcutEditor(Sheet):
-    """All commands of `actions`; changes hold at once, in all windows, and are kept in `choices`."""
+    """Editor for the shortcuts of `actions`. Changes apply immediately in all windows and are saved in `choices`."""
 
     def __init__(self, parent: QWidget, actions: Actions, choices: SettingsKeeper, accent: QColor) -> None:
         super().__init__("Change shortcuts", parent)
         self._actions, self._choices, self._accent = actions, choices, accent
         self._doubted: tuple[str, str] | None = None
-        """Command and key for which a rival was named: Set once more takes it."""
+        """(command, key) for which a conflict was shown. Pressing Set again reassigns the key."""
         self.search = QLineEdit()
         self.search.setPlaceholderText("Find a command or a key")
         self.search.setAccessibleName("Find a command or a key")
@@ -55,7 +55,6 @@ class ShortcutEditor(Sheet):
         self.resize(620, 640)
 
     def choose(self, name: str) -> None:
-        """Mark the command of this name."""
         for item in self._items():
             if item.data(0, _NAME) == name:
                 self.list.setCurrentItem(item)
@@ -147,7 +146,7 @@ class ShortcutEditor(Sheet):
         row = QHBoxLayout()
         row.addWidget(self.keys, 1)
         for button in (self.set, self.none, self.own, self.all_own):
-            button.setAutoDefault(False)  # Enter is a key as any other here
+            button.setAutoDefault(False)  # Enter can be assigned like any other key
             row.addWidget(button)
         self.column.addWidget(self.search)
         self.column.addWidget(self.list, 1)

@@ -1,4 +1,4 @@
-"""The sheet that lists all shortcuts, by group."""
+"""Dialog that lists all shortcuts by group."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ _HEATMAP_KEYS: Final = (
 
 
 _WIDE_WORDS: Final = "Move the cursor (by steps when zoomed in) "
-"""A text as long as fits on one line beside the widest key."""
+"""Longest text that fits on one line next to the widest key."""
 
 
 def shortcut_sheet(parent: QWidget, entries: Iterable[tuple[str, QAction]], change: Callable[[], object]) -> Sheet:
-    """All shortcuts, by group; `change` opens where they are changed."""
+    """Return the dialog. `change` opens the shortcut editor."""
     sheet = Sheet("Keyboard shortcuts", parent)
     groups: dict[str, list[tuple[str, str]]] = {
         "Page map, when it has the focus": list(_MAP_KEYS),
@@ -108,7 +108,7 @@ def _add_group(grid: QGridLayout, group: str, rows: list[tuple[str, str]]) -> No
 
 
 def _wide_enough(sheet: Sheet, body: QWidget) -> int:
-    """Return a width in which no key is cut, at most the screen's. On a narrow screen texts wrap."""
+    """Return a width at which no key is clipped, at most the screen's. On a narrow screen, texts wrap."""
     margins = sheet.column.contentsMargins()
     words = sheet.fontMetrics().horizontalAdvance(_WIDE_WORDS)
     keys = max(label.sizeHint().width() for label in body.findChildren(QLabel) if label.property("look") == "key")

@@ -1,4 +1,4 @@
-"""What can be undone in a window, in the order it was done. Knows nothing of what that is."""
+"""Undo stack of a window. Knows nothing of the changes themselves."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ _MAX_STEPS: Final = 100
 
 
 class UndoStack(QUndoStack):
-    """Of one window. Whoever did something tells how it is taken back:
-    `window.undo.did("deleting the chat", undo, redo)`."""
+    """Undo stack of one window, to which completed changes are pushed with `did`."""
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
         self.setUndoLimit(_MAX_STEPS)
         self.is_at_work = False
-        """Something is undone or done again now: what changes is not news."""
+        """Whether a change is being undone or redone, so that resulting changes must not be pushed."""
 
     def did(self, words: str, undo: Callable[[], object], redo: Callable[[], object]) -> None:
-        """Something was done, said in `words` as after "Undo": "closing the memory dock"."""
+        """Push a completed change. `words` is the text after "Undo", such as "closing the memory dock"."""
         self.push(_Done(words, undo, redo, self))
 
     def forget(self) -> None:
-        """The window closes: nothing is undone any more, and nobody is to be told."""
+        """Clear the stack without signals, because the window closes."""
         self.blockSignals(True)
         self.clear()
 
@@ -41,7 +40,7 @@ class _Done(QUndoCommand):
         self._do(self._undo)
 
     def redo(self) -> None:
-        """Qt calls it when it is pushed as well: it is done already then."""
+        """Redo the change. Does nothing when Qt calls it on push, because the change is already done then."""
         if self._is_new:
             self._is_new = False
             return

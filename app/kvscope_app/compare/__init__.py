@@ -1,1 +1,1 @@
-"""Two timelines side by side: one cursor for both, their curves, and the table of their key figures."""
+"""Side-by-side comparison of two timelines: a shared cursor, their curves, and a table of key figures."""

@@ -1,4 +1,4 @@
-"""The list from which a person chooses by which moments the two timelines are aligned. Owns the list."""
+"""Combo box to choose how two timelines are aligned in time. Owns the list of choices."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ _Way = tuple[Alignment, int | None]
 
 
 class AlignBox(QComboBox):
-    """Offers to align by starts, by the clock where the runs share some time, and by moments both have, such as the
-    first preemption of each.
+    """Offers to align by the starts, by the clock if the runs overlap, and by moments that both have.
+
+    Such a moment is for example the first preemption of each run.
     """
 
     chosen = Signal(object, object)
-    """The `Alignment`, and the moment of A to go to: None to stay."""
+    """Emitted with the `Alignment` and the time of A to move to, or None to stay."""
 
     def __init__(self, pair: Pair) -> None:
         super().__init__()
@@ -39,7 +40,7 @@ class AlignBox(QComboBox):
         self.textActivated.connect(self._on_activated)
 
     def refresh(self) -> None:
-        """Update the list, since the overviews may have grown."""
+        """Update the list, because the overviews may have grown."""
         ways = self._find()
         if list(ways) != list(self.ways):
             current = self.currentText() or STARTS
@@ -49,7 +50,7 @@ class AlignBox(QComboBox):
         self.ways = ways
 
     def show_chosen(self) -> None:
-        """Show that the person aligned the timelines by hand."""
+        """Show that the user aligned the timelines manually."""
         self.setCurrentText(CHOSEN)
 
     def _find(self) -> dict[str, _Way | None]:
@@ -69,5 +70,5 @@ class AlignBox(QComboBox):
 
 
 def _named_moments(session: Session) -> Iterable[AlignedMoment]:
-    """The bookmarks of a session join the moments that both runs have."""
+    """Return the bookmarks of a session as moments."""
     return [AlignedMoment(name_of(mark), mark.time_ns) for mark in session.bookmarks.shown]

@@ -1,4 +1,4 @@
-"""Asks for what a window's timeline is compared with, and opens both. The window goes on meanwhile."""
+"""Asks for the recording to compare with, and opens both timelines without blocking the window."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NOTICE_MS: Final = 6000
 
 
 def ask_other(window: SessionWindow) -> None:
-    """Show the dialog without stopping the window."""
+    """Show the file dialog without blocking."""
     if not has_past(window.session):
         window.statusBar().showMessage("This session has no history to compare yet", _NOTICE_MS)
         return
@@ -25,12 +25,12 @@ def ask_other(window: SessionWindow) -> None:
 
 
 def has_past(session: Session) -> bool:
-    """Whether the window has a timeline that can be compared."""
+    """Whether the session has a timeline that can be compared."""
     return session.timeline.range_ns is not None
 
 
 def compare_with(window: SessionWindow, path: str) -> None:
-    """Open `path` as B, then the window's own timeline, once more, as A."""
+    """Open `path` as B, then a second handle on the window's own timeline as A."""
     try_to_open(window, path, partial(_open_own, window))
 
 
@@ -47,7 +47,7 @@ def _open_own(window: SessionWindow, other: Recording) -> None:
 
 
 def _own(session: Session) -> Background[Recording]:
-    """A handle of its own on what the session is of: one thread reads each."""
+    """Open a separate handle on the session's recording, because each handle is read by one thread."""
     handle = session.own_handle()
     assert handle is not None, "a session without a past"
     return Background(handle.get, "kvscope-compare")

@@ -1,4 +1,4 @@
-"""What can be done in a window of two timelines, beside playing: copy, export, colours, and the window itself."""
+"""Actions of a comparison window except playback: copy, export, colours, zoom and help."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ _NOTICE_MS: Final = 8000
 
 
 def add_compare_actions(window: CompareBody, actions: Actions) -> None:
-    """Add all actions of the window and the menus they are in."""
     jumps = EventJumps(window.pair, lambda text: window.statusBar().showMessage(text, _NOTICE_MS))
     time = (*playback_actions(window.pair, jumps), *event_kind_actions(jumps, EVENTS))
     for spec in (*_comparison(window), *time, *_view(window), *_help(window, actions)):
@@ -39,7 +38,7 @@ def add_compare_actions(window: CompareBody, actions: Actions) -> None:
 
 
 def export_table(window: CompareBody, path: str) -> None:
-    """Write the table to `path`, which must be new."""
+    """Write the table to `path`, which must not exist."""
     comparison = window.figures.comparison
     if comparison is None:
         return
@@ -117,5 +116,5 @@ def _copy(window: CompareBody) -> None:
 
 
 def _ask_path(window: CompareBody) -> None:
-    save = partial(export_table, window)  # nothing is ever overwritten: it says so
+    save = partial(export_table, window)  # existing files are rejected with a message
     ask_save(window, "Export the table", Path("comparison.csv"), "CSV (*.csv)", save, confirms_overwrite=False)

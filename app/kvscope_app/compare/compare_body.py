@@ -1,6 +1,6 @@
-"""The parts of a comparison window, for the code that acts on it: its two sessions, its widgets, and their layout.
+"""The parts of a comparison window, for code that acts on it: its two sessions, its widgets and their layout.
 
-Owns both sessions and the parts. Knows no actions, and nobody who acts on it.
+Owns both sessions and the parts. Knows no actions and no code that acts on it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvscope_telemetry.recordings.reader import Recording
 
 
 class CompareBody(QMainWindow):
-    """Two page maps over a bar; below it the curves and the table."""
+    """Two page maps above a bar, with the curves and the table below."""
 
     def __init__(self, a: Recording, b: Recording, names: tuple[str, str], themes: ThemeKeeper) -> None:
         super().__init__()
@@ -37,20 +37,19 @@ class CompareBody(QMainWindow):
         self.figures = FiguresView()
         self.align = AlignBox(self.pair)
         self.banner = Banner(self)
-        self.statusBar()  # now, or the first message would move everything
+        self.statusBar()  # created now, or the first message would move everything
 
     def set_mode(self, mode: ColorMode) -> None:
-        """Colour both maps by `mode`."""
         for side in self.sides:
             side.map.set_mode(mode)
 
     def zoom_by(self, steps: int) -> None:
-        """Both maps, while nothing else that can be zoomed has the keyboard."""
+        """Zoom both maps (1: in, -1: out, 0: fit). Used unless a focused view handles zooming itself."""
         for side in self.sides:
             (side.map.fit_all, side.map.zoom_in, side.map.zoom_out)[steps]()
 
     def lay_out(self, bar: QWidget) -> None:
-        """Everything in its place, `bar` under the maps."""
+        """Lay out all parts, with `bar` under the maps."""
         body = QSplitter(Qt.Orientation.Vertical)
         body.addWidget(self._maps(bar))
         body.addWidget(self._below())
@@ -86,7 +85,6 @@ class CompareBody(QMainWindow):
         return below
 
     def _align_frame(self) -> QFrame:
-        """Looks as a part of the bar."""
         frame = QFrame()
         frame.setProperty("look", "playback")
         row = QHBoxLayout(frame)

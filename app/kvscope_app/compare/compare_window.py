@@ -1,7 +1,7 @@
-"""A window of two timelines: two page maps over one bar, their curves, and the table of their key figures.
+"""Comparison window: two page maps over one bar, their curves, and a table of key figures.
 
-Owns what is wired between its parts, and which runs the figures are of. Knows nothing of where the recordings come
-from: that of a live engine is its ring, and grows.
+Owns the connections between its parts, and the ranges of the figures. Does not know where the recordings come from: the
+recording of a live engine is its ring, and grows.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from kvscope_telemetry.exports.span import Span
 from kvscope_telemetry.recordings.reader import Recording
 
 _TOGETHER_MS: Final = 400
-"""Courses that grow are looked at so often at most,"""
+"""Minimum interval of refreshes while the overviews grow."""
 _SHARE_OF_TIME: Final = 20
-"""and so that it takes one part in so many of the time: hours cost 50 ms a run."""
+"""Refreshing may take at most 1 / this of the time. Hours of data cost 50 ms per run."""
 _WORDS_EVERY_MS: Final = 100
 _BUTTONS: Final = ("to_start", "frame_back", "play", "frame_forward", "to_end")
 
 
 class CompareWindow(CompareBody):
-    """Takes ownership of both recordings. `names` is what each is called."""
+    """Comparison window, which owns both recordings. `names` are their labels."""
 
     closing = Signal(object)
-    """The window itself, for the last time."""
+    """Emitted with the window itself when it is about to close."""
 
     def __init__(self, a: Recording, b: Recording, names: tuple[str, str], themes: ThemeKeeper) -> None:
         super().__init__(a, b, names, themes)
@@ -61,7 +61,6 @@ class CompareWindow(CompareBody):
         self.actions_by_name.refresh()
 
     def refresh_overview(self) -> None:
-        """Redraw curves and figures from what is known by now."""
         begun_ns = time.monotonic_ns()
         self.align.refresh()
         self.curves.refresh()
@@ -70,12 +69,12 @@ class CompareWindow(CompareBody):
         self._soon.setInterval(max(_TOGETHER_MS, _SHARE_OF_TIME * took_ms))
 
     def refresh_figures(self) -> None:
-        """Recompute the figures of the whole runs, or of the time shown."""
+        """Recompute the figures, of the whole runs or of the visible range."""
         runs = self._runs()
         if runs is not None:
             self.figures.show_comparison(compare(*runs))
 
-    # Qt's side
+    # Qt events
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
@@ -94,7 +93,7 @@ class CompareWindow(CompareBody):
     # private
 
     def _runs(self) -> tuple[Run, Run] | None:
-        """What the figures are of; None while an overview is not read, or a run has nothing in the time shown."""
+        """Return the runs for the figures; None if an overview is empty or a run has no data in the visible range."""
         shown = self.pair.visible_range.span if self.figures.of_shown else None
         runs = []
         for side in self.pair.sides:
@@ -111,7 +110,7 @@ class CompareWindow(CompareBody):
         return runs[0], runs[1]
 
     def _on_moment(self, place: int, seconds: float) -> None:
-        """A person laid another moment of one run beside what the other shows."""
+        """Align the chosen time of run `place` (0: A, 1: B) with the time that the other run shows."""
         around = self.sessions[place].timeline.range_ns
         if around is None:
             return
@@ -143,7 +142,7 @@ class CompareWindow(CompareBody):
             refresher.add_view(side.map)
             session.overview_changed.connect(self._on_overview)
             session.status_changed.connect(self.bar.follow_end)
-            session.status_changed.connect(self._on_cursor)  # a recording that is read, or written, is told of
+            session.status_changed.connect(self._on_cursor)  # shows the progress of reading a recording, and its growth
             side.map.mode_changed.connect(self.set_mode)
             side.moment_chosen.connect(partial(self._on_moment, place))
         self.pair.cursor_changed.connect(self._on_cursor)

@@ -1,4 +1,4 @@
-"""A comparison in words, for the window and for the terminal. Knows no Qt."""
+"""Comparison as text, for the window and the terminal. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -21,22 +21,21 @@ _VERDICTS: Final = {
 _PARTS_TIP: Final = "5th, 50th and 95th percentile of the parts of a run"
 _LEAST_SHARE: Final = 0.005
 _MOST_SHARE: Final = 10.0
-"""Of A: what is less, or more, says nothing to a person."""
+"""Differences outside `_LEAST_SHARE` to `_MOST_SHARE` of A are not shown as a percentage."""
 
 
 def cells(row: ComparisonRow) -> tuple[str, ...]:
-    """Return the texts of a row, one for each heading."""
+    """Return the texts of a row, one per heading."""
     values = (value_text(row, row.a), value_text(row, row.b), difference_text(row))
     return row.label, *values, verdict_text(row), parts_text(row, row.a_parts), parts_text(row, row.b_parts)
 
 
 def value_text(row: ComparisonRow, value: float | None) -> str:
-    """A figure with its unit."""
     return NOTHING if value is None else _FORMS.get(row.unit, short)(value)
 
 
 def difference_text(row: ComparisonRow) -> str:
-    """`+12.0 %  (+30 %)`: in the figure's unit, and as a share of A."""
+    """Return the difference in the figure's unit and as a share of A: `+12.0 ms (+30 %)`."""
     if row.difference is None or row.a is None:
         return NOTHING
     if row.verdict is Verdict.EQUAL or row.difference == 0:
@@ -51,7 +50,7 @@ def difference_text(row: ComparisonRow) -> str:
 
 
 def parts_text(row: ComparisonRow, parts: RunParts | None) -> str:
-    """`p5 – p50 – p95`: how the figure was spread over a run."""
+    """Return the 5th, 50th and 95th percentile of the figure over the parts of a run."""
     if parts is None:
         return NOTHING
     low, middle, high = (value_text(row, value) for value in (parts.p5, parts.p50, parts.p95))
@@ -60,7 +59,7 @@ def parts_text(row: ComparisonRow, parts: RunParts | None) -> str:
 
 
 def verdict_text(row: ComparisonRow) -> str:
-    """Return by how much the runs differ, and from how many parts of each run that is known."""
+    """Return the interval of the difference, and the number of parts of each run that it is based on."""
     words = _VERDICTS.get(row.verdict, NOTHING)
     if row.verdict is Verdict.UNTOLD:
         return f"{words} (n = {min(row.a_windows, row.b_windows)})"
@@ -84,7 +83,7 @@ def explained(row: ComparisonRow) -> str:
 
 
 def _interval(row: ComparisonRow) -> str:
-    """`B is 0.02 to 0.05 × A`, or `B is 3.0 to 9.0 points above A`."""
+    """Return the interval as a ratio (B is ... to ... x A) or as a difference (B - A is ... to ...)."""
     assert row.low is not None, "there is an interval where there is a test"
     assert row.high is not None, "there is an interval where there is a test"
     if row.test is Method.RATIO:
@@ -93,7 +92,7 @@ def _interval(row: ComparisonRow) -> str:
 
 
 def _factor(value: float) -> str:
-    """Two digits that count."""
+    """Format with two significant digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.2g}" if value >= 0.001 else "< 0.001"
 
 
@@ -104,19 +103,17 @@ def _signed(row: ComparisonRow, value: float) -> str:
 
 
 def unlike_text(comparison: Comparison) -> str:
-    """Where the two engines differ; empty where they do not."""
+    """Return the settings in which the two engines differ, or an empty text."""
     return printable(
         "; ".join(f"{each.name} {each.a or 'unknown'} | {each.b or 'unknown'}" for each in comparison.settings)
     )
 
 
 def as_tsv(rows: Sequence[ComparisonRow]) -> str:
-    """Return the table as it is shown, with tabs."""
     return "\n".join("\t".join(line) for line in (HEADINGS, *(cells(row) for row in rows)))
 
 
 def as_text(comparison: Comparison, names: tuple[str, str]) -> str:
-    """Return the table for a terminal."""
     lines = [HEADINGS, *(cells(row) for row in comparison.rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
     text = [f"{side}  {name}" for side, name in zip("AB", names, strict=True)]

@@ -1,6 +1,6 @@
-"""The curves of both runs, one above the other: A solid, B dashed. One time for all panels, and one cursor.
+"""Curves of both runs overlaid in panels: A solid, B dashed. All panels share the time range and the cursor.
 
-Owns which time is shown. A click goes there; a drag and the wheel with Ctrl change the time shown.
+Owns the shown range. A click moves the cursor; dragging and Ctrl+wheel change the range.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
 _STEPS_S: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 86_400)
 _APART_PX: Final = 70
 SIDES: Final = (CurveSpec("A", "A", 0), CurveSpec("B", "B", 1, dashed=True))
-"""How the two are told apart, everywhere in the window."""
+"""Appearance of the two runs throughout the window."""
 _TOO_LITTLE_S: Final = 1e-3
 
 
 class CurvesView(QWidget):
-    """Six panels, as many side by side as there is room for, on the visible range of the pair."""
+    """Six panels, as many side by side as fit, for the visible range of the pair."""
 
     def __init__(self, pair: Pair) -> None:
         super().__init__()
@@ -52,24 +52,21 @@ class CurvesView(QWidget):
 
     @property
     def panels(self) -> dict[str, ChartPanel]:
-        """The charts, by key."""
         return self._charts.panels
 
     def show_time(self, first_s: float, last_s: float) -> None:
-        """Show from `first_s` to `last_s` of the pair's timeline."""
+        """Show the range `first_s` to `last_s` on the pair's timeline."""
         first_s, last_s = max(first_s, 0.0), min(last_s, self._length_s)
         origin_ns = self._pair.origin_ns
         if last_s - first_s > _TOO_LITTLE_S:
             span = TimeSpan(origin_ns + round(first_s * 1e9), origin_ns + round(last_s * 1e9))
             self._pair.visible_range.show(span)
-        self.refresh()  # a range that is too short, or goes beyond the end, was dragged and is drawn back
+        self.refresh()  # resets a dragged range that is too short or exceeds the end
 
     def show_all(self) -> None:
-        """Show the whole of both runs."""
         self._pair.visible_range.show(None)
 
     def refresh(self) -> None:
-        """Draw what is known by now."""
         zero_ns, span = self._pair.origin_ns, self._pair.visible_range.span
         if span is None:
             span = TimeSpan(zero_ns, zero_ns + round(max(self._length_s, 1.0) * 1e9))
@@ -96,7 +93,7 @@ class CurvesView(QWidget):
         self.show_cursor()
 
     def show_cursor(self) -> None:
-        """Show a line where the pair's cursor is, and the values there or under the mouse."""
+        """Draw the pair's cursor, and show the values there or under the mouse."""
         at_s = self._hover_s
         if at_s is None:
             at_s = (self._pair.cursor_ns - self._pair.origin_ns) / 1e9
@@ -108,7 +105,6 @@ class CurvesView(QWidget):
                 panel.legend.set_values({"A": spec.text(a.at(at_s)), "B": spec.text(b.at(at_s))})
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take the colours of `theme`."""
         self._charts.apply_theme(theme)
 
     @property
@@ -117,7 +113,7 @@ class CurvesView(QWidget):
         return (last_ns - first_ns) / 1e9
 
     def _on_aligned(self) -> None:
-        """The moments of B that lie in a range are others now: show all of it."""
+        """Show everything, because the visible range now covers other times of B."""
         self.show_all()
         self.refresh()
 
@@ -143,22 +139,19 @@ def _panel(spec: Overlaid) -> ChartPanel:
 
 
 class ElapsedAxis(TimeAxis):
-    """The bottom axis of a comparison: time since the beginning, which is the same for both runs.
-
-    `0:30`, `1:02:00`.
-    """
+    """Bottom axis with the time since the common start: `0:30`, `1:02:00`."""
 
     def clock_text(self, value: float) -> str:
         return time_text(max(value, 0.0), value)
 
     def tickValues(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, list[float]]]:
-        """Round times, far enough apart for their words."""
+        """Return round times that are far enough apart for their labels."""
         wanted = (maxVal - minVal) * _APART_PX / max(size, 1)
         step = next((step for step in _STEPS_S if step >= wanted), _STEPS_S[-1])
         places = np.arange(np.ceil(minVal / step), np.floor(maxVal / step) + 1)
         return [(step, (step * places).tolist())]
 
     def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
-        """Tenths only where they differ."""
+        """Return the labels, with tenths only if the ticks are less than a second apart."""
         texts = [self.clock_text(value) for value in values]
         return texts if spacing < 1 else [text.partition(".")[0] for text in texts]

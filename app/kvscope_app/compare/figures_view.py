@@ -1,6 +1,6 @@
-"""The table of key figures: A, B, the difference, and what it is beside the runs' own spread. Copied and exported.
+"""Table of key figures: A, B, their difference, and its significance. Can be copied and exported.
 
-Owns of which time the figures are: of all, or of what the curves show.
+Owns the range of the figures: the whole runs, or the visible range.
 """
 
 from __future__ import annotations
@@ -40,8 +40,6 @@ _HEAD: Final = TableHead(
 
 
 class FiguresModel(TableModel):
-    """The rows of a comparison."""
-
     table_head: ClassVar[TableHead] = _HEAD
 
     def __init__(self, parent: QWidget) -> None:
@@ -51,7 +49,7 @@ class FiguresModel(TableModel):
         self._theme = DARK
 
     def show(self, rows: tuple[ComparisonRow, ...]) -> None:
-        """Show these rows; while their number stays the same the view keeps its place."""
+        """Show these rows. The scroll position is retained if their number stays the same."""
         if len(rows) != len(self.rows):
             self.beginResetModel()
             self.rows, self._cells = rows, [cells(row) for row in rows]
@@ -61,7 +59,6 @@ class FiguresModel(TableModel):
             self.dataChanged.emit(self.index(0, 0), self.index(len(rows) - 1, len(HEADINGS) - 1))
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take the colours of `theme`."""
         self._theme = theme
         self.layoutChanged.emit()
 
@@ -91,10 +88,10 @@ class FiguresModel(TableModel):
 
 
 class FiguresView(QWidget):
-    """The table under a line that says of which time it is, and where the engines are not alike."""
+    """The table, below a line with the range and the differing settings of the engines."""
 
     range_chosen = Signal()
-    """The person wants the figures of another time."""
+    """Emitted when the user chose another range."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +110,6 @@ class FiguresView(QWidget):
         self._build()
 
     def show_comparison(self, comparison: Comparison) -> None:
-        """Show its figures."""
         self.comparison = comparison
         self.model.show(comparison.rows)
         text = unlike_text(comparison)
@@ -122,17 +118,15 @@ class FiguresView(QWidget):
         self._fit_columns()
 
     def choose_shown(self, of_shown: bool) -> None:
-        """Choose between figures of the time shown and of the whole runs."""
+        """Choose between figures of the visible range and of the whole runs."""
         self.ranges.set_current(int(of_shown))
         self.of_shown = of_shown
 
     def copy(self) -> None:
-        """Copy the table as it is shown, with tabs."""
         if self.model.rows:
             QGuiApplication.clipboard().setText(as_tsv(self.model.rows))
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take the colours of `theme`."""
         self.model.apply_theme(theme)
 
     def _choose(self, index: int) -> None:
@@ -140,7 +134,7 @@ class FiguresView(QWidget):
         self.range_chosen.emit()
 
     def _fit_columns(self) -> None:
-        """Never narrower than before: a table that is written anew twice a second must not jump."""
+        """Widen columns as needed but never narrow them, because the table is refreshed twice per second."""
         for column in range(_OF_B):
             wanted = max(self.table.sizeHintForColumn(column), self.table.horizontalHeader().sectionSizeHint(column))
             if wanted > self._widths[column]:

@@ -1,6 +1,4 @@
-"""Remembers where a comparison window stood, how large it was, and how its parts shared it. Does not know what it
-compares.
-"""
+"""Saves and restores the geometry and splitter sizes of a comparison window."""
 
 from __future__ import annotations
 
@@ -12,11 +10,9 @@ from PySide6.QtWidgets import QMainWindow, QSplitter
 from kvscope_app.setting_names import geometry_name, splitter_name
 
 KIND: Final = "comparison"
-"""Of its place among the windows; see `window_slots`."""
 
 
 def save_place(window: QMainWindow, settings: QSettings, group: str) -> None:
-    """Remember the window's place, so that the next window of this `group` opens there."""
     settings.setValue(geometry_name(group), window.saveGeometry())
     for splitter in window.findChildren(QSplitter):
         if splitter.objectName():
@@ -24,7 +20,7 @@ def save_place(window: QMainWindow, settings: QSettings, group: str) -> None:
 
 
 def restore_place(window: QMainWindow, settings: QSettings, group: str) -> None:
-    """Restore the remembered place; what is not remembered stays as it is."""
+    """Restore the saved geometry and splitter sizes; those that are not saved stay."""
     geometry = settings.value(geometry_name(group))
     if isinstance(geometry, QByteArray):
         window.restoreGeometry(geometry)

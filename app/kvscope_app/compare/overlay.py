@@ -1,6 +1,6 @@
-"""The curves of two overviews on one time: which there are, and how they are drawn one above the other. No Qt.
+"""Overlaid curves of two overviews: the list of panels, and the computation of their points. Imports no Qt.
 
-Owns the list of panels. Seconds count from the beginning of the pair's timeline.
+Owns the list of panels. Seconds count from the start of the pair's timeline.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvscope_telemetry.summaries.session_overview import FloatArray, SessionOver
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 MAX_POINTS: Final = 300
-"""Of a curve: more would make a dashed one solid."""
+"""Maximum number of points per curve: with more, a dashed curve would look solid."""
 
 
 def _column(name: str, overview: SessionOverview) -> FloatArray:
@@ -35,7 +35,7 @@ def _share(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Overlaid:
-    """One panel: what of each second is drawn, and how it is written."""
+    """Definition of a panel: the value per second, and its formatting."""
 
     key: str
     title: str
@@ -61,13 +61,13 @@ PANELS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Shape (n,) each; NaN where nothing is known."""
+    """Points of a curve, shape (n,) each. NaN where nothing is known."""
 
     seconds: FloatArray
     values: FloatArray
 
     def at(self, second: float) -> float:
-        """Return the value at `second`; NaN where the run has none."""
+        """Return the value at `second`, or NaN if the run has none there."""
         if not self.seconds.size:
             return float("nan")
         step = (self.seconds[-1] - self.seconds[0]) / max(self.seconds.size - 1, 1)
@@ -76,15 +76,18 @@ class Curve:
 
 
 def curve_of(panel: Overlaid, overview: SessionOverview, zero_ns: int, shown_ns: tuple[int, int]) -> Curve:
-    """Return the curve of the seconds in `shown_ns`; both are on the overview's clock, and `zero_ns` is second 0. Where
-    there are more than `MAX_POINTS`, several seconds become their mean.
+    """Return the curve of the seconds within `shown_ns`.
+
+    Averages several seconds per point if there are over `MAX_POINTS`.
+
+    `shown_ns` and `zero_ns`, the time of second 0, are on the overview's clock.
     """
     times = overview.time_ns
     first = max(0, int(np.searchsorted(times, shown_ns[0], "left")) - 2)
     last = int(np.searchsorted(times, shown_ns[1], "right")) + 1
     size = -(-(min(last, len(times)) - first) // MAX_POINTS)
     if size > 1:
-        first -= first % size  # the same seconds fall together wherever one looks from
+        first -= first % size  # the same seconds are averaged for any range
     seconds = (times[first:last] - zero_ns + SECOND_NS // 2) / 1e9
     values = panel.values(overview)[first:last]
     return Curve(seconds, values) if size <= 1 else Curve(_means(seconds, size), _means(values, size))

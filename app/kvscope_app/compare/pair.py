@@ -1,8 +1,7 @@
-"""Two sessions in step: one timeline, moved and played as one, by the same bar and keys as that of a session.
+"""Two synchronized sessions with one timeline, which has the same interface as that of a session.
 
-Owns the cursor, by A's clock, which moment of B lies beside it, and how the bookmarks of both read there. Each session
-plays by itself; whoever is ahead waits. Where one of the two was not recorded it stands at its nearest moment. Knows no
-widget.
+Owns the cursor on A's clock, the alignment of B, and the bookmarks of both on A's clock. Each session plays by itself;
+the one that is ahead waits. A run that was not recorded at a time shows its nearest moment. Knows no widgets.
 """
 
 from __future__ import annotations
@@ -23,28 +22,27 @@ from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.summary import TimedEvent
 
 _AHEAD_S: Final = 0.1
-"""Whoever is further ahead than what is played in this time waits for the other."""
+"""Lead over the other run, in seconds of playback, above which a run waits."""
 _BESIDE_S: Final = 0.02
 _SAME_NS: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two runs, with its times on A's clock."""
+    """One of the two runs, with its times converted to A's clock."""
 
     session: Session
     offset_ns: int
 
     @property
     def range_ns(self) -> tuple[int, int]:
-        """The first and the last recorded moment."""
+        """First and last recorded time."""
         around = self.session.timeline.range_ns
         assert around is not None, "a recording has a range"
         return around[0] - self.offset_ns, around[1] - self.offset_ns
 
     @property
     def cursor_ns(self) -> int:
-        """The moment it shows."""
         return self.session.timeline.cursor_ns - self.offset_ns
 
     def holds(self, time_ns: int) -> bool:
@@ -58,18 +56,20 @@ class Side:
         return first <= time_ns < last
 
     def go_to(self, time_ns: int) -> None:
-        """Go to that moment, or to the nearest recorded one."""
+        """Move to that time, or to the nearest recorded one."""
         if abs(self.cursor_ns - time_ns) > _SAME_NS:
             self.session.timeline.go_to(time_ns + self.offset_ns)
 
 
 class Pair(QObject):
-    """`a` and `b` play recordings, and the caller closes both. Has the interface of a `Timeline`."""
+    """Timeline of `a` and `b`, which play recordings. The caller closes both.
+
+    Implements `Timeline`, which documents members without docstring here.
+    """
 
     paused_changed = Signal()
     cursor_changed = Signal()
     aligned = Signal()
-    """Other moments lie side by side than before."""
 
     def __init__(self, a: Session, b: Session, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -81,7 +81,7 @@ class Pair(QObject):
         self._speed = 1.0
         self._stepping: Side | None = None
         self._event_side: Side | None = None
-        """Whose event is shown."""
+        """Side whose event is shown."""
         self._clock = QTimer(self, interval=FRAME_MS)
         self._clock.timeout.connect(self._look)
         for session in (a, b):
@@ -90,82 +90,73 @@ class Pair(QObject):
         self.visible_range = VisibleRange(self)
         self.align(self.by_starts())
 
-    # How they lie side by side
+    # Alignment
 
     @property
     def sides(self) -> tuple[Side, Side]:
-        """A and B."""
         return Side(self.a, 0), Side(self.b, self.alignment.offset_ns)
 
     def by_starts(self) -> Alignment:
-        """Align the two beginnings."""
         (a_first, _), (b_first, _) = Side(self.a, 0).range_ns, Side(self.b, 0).range_ns
         return Alignment.of(a_first, b_first)
 
     @property
     def have_one_clock(self) -> bool:
-        """Whether there is a time at which both runs were recorded."""
+        """Whether the two runs overlap in wall-clock time."""
         a, b = Side(self.a, 0).range_ns, Side(self.b, 0).range_ns
         return a[0] <= b[1] and b[0] <= a[1]
 
     def align(self, alignment: Alignment, at_ns: int | None = None) -> None:
-        """Align the runs like this, then go to `at_ns`, or stay where A is."""
+        """Set the alignment, then move to `at_ns`; None: stay at A's time."""
         self.alignment = alignment
         self.pause()
         self.go_to(self._position_ns if at_ns is None else at_ns)
         self.aligned.emit()
 
-    # The cursor, by A's clock
+    # Cursor, on A's clock
 
     @property
     def range_ns(self) -> tuple[int, int]:
-        """From where the first begins to where the last ends."""
+        """From the earlier start to the later end of the two runs."""
         (a_first, a_last), (b_first, b_last) = (side.range_ns for side in self.sides)
         return min(a_first, b_first), max(a_last, b_last)
 
     @property
     def origin_ns(self) -> int:
-        """The moment from which displayed times count, in both runs."""
         return self.range_ns[0]
 
     @property
     def cursor_ns(self) -> int:
-        """The moment both runs show."""
         return self._position_ns
 
     @property
     def paused(self) -> bool:
-        """There is no end that goes on."""
+        """Always False, because there is no live end."""
         return False
 
     @property
     def is_live(self) -> bool:
-        """There is no end that goes on."""
+        """Always False, because there is no live end."""
         return False
 
     @property
     def is_playing(self) -> bool:
-        """Whether the pair is playing."""
         return self._is_playing
 
     @property
     def is_at_end(self) -> bool:
-        """Whether there is nothing more to play."""
         return self._position_ns >= self.range_ns[1]
 
     @property
     def speed(self) -> float:
-        """Recorded seconds a second."""
         return self._speed
 
     def set_speed(self, factor: float) -> None:
-        """Play at this multiple of recorded time. Raises BadInput for a speed that is not accepted."""
         for side in self.sides:
             side.session.timeline.set_speed(factor)
         self._speed = factor
 
     def play(self) -> None:
-        """Play on from the cursor."""
         self._event_side = None
         if any(side.goes_on_at(self._position_ns) for side in self.sides):
             self._is_playing = True
@@ -174,7 +165,6 @@ class Pair(QObject):
             self._look()
 
     def pause(self) -> None:
-        """Stop both runs at the same moment."""
         self._clock.stop()
         self._is_playing = False
         for side in self.sides:
@@ -182,30 +172,29 @@ class Pair(QObject):
         self._gather()
 
     def go_to(self, time_ns: int) -> None:
-        """Go to this moment in both runs; a run that was not recorded then shows its nearest moment."""
+        """Move both runs to this time. A run that was not recorded then shows its nearest moment."""
         first, last = self.range_ns
         self._position_ns = max(first, min(time_ns, last))
         self._stepping = self._event_side = None
         self._gather()
 
     def go_live(self) -> None:
-        """Go to the end."""
         self.go_to(self.range_ns[1])
 
     def jump_by(self, seconds: float) -> None:
-        """Jump forward, or backward with a negative number."""
         self.go_to(self._position_ns + round(seconds * 1e9))
 
     def step_frames(self, num_frames: int) -> None:
-        """Step this many frames of A, or of B where A was not recorded; the other run follows."""
+        """Move by this many frames of A, or of B if A was not recorded at the cursor. The other run follows."""
         self.pause()
         lead = next((side for side in self.sides if side.holds(self._position_ns)), self.sides[0])
         self._stepping, self._event_side = lead, None
         lead.session.timeline.step_frames(num_frames)
 
     def go_to_event(self, kinds: Collection[str] | None, *, forward: bool) -> TimedEvent | None:
-        """Show the next event of `kinds` in either run, or the previous one; each run's events are ordered by its own
-        clock. The other run follows.
+        """Show the next or previous event of `kinds` in either run and return it. The other run follows.
+
+        Candidates are compared by their time on A's clock.
         """
         found = []
         for side in self.sides:
@@ -221,13 +210,9 @@ class Pair(QObject):
 
     @property
     def is_before_event(self) -> bool:
-        """Whether the state before the event is shown."""
         return self._event_side is not None and self._event_side.session.timeline.is_before_event
 
     def switch_event_side(self) -> TimedEvent | None:
-        """Show the state before the shown event, or the state after it when that before is shown; None without such an
-        event.
-        """
         lead = self._event_side
         timed = None if lead is None else lead.session.timeline.shown_event
         if lead is not None and timed is not None:
@@ -237,7 +222,7 @@ class Pair(QObject):
     def _show(self, lead: Side, timed: TimedEvent, *, before: bool) -> None:
         self.pause()
         self.go_to(timed.time_ns - lead.offset_ns)
-        self._stepping = self._event_side = lead  # once it is there, at a frame, the other follows to that
+        self._stepping = self._event_side = lead  # the other run follows once this one has reached its frame
         lead.session.timeline.show_event(timed, before=before)
 
     # private
@@ -249,7 +234,7 @@ class Pair(QObject):
         self.cursor_changed.emit()
 
     def _look(self) -> None:
-        """While it plays: the cursor is where the slower is, and the other waits."""
+        """Advance the cursor to the slower run during playback, and pause or resume the faster one."""
         going = [side for side in self.sides if side.goes_on_at(max(self._position_ns, side.cursor_ns))]
         going = [side for side in going if side.range_ns[0] <= self._position_ns]
         if not going:
@@ -266,7 +251,7 @@ class Pair(QObject):
         self.cursor_changed.emit()
 
     def _on_jumped(self) -> None:
-        """A session is where it was told to go: after a step the other follows it."""
+        """Let the other run follow after the leading run reached the frame of a step or event."""
         lead = self._stepping
         if lead is not None and lead.session.timeline is self.sender():
             self._position_ns = lead.cursor_ns
@@ -274,8 +259,7 @@ class Pair(QObject):
 
 
 class PairMarks(QObject):
-    """The bookmarks and alarms of both, by A's clock, each named by its letter. To be seen alone: who changes them does
-    so in a window of their own."""
+    """Bookmarks and alarms of both runs on A's clock, each prefixed with its letter. Read-only."""
 
     changed = Signal()
 
@@ -288,7 +272,6 @@ class PairMarks(QObject):
 
     @property
     def shown(self) -> list[Bookmark]:
-        """In the order of time."""
         found = [
             replace(
                 mark,

@@ -1,6 +1,6 @@
-"""One of the two runs: its letter, its name, what it ran on, the moment it shows, and its page map.
+"""View of one run: its letter, name, engine, shown time and page map.
 
-Owns the field in which a person chooses the moment. Knows nothing of the other side.
+Owns the field for the shown time. Knows nothing of the other run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NOT_YET: Final = "not recorded yet"
 
 
 class Letter(QWidget):
-    """A or B, in a frame of its curves' colour and line."""
+    """Letter A or B, framed in the colour and line style of its curves."""
 
     def __init__(self, look: CurveSpec) -> None:
         super().__init__()
@@ -38,7 +38,6 @@ class Letter(QWidget):
         self.setFixedSize(scaled(24), scaled(22))
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take the colours of `theme`."""
         self._theme = theme
         self.update()
 
@@ -55,10 +54,10 @@ class Letter(QWidget):
 
 
 class SideView(QWidget):
-    """One run's header and page map; `name` is the file's name, or what a live engine is called."""
+    """Header and page map of one run. `name` is the file name or the label of a live engine."""
 
     moment_chosen = Signal(float)
-    """Seconds since its start that the person wants to see beside what the other shows."""
+    """Emitted with the time in seconds since the run's start to align with the other run's shown time."""
 
     def __init__(self, session: Session, name: str, look: CurveSpec) -> None:
         super().__init__()
@@ -81,7 +80,7 @@ class SideView(QWidget):
         if around is None:
             return
         length_s = (around[1] - around[0]) / 1e9
-        if not self.moment.lineEdit().isModified():  # somebody is writing in it
+        if not self.moment.lineEdit().isModified():  # the user is typing in it
             self.moment.blockSignals(True)
             self.moment.setMaximum(round(length_s, 1))
             self.moment.setValue((self.session.timeline.cursor_ns - around[0]) / 1e9)
@@ -89,7 +88,6 @@ class SideView(QWidget):
         self._show_about(side, at_ns)
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take the colours of `theme`."""
         self.map.apply_theme(theme)
         self._letter.apply_theme(theme)
 
@@ -135,7 +133,7 @@ class SideView(QWidget):
         self.moment.editingFinished.connect(self._leave_moment)
 
     def _leave_moment(self) -> None:
-        """By Return: keys are the map's again. Who went elsewhere stays there."""
+        """Return the focus to the map after Return was pressed; not if the user moved the focus elsewhere."""
         if self.moment.hasFocus():
             self.map.canvas.setFocus()
 

@@ -1,1 +1,1 @@
-"""How things look: theme, stylesheet, icons, fonts, small widgets, numbers as text."""
+"""Appearance: theme, stylesheet, icons, fonts, small widgets and number formatting."""

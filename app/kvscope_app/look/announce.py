@@ -1,4 +1,4 @@
-"""Tells assistive technology what hand-painted widgets show. Costs nothing while no such technology listens."""
+"""Reports the contents of hand-painted widgets to assistive technology. Costs nothing while none is active."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from PySide6.QtWidgets import QWidget
 
 
 def announce(widget: QWidget, sentence: str) -> None:
-    """Set `sentence` as the description of `widget` and have it spoken."""
+    """Set `sentence` as the accessible description of `widget` and have it spoken."""
     widget.setAccessibleDescription(sentence)
     if QAccessible.isActive():
         QAccessible.updateAccessibility(QAccessibleAnnouncementEvent(widget, sentence))
 
 
 def is_listened_to() -> bool:
-    """Whether a screen reader or the like asked for this process' widgets."""
+    """Whether assistive technology such as a screen reader is active."""
     return bool(QAccessible.isActive())

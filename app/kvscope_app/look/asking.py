@@ -1,4 +1,4 @@
-"""Asks before something that cannot be undone. The question stands over its window and blocks nothing else."""
+"""Non-modal confirmation before an action that cannot be undone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QMessageBox, QWidget
 
 
 def ask(parent: QWidget, question: str, yes: str, do: Callable[[], object]) -> QMessageBox:
-    """Call `do` when the button `yes` is pressed; Enter and Escape do nothing."""
+    """Call `do` if the button `yes` is pressed. Enter and Escape cancel."""
     box = QMessageBox(parent)
     box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
     box.setIcon(QMessageBox.Icon.NoIcon)

@@ -1,4 +1,4 @@
-"""The strip over the map that tells what went wrong and offers what can be done about it. Never modal."""
+"""Strip over the map that reports a problem and offers actions. Never modal."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from kvscope_app.look.zoom import scaled
 
 _MAX_LETTERS: Final = 400
 _PASSING_MS: Final = 30_000
-"""So long what passes is there at least, while the window is in front: long enough to be read twice."""
+"""Minimum display time of a passing message while its window is active; long enough to be read twice."""
 
 Choice = tuple[str, Callable[[], None]]
 
 
 class Banner(PassingStrip):
-    """Hidden until `tell`."""
+    """Strip with a message. Hidden until `tell`."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -42,7 +42,6 @@ class Banner(PassingStrip):
         self.hide()
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take the colours of `theme`."""
         self._theme = theme
         self._show_tone()
         self._close.setIcon(icon("close", theme.muted, size=14))
@@ -56,8 +55,13 @@ class Banner(PassingStrip):
         is_offer: bool = False,
         passes: bool = False,
     ) -> None:
-        """Show a message with its choices, the first of them the one most people want. An offer is not a trouble, and
-        does not look like one. What `passes`, as something that was asked for and failed once, goes by itself."""
+        """Show a message.
+
+        Args:
+            choices: Buttons, the most common choice first.
+            is_offer: Whether it is an offer rather than a problem, which looks different.
+            passes: Whether the message disappears by itself, for example if it reports a failed action.
+        """
         self._is_offer = is_offer
         self._show_tone()
         _show(self._text, text)
@@ -74,12 +78,12 @@ class Banner(PassingStrip):
             self.passing.stop()
 
     def withdraw(self, text: str) -> None:
-        """`text` is no longer so; whatever else is told stays."""
+        """Hide the message `text`, which no longer applies. Any other message stays."""
         if self.text == text:
             self.hide()
 
     def _pass(self) -> None:
-        """Unless nobody can have read it, or somebody is about to use it."""
+        """Hide the message, unless the window is inactive or the user is about to use the strip."""
         if not self.isVisible():
             return
         focus = QApplication.focusWidget()
@@ -96,7 +100,7 @@ class Banner(PassingStrip):
 
     @property
     def text(self) -> str:
-        """What is told now, empty when nothing is."""
+        """The shown message, empty if hidden."""
         return self._shown_text if self.isVisible() else ""
 
     def _build(self) -> None:
@@ -115,7 +119,7 @@ class Banner(PassingStrip):
 
 
 def _words() -> PlainLabel:
-    """As many lines as it takes: the end of a reason is what helps."""
+    """Return a label that wraps to any number of lines, because the end of a reason is what helps."""
     made = PlainLabel()
     made.setWordWrap(True)
     policy = QSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
@@ -125,7 +129,7 @@ def _words() -> PlainLabel:
 
 
 def _show(words: PlainLabel, text: str) -> None:
-    """What is longer than anybody reads in a strip is cut, and whole in the tooltip."""
+    """Set a label's text, truncated if it is very long, with the full text as the tooltip."""
     is_long = len(text) > _MAX_LETTERS
     words.setText(text[: _MAX_LETTERS - 1] + "…" if is_long else text)
     words.setToolTip(plain_tip(text) if is_long else "")

@@ -9,7 +9,7 @@ _SECOND_NS: Final = 1_000_000_000
 
 
 def clock_text(time_ns: int) -> str:
-    """Format a wall-clock time as `14:03:27.125`. Digits are cut off, so nothing appears later than it was."""
+    """Format a wall-clock time as `14:03:27.125`. Truncated, so that no time appears later than it was."""
     local = time.localtime(time_ns // _SECOND_NS)
     return time.strftime("%H:%M:%S", local) + f".{time_ns // 1_000_000 % 1000:03d}"
 

@@ -1,4 +1,4 @@
-"""Qt's file dialogs without name completion, which gets in the way of typing."""
+"""Qt's file dialogs without name completion, which interferes with typing."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from PySide6.QtWidgets import QFileDialog, QLineEdit, QWidget
 
 
 class FileDialog(QFileDialog):
-    """Qt's own, but names are not completed while they are typed: what Qt proposes is selected and, where letters come
-    faster than the folder is read, takes the place of some of them.
+    """QFileDialog without name completion.
+
+    Qt selects its proposal, which replaces some of the typed characters if they arrive faster than the folder is read.
     """
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -24,14 +25,14 @@ class FileDialog(QFileDialog):
 
 
 def ask_open(parent: QWidget, title: str, folder: str, filters: str, then: Callable[[str], object]) -> None:
-    """Ask for a file that is there; the window goes on meanwhile. `then` is given its path."""
+    """Ask for an existing file without blocking. `then` is called with its path."""
     dialog = FileDialog(parent, title, folder, filters)
     dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
     _show(dialog, then)
 
 
 def ask_folder(parent: QWidget, title: str, then: Callable[[str], object], folder: str = "") -> None:
-    """Ask for an existing folder, starting at `folder`, without blocking. `then` is called with the path chosen."""
+    """Ask for an existing folder, starting at `folder`, without blocking. `then` is called with its path."""
     dialog = FileDialog(parent, title, folder)
     dialog.setFileMode(QFileDialog.FileMode.Directory)
     dialog.setOption(QFileDialog.Option.ShowDirsOnly)
@@ -47,8 +48,10 @@ def ask_save(
     *,
     confirms_overwrite: bool = True,
 ) -> None:
-    """Ask where to save; the window goes on meanwhile. `then` is given a path: where no ending was typed, with that of
-    the filter that is chosen, at first of the first of `filters`."""
+    """Ask for a path to save to, without blocking. `then` is called with it.
+
+    A path without a suffix gets that of the selected filter, initially the first of `filters`.
+    """
     folder = "" if proposed.parent == Path() else str(proposed.parent)
     dialog = FileDialog(parent, title, folder, filters)
     dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)

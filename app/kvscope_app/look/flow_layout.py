@@ -1,4 +1,4 @@
-"""A layout that puts widgets side by side, and begins another line where the next one would be cut."""
+"""Layout that places widgets side by side and wraps to another line when the next one does not fit."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _Line = list[tuple[QLayoutItem, int]]
 
 
 class FlowLayout(QLayout):
-    """Lines of widgets, each at least as wide as its size hint where there is room.
+    """Lines of widgets, each at least as wide as its size hint if there is space.
 
-    Width that is left in a line goes to those that may expand; without any, the last one stands at the right.
+    The remaining width of a line goes to widgets that may expand. Without any, the last widget is right-aligned.
     """
 
     def __init__(self, *widgets: QWidget, margins: QMargins, spacing: int = 8) -> None:
@@ -95,7 +95,7 @@ class FlowLayout(QLayout):
 
 
 def _wanted_width(item: QLayoutItem) -> int:
-    """Return the width of the size hint, also of a widget whose policy has layouts ignore it."""
+    """Return the width of the size hint, even if the widget's size policy makes layouts ignore it."""
     widget = item.widget()
     return item.sizeHint().width() if widget is None else max(widget.sizeHint().width(), item.minimumSize().width())
 
@@ -105,7 +105,7 @@ def _height(line: _Line) -> int:
 
 
 def _filled(line: _Line, width: int) -> list[int]:
-    """Return the width of each item where the line is filled; negative: at the right end."""
+    """Return the width of each item in the filled line. Negative: right-aligned."""
     widths = [wanted for _, wanted in line]
     spare = max(width - sum(widths), 0)
     growing = [number for number, (item, _) in enumerate(line) if _may_grow(item)]

@@ -1,4 +1,4 @@
-"""Draws the frame of the focused widget, sends the window's zoom keys to it, and walks the Tab order."""
+"""Draws focus frames, dispatches zoom shortcuts to the focused widget, and iterates over the Tab order."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from kvscope_app.look.theme import Theme
 
 @runtime_checkable
 class Zooms(Protocol):
-    """A widget that can be zoomed."""
-
     def zoom_by(self, steps: int) -> None:
-        """1: a step in, -1: a step out, 0: everything fits."""
+        """Zoom in (1), zoom out (-1), or fit everything (0)."""
 
 
 def zoom_focused(window: Zooms, steps: int) -> None:
-    """Zoom what has the keyboard, or the nearest around it that can be: `window` at the latest."""
+    """Zoom the focused widget or its nearest zoomable ancestor, otherwise `window`."""
     widget: QWidget | None = QApplication.focusWidget()
     while widget is not None and not isinstance(widget, Zooms):
         widget = widget.parentWidget()
@@ -29,12 +27,12 @@ def zoom_focused(window: Zooms, steps: int) -> None:
 
 
 def tab_order(start: QWidget, *, forward: bool = True) -> Iterator[QWidget]:
-    """Yield the widgets that follow `start` in the Tab order of its window, until `start` would come again. The window
-    itself is one of them.
+    """Yield the widgets after `start` in the Tab order of its window, including the window, until `start` is reached
+    again.
 
-    PySide makes the Python object that `nextInFocusChain` returns a child of the one that was asked, whatever the
-    widget's parent is: a window would never be freed, and a widget would count as deleted with the one before it. So
-    each is given its parent again, which Qt ignores.
+    PySide makes the Python object that `nextInFocusChain` returns a child of the widget it was called on, whatever the
+    widget's actual parent is. A window would then never be freed, and a widget would count as deleted together with its
+    predecessor. Therefore `setParent` is called with the actual parent, which Qt ignores.
     """
     found = start
     while True:
@@ -46,7 +44,6 @@ def tab_order(start: QWidget, *, forward: bool = True) -> Iterator[QWidget]:
 
 
 def draw_focus(painter: QPainter, around: QRect, theme: Theme) -> None:
-    """The frame of what has the focus."""
     painter.setBrush(Qt.BrushStyle.NoBrush)
     painter.setPen(QPen(theme.color("accent"), 1))
     painter.drawRect(around.adjusted(0, 0, -1, -1))

@@ -1,4 +1,4 @@
-"""A frame whose buttons stand beside its words, and below them where it is narrow."""
+"""Frame that shows its buttons next to its text, or below it if it is narrow."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from PySide6.QtWidgets import QBoxLayout, QFrame, QLayout, QWidget
 from kvscope_app.look.zoom import scaled
 
 _ROOM_FOR_WORDS = 400
-"""Beside the buttons, at 100 %."""
+"""Minimum width of the text next to the buttons, at 100 % zoom."""
 
 
 class FoldingFrame(QFrame):
-    """`words`, then `buttons`; `corner` stays at the right of the words."""
+    """Frame with `words`, then `buttons`; `corner` stays to the right of the text."""
 
     def __init__(self, words: QLayout, buttons: QLayout, corner: QWidget, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -30,11 +30,10 @@ class FoldingFrame(QFrame):
 
     @property
     def is_folded(self) -> bool:
-        """Whether the buttons are below the words."""
         return self.row.direction() is QBoxLayout.Direction.TopToBottom
 
     def fold(self) -> None:
-        """Fold or unfold for the present width and buttons."""
+        """Choose the arrangement for the present width and buttons."""
         is_narrow = self.width() < self._buttons.sizeHint().width() + scaled(_ROOM_FOR_WORDS)
         wanted = QBoxLayout.Direction.TopToBottom if is_narrow else QBoxLayout.Direction.LeftToRight
         if self.row.direction() is not wanted:

@@ -1,4 +1,4 @@
-"""Fonts: one sans-serif with digits of equal width, so that changing numbers do not jiggle."""
+"""Fonts: a sans-serif with digits of equal width, so that changing numbers do not shift."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MIN_POINT_SIZE: Final = 9.0
 
 
 def apply_fonts(app: QApplication) -> None:
-    """Set the application's font; its size stays what the person's system says."""
+    """Set the application's font family. The size is that of the system, but at least `MIN_POINT_SIZE`."""
     font = QFont(app.font())
     font.setFamilies([*SANS_FAMILIES, font.family()])
     font.setPointSizeF(max(MIN_POINT_SIZE, font.pointSizeF()))
@@ -21,19 +21,19 @@ def apply_fonts(app: QApplication) -> None:
 
 
 def has_fonts(app: QApplication) -> bool:
-    """Whether letters can be drawn: without any font Qt draws a box for each."""
+    """Whether text can be rendered. Without any font, Qt draws a box for each letter."""
     return QFontMetrics(app.font()).inFont("a")
 
 
 def tabular(font: QFont) -> QFont:
-    """`font` with digits of equal width."""
+    """Return `font` with digits of equal width."""
     result = QFont(font)
     result.setFeature(QFont.Tag("tnum"), 1)
     return result
 
 
 def sans(scale: float = 1.0, weight: QFont.Weight = QFont.Weight.Normal) -> QFont:
-    """The application's font, `scale` times its size."""
+    """Return the application's font at `scale` times its size."""
     font = QFont(QApplication.font())
     font.setPointSizeF(font.pointSizeF() * scale)
     font.setWeight(weight)
@@ -41,7 +41,7 @@ def sans(scale: float = 1.0, weight: QFont.Weight = QFont.Weight.Normal) -> QFon
 
 
 def mono(scale: float = 1.0) -> QFont:
-    """A monospaced font, `scale` times the application's size."""
+    """Return a monospaced font at `scale` times the application's size."""
     font = QFont(QApplication.font())
     font.setFamilies(list(MONO_FAMILIES))
     font.setPointSizeF(font.pointSizeF() * scale)

@@ -1,4 +1,4 @@
-"""Icons: our own SVG files drawn in the theme's colour, as plain pixmaps (no Python icon engine)."""
+"""Icons: kvscope's SVG files rendered in a theme colour as pixmaps, without a Python icon engine."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from PySide6.QtSvg import QSvgRenderer
 from kvscope_app.look.zoom import scaled
 
 _INK: Final = "#000001"
-"""The colour in the SVG files that stands for the theme's."""
+"""Colour in the SVG files that is replaced by the requested one."""
 _SCALES: Final = (1, 2, 3)
 _FOLDER: Final = resources.files("kvscope_resources") / "icons"
 
 
 def icon(name: str, color: str, disabled: str | None = None, size: int = 18) -> QIcon:
-    """Icon `name` in `color` (`#rrggbb`), `size` device-independent pixels at 100 %, sharp up to three times that."""
+    """Return an icon in `color` (`#rrggbb`), `size` device-independent pixels at 100 % zoom, for display scales up to
+    3.
+    """
     size, result = scaled(size), QIcon()
     _add(result, name, color, size, QIcon.Mode.Normal)
     if disabled is not None:
@@ -28,7 +30,6 @@ def icon(name: str, color: str, disabled: str | None = None, size: int = 18) -> 
 
 
 def app_icon() -> QIcon:
-    """The application's own icon, in its own colours."""
     result = QIcon()
     for size in (16, 24, 32, 48, 64, 128, 256):
         result.addPixmap(pixmap("kvscope", _INK, size, 1))
@@ -37,7 +38,7 @@ def app_icon() -> QIcon:
 
 @lru_cache(maxsize=2048)
 def pixmap(name: str, color: str, size: int, scale: int = 2) -> QPixmap:
-    """One drawing of icon `name`; `scale` device pixels a device-independent pixel. The same for all who ask."""
+    """Render an icon with `scale` device pixels per device-independent pixel. Cached and shared."""
     renderer = QSvgRenderer(QByteArray(_source(name).replace(_INK, color).encode()))
     result = QPixmap(QSize(size, size) * scale)
     result.fill(Qt.GlobalColor.transparent)
@@ -50,17 +51,19 @@ def pixmap(name: str, color: str, size: int, scale: int = 2) -> QPixmap:
 
 
 def names() -> list[str]:
-    """Names of all icons there are."""
     return sorted(entry.name.removesuffix(".svg") for entry in _FOLDER.iterdir() if entry.name.endswith(".svg"))
 
 
 def chevron_path(is_dark: bool, where: str = "") -> str:
-    """A file for stylesheets, which take no pixmap. `where` it points: down, else `up`, `left` or `right`."""
+    """Return the file of a chevron for stylesheets, which accept no pixmaps.
+
+    `where`: `up`, `left`, `right`, or down if empty.
+    """
     return _sheet_path(f"chevron-{where}" if where else "chevron", is_dark)
 
 
 def check_path(is_dark: bool) -> str:
-    """A file for stylesheets: the tick in a box that is filled with the accent."""
+    """Return the file of a check mark for stylesheets, for boxes filled with the accent colour."""
     return _sheet_path("check", is_dark)
 
 

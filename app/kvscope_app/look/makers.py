@@ -1,4 +1,4 @@
-"""Small makers of Qt widgets in the looks of the stylesheet."""
+"""Factories for Qt widgets with the looks of the stylesheet."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from kvscope_app.look.theme import Theme, mix
 
 
 def tool_button(text: str, tip: str, *, checkable: bool = False, checked: bool = False) -> QToolButton:
-    """A flat text button."""
     button = QToolButton()
     button.setText(text)
     button.setToolTip(tip)
@@ -36,14 +35,14 @@ def tool_button(text: str, tip: str, *, checkable: bool = False, checked: bool =
 
 
 def set_icon(button: QToolButton, name: str, theme: Theme) -> None:
-    """Show icon `name` instead of text, in the theme's colours: brighter while the button is down."""
+    """Show an icon instead of the text, in the theme's colours; the accent colour if the button is checked."""
     color = theme.accent if button.isCheckable() and button.isChecked() else theme.muted
     button.setIcon(icon(name, color, mix(theme.muted, theme.panel, 0.6)))
     button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonIconOnly)
 
 
 def label(text: str = "", look: str = "", *, wraps: bool = False, elastic: bool = False) -> QLabel:
-    """A label of plain text. `elastic`: it may be squeezed instead of widening its dock."""
+    """Return a plain-text label. `elastic`: it may be squeezed instead of widening its dock."""
     made = PlainLabel(text)
     made.setProperty("look", look)
     made.setWordWrap(wraps)
@@ -55,7 +54,7 @@ def label(text: str = "", look: str = "", *, wraps: bool = False, elastic: bool 
 def label_boxes(parent: QWidget) -> None:
     """Give each combo box in `parent` a hidden label with its accessible name.
 
-    Screen readers on Linux call a box by its current value, and take its purpose from the label beside it.
+    Screen readers on Linux announce a combo box by its current value, and take its purpose from its label.
     """
     for box in parent.findChildren(QComboBox):
         around = box.parentWidget()
@@ -67,7 +66,7 @@ def label_boxes(parent: QWidget) -> None:
 
 
 def number_label(text: str = "") -> QLabel:
-    """A number in a column: to the right, and to be copied."""
+    """Return a right-aligned label for a number, which can be selected and copied."""
     made = label(text)
     made.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
     made.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
@@ -75,7 +74,7 @@ def number_label(text: str = "") -> QLabel:
 
 
 def choice(words: Sequence[str], name: str) -> QComboBox:
-    """One of `words`; `name` is told to who cannot see it."""
+    """Return a combo box of `words`. `name` is its accessible name."""
     box = QComboBox()
     box.addItems(list(words))
     box.setAccessibleName(name)
@@ -83,7 +82,7 @@ def choice(words: Sequence[str], name: str) -> QComboBox:
 
 
 def seconds_box(least: float, most: float, value: float, name: str) -> NumberBox:
-    """Return a field for a time in seconds between `least` and `most`, in steps of a tenth."""
+    """Return a field for a time between `least` and `most` seconds, in steps of 0.1 s."""
     box = NumberBox()
     box.setDecimals(1)
     box.setRange(round(least, 1), round(most, 1))
@@ -94,16 +93,16 @@ def seconds_box(least: float, most: float, value: float, name: str) -> NumberBox
 
 
 def head_row(bar: QLayout) -> QWidget:
-    """What stands above a view's content; it may be squeezed: a narrow dock stays narrow."""
+    """Return a widget for the area above a view's content. It may be squeezed, so that a narrow dock stays narrow."""
     made = QWidget()
     made.setLayout(bar)
-    vertical = QSizePolicy.Policy.Minimum if bar.hasHeightForWidth() else QSizePolicy.Policy.Fixed  # lines are added
+    vertical = QSizePolicy.Policy.Minimum if bar.hasHeightForWidth() else QSizePolicy.Policy.Fixed  # wrapping grows it
     made.setSizePolicy(QSizePolicy.Policy.Ignored, vertical)
     return made
 
 
 def empty_state(text: str) -> QLabel:
-    """The muted sentence in the middle of a view that has nothing to show."""
+    """Return the muted sentence in the centre of a view that has nothing to show."""
     made = label(text, "muted", wraps=True)
     made.setAlignment(Qt.AlignmentFlag.AlignCenter)
     made.setContentsMargins(24, 24, 24, 24)
@@ -111,7 +110,7 @@ def empty_state(text: str) -> QLabel:
 
 
 def show_choices(row: QHBoxLayout, choices: Sequence[tuple[str, Callable[[], object]]]) -> None:
-    """A button for each of `choices` in `row`, in place of what was there; the first is what is proposed."""
+    """Replace the contents of `row` by a button for each of `choices`. The first is the primary button."""
     while (item := row.takeAt(0)) is not None:
         if (widget := item.widget()) is not None:
             widget.hide()
@@ -121,11 +120,11 @@ def show_choices(row: QHBoxLayout, choices: Sequence[tuple[str, Callable[[], obj
         button.setProperty("look", "primary" if index == 0 else "")
         button.clicked.connect(run)
         row.addWidget(button)
-        button.show()  # now, or there is no room left for it
+        button.show()  # now, or the layout reserves no space for it
 
 
 def scrolled(body: QWidget) -> QScrollArea:
-    """`body` in a frameless area, as wide as there is room. Tab goes to the parts of `body`, past the area."""
+    """Return `body` in a frameless scroll area that it fills horizontally. Tab skips the area itself."""
     area = QScrollArea()
     area.setFocusPolicy(Qt.FocusPolicy.NoFocus)
     area.setWidget(body)
@@ -135,7 +134,7 @@ def scrolled(body: QWidget) -> QScrollArea:
 
 
 def set_look(widget: QWidget, look: str) -> None:
-    """Change a widget's look and have the stylesheet follow."""
+    """Change the `look` property of a widget and reapply the stylesheet."""
     if widget.property("look") != look:
         widget.setProperty("look", look)
         widget.style().unpolish(widget)

@@ -1,6 +1,6 @@
-"""The signs of bookmarks and alarms wherever time goes from left to right: told apart by shape, not colour alone.
+"""Signs of bookmarks and alarms on time axes, distinguished by shape as well as colour.
 
-A bookmark is a pennant, an alarm a triangle; a loop's ends are brackets.
+A bookmark is a pennant, an alarm a triangle. The ends of a loop are brackets.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from PySide6.QtGui import QColor, QPainter, QPen, QPixmap, QPolygonF
 from kvscope_app.look.theme import Theme
 
 WIDTH = 9.0
-"""Of a sign, in pixels."""
+"""Width of a sign in pixels."""
 
 
 def sign_color(is_note: bool, theme: Theme) -> QColor:
-    """Of a bookmark, or an alarm."""
+    """Return the colour of a bookmark (`is_note`) or an alarm."""
     return theme.color("accent" if is_note else "warn")
 
 
 def paint_sign(painter: QPainter, x: float, top: float, height: float, *, is_note: bool, theme: Theme) -> None:
-    """Around `x`, from `top` down."""
+    """Paint a sign centred at `x`, with its upper edge at `top`."""
     half = WIDTH / 2
     if is_note:
         points = [(-half, 0), (half, 0), (half, height), (0, height * 0.66), (-half, height)]
@@ -35,7 +35,7 @@ def paint_sign(painter: QPainter, x: float, top: float, height: float, *, is_not
 
 
 def paint_loop(painter: QPainter, left: float | None, right: float | None, box: QRectF, theme: Theme) -> None:
-    """A range from `left` to `right` within `box`, or the end of it that is set."""
+    """Paint the range from `left` to `right` within `box`, or the one end that is set."""
     ink = theme.color("accent")
     painter.save()
     if left is not None and right is not None:
@@ -51,7 +51,6 @@ def paint_loop(painter: QPainter, left: float | None, right: float | None, box: 
 
 
 def sign_pixmap(*, is_note: bool, theme: Theme, scale: float = 2.0) -> QPixmap:
-    """One sign alone, for lists."""
     made = QPixmap(round(14 * scale), round(14 * scale))
     made.setDevicePixelRatio(scale)
     made.fill(Qt.GlobalColor.transparent)

@@ -1,4 +1,4 @@
-"""What a model is called where a person reads it. Knows no Qt."""
+"""Display name of a model. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from kvscope_telemetry.messages.telemetry import Hello
 
 
 def model_name(hello: Hello | None) -> str:
-    """The short name of its model; empty when there is none."""
+    """Return the short name of the model, or an empty text without a model."""
     return "" if hello is None else short_name(hello.model.name)

@@ -1,7 +1,7 @@
-"""Spin boxes and a parser for typed numbers: one rule for every field, in every locale.
+"""Spin boxes and a parser for typed numbers, with the same rules for every field and locale.
 
-Both "." and "," are the decimal separator and are never taken for digit grouping: "2,5" and "2.5" are 2.5, and
-"1.000" is 1. Spaces group digits, as in `number_text.count`.
+Both "." and "," are decimal separators and never group digits: "2,5" and "2.5" are 2.5, and "1.000" is 1. Spaces group
+digits, as in `number_text.count`.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def parse_whole_number(text: str) -> int | None:
 
 
 def with_decimal_point(text: str) -> str:
-    """Return `text` with a comma between digits as a point, for options such as `22,5GiB`."""
+    """Return `text` with commas between digits replaced by points, for options such as `22,5GiB`."""
     return re.sub(r"(?<=\d)[,٫](?=\d)", ".", text)
 
 
 class NumberBox(QDoubleSpinBox):
-    """Field for a decimal number, shown with a point like all other numbers of the window."""
+    """Spin box for a decimal number, formatted with a point like all other numbers of the window."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -58,12 +58,12 @@ class NumberBox(QDoubleSpinBox):
         return f"{value:.{self.decimals()}f}"
 
     def fixup(self, text: str) -> str:
-        """Leave an incomplete number as it is: Qt would remove commas as grouping and turn "1,5" into 15."""
+        """Return an incomplete number unchanged: Qt would remove commas as grouping and turn "1,5" into 15."""
         return text
 
 
 class WholeNumberBox(QSpinBox):
-    """Field for a whole number, with its digits grouped by narrow spaces."""
+    """Spin box for a whole number, with its digits grouped by narrow spaces."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -86,7 +86,7 @@ class WholeNumberBox(QSpinBox):
 
 
 def _state(box: QSpinBox | QDoubleSpinBox, text: str, num_decimals: int) -> QValidator.State:
-    """Whether `text` is a number in the box's range, may become one by further typing, or neither."""
+    """Return whether `text` is a number in the box's range, may become one by further typing, or neither."""
     bare = _without_affixes(box, text)
     if box.specialValueText() and bare == box.specialValueText():
         return QValidator.State.Acceptable
@@ -108,10 +108,10 @@ def _without_affixes(box: QSpinBox | QDoubleSpinBox, text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """`text` in the notation of `float`."""
+    """Return `text` in the notation that `float` accepts."""
     return "".join(text.split()).translate(_COMMAS)
 
 
 def _indent(box: QSpinBox | QDoubleSpinBox) -> None:
-    """Start the number where a line edit starts its text: the stylesheet's padding does not reach into a spin box."""
+    """Indent the text as in a line edit, because the stylesheet's padding does not apply inside a spin box."""
     box.lineEdit().setTextMargins(7, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Numbers as a person reads them: a unit on each, thin digits groups, "unknown" never shown as zero."""
+"""Formats numbers for display: with units and grouped digits. Unknown values are never shown as zero."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _WHOLE_NUMBER: Final = re.compile(r"(?<![\w.:/#=-])\d{4,15}(?![\w:/=-]|\.\d)")
 
 
 def count(value: float) -> str:
-    """A whole number with grouped digits: `12 345`."""
+    """Format a whole number with grouped digits: `12 345`."""
     return f"{round(value):,}".replace(",", _NARROW_SPACE)
 
 
 def grouped(text: str) -> str:
-    """`text` with the digits of its whole numbers grouped, as `count` does; parts of names and addresses stay."""
+    """Group the digits of whole numbers in `text` as `count` does, except in names and addresses."""
     return _WHOLE_NUMBER.sub(lambda found: count(int(found[0])), text)
 
 
 def short(value: float) -> str:
-    """A number in at most four characters and a suffix: `0.4`, `12`, `1.25 k`, `3.4 M`."""
+    """Format a number in at most four characters and a suffix: `0.4`, `12`, `1.25 k`, `3.4 M`."""
     if not math.isfinite(value):
         return NOTHING
     for limit, suffix in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
@@ -33,12 +33,12 @@ def short(value: float) -> str:
 
 
 def rate(value: float, unit: str) -> str:
-    """A number per second: `1 234 tok/s`."""
+    """Format a number with a unit: `1 234 tok/s`."""
     return f"{short(value)} {unit}" if math.isfinite(value) else NOTHING
 
 
 def num_bytes(value: float | None) -> str:
-    """Bytes in binary units: `1.50 GiB`; None and negative numbers are unknown."""
+    """Format bytes in binary units: `1.50 GiB`. None and negative numbers are unknown."""
     if value is None or value < 0 or not math.isfinite(value):
         return UNKNOWN
     for limit, unit in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
@@ -49,19 +49,19 @@ def num_bytes(value: float | None) -> str:
 
 
 def signed_bytes(value: float | None) -> str:
-    """Bytes that may be fewer than none: `−1.50 GiB`."""
+    """Format bytes that may be negative: `−1.50 GiB`."""
     return f"−{num_bytes(-value)}" if value is not None and value < 0 else num_bytes(value)
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    """A share of 1 as `12.3 %`; None and NaN are unknown."""
+    """Format a share of 1 as `12.3 %`. None and NaN are unknown."""
     if share is None or not math.isfinite(share):
         return UNKNOWN
     return f"{share * 100:.{digits}f} %"
 
 
 def seconds(value: float | None) -> str:
-    """A duration from microseconds to hours: `640 µs`, `8.2 ms`, `1.25 s`, `3:07 min`."""
+    """Format a duration from microseconds to hours: `640 µs`, `8.2 ms`, `1.25 s`, `3:07 min`."""
     if value is None or not math.isfinite(value):
         return NOTHING
     if value == 0:
@@ -78,5 +78,5 @@ def seconds(value: float | None) -> str:
 
 
 def plural(number: int, noun: str) -> str:
-    """`1 block`, `2 blocks`."""
+    """Format a number with its noun: `1 block`, `2 blocks`."""
     return f"{count(number)} {noun}{'' if number == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""Strips that appear for a while over the bottom of the area they are about. Nothing below them moves."""
+"""Temporary strips over the bottom of an area. Nothing below them moves."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from PySide6.QtWidgets import QApplication, QSizePolicy, QVBoxLayout, QWidget
 
 
 class PassingStrip(QWidget):
-    """Where it goes while one of its buttons has the focus, `heir` gets it: Qt would give it to the button that comes
-    next, and the next Space would press that."""
+    """Strip that passes the focus to `heir` when it is hidden while one of its buttons has the focus.
+
+    Qt would focus the next button, and pressing Space again would trigger it.
+    """
 
     heir: QWidget | None = None
 
@@ -20,13 +22,13 @@ class PassingStrip(QWidget):
 
 
 class FloatingStrips(QWidget):
-    """A pile of strips, the first on top, in `area`, floating over the bottom of `over`, which is in `area` as well.
+    """Stack of strips in `area`, the first on top, floating over the bottom of `over`, which is inside `area`.
 
-    While `over` is not seen they float over the bottom of `area`.
+    While `over` is hidden, they float over the bottom of `area`.
     """
 
     covered = Signal(int)
-    """Height in pixels that the visible strips cover, 0 if all are hidden. `over` should show nothing there."""
+    """Height in pixels covered by the visible strips, 0 if all are hidden. `over` should show nothing there."""
 
     def __init__(self, area: QWidget, over: QWidget) -> None:
         super().__init__(area)
@@ -39,7 +41,7 @@ class FloatingStrips(QWidget):
             watched.installEventFilter(self)
 
     def add(self, strip: PassingStrip) -> None:
-        """Below those that are there."""
+        """Add a strip below the others."""
         self._column.addWidget(strip)
 
     def event(self, event: QEvent) -> bool:

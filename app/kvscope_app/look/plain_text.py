@@ -1,4 +1,4 @@
-"""Text that is shown as it is. Names, reasons and prompts come from engines and models: none of it is ever markup."""
+"""Widgets that show text literally. Names, reasons and prompts come from engines and models and are never markup."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QLabel, QWidget
 
 
 class PlainLabel(QLabel):
-    """A label that takes `<b>` for three letters in two brackets; Qt's own guesses."""
+    """Label that shows `<b>` literally. A QLabel guesses whether its text is rich text."""
 
     def __init__(self, text: str = "", parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -19,7 +19,7 @@ class PlainLabel(QLabel):
 
 
 def plain_tip(text: str) -> str:
-    """What a tooltip is given to show `text` as it is: tooltips guess as well, and cannot be told not to."""
+    """Return the tooltip text that shows `text` literally. Tooltips guess as well, and cannot be configured."""
     if not QtGuiTexts.mightBeRichText(text):
         return text
     return f"<p style='white-space: pre-wrap'>{escape(text)}</p>"

@@ -1,4 +1,4 @@
-"""A dialog that does not block its window: margins, a size that fits the screen, and a Close button."""
+"""Non-modal dialog with margins, a size that fits the screen, and a Close button."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvscope_app.look.zoom import scaled
 
 
 class Sheet(QDialog):
-    """A window with a heading and a Close button."""
+    """Dialog whose contents go into `column`. It is deleted when it is closed."""
 
     def __init__(self, title: str, parent: QWidget) -> None:
         super().__init__(parent)
@@ -20,7 +20,7 @@ class Sheet(QDialog):
         self.column.setSpacing(12)
 
     def resize_comfortably(self, width: int, height: int = 0) -> None:
-        """To a size of the design at 100 % text: higher where its words take more, never beyond the screen."""
+        """Resize to a size given at 100 % zoom; higher if the text needs it, but within the screen."""
         most = self.screen().availableGeometry().size() * 0.94
         wide = min(scaled(width), most.width())
         self.ensurePolished()
@@ -28,7 +28,7 @@ class Sheet(QDialog):
         self.resize(wide, min(max(scaled(height), needed), most.height()))
 
     def add_close(self, other: QWidget | None = None) -> None:
-        """The button at the end; `other` stands across from it."""
+        """Add the Close button, with `other` at the opposite end of its row."""
         row = QHBoxLayout()
         if other is not None:
             row.addWidget(other)

@@ -1,5 +1,7 @@
-"""A label for words that change all the time. It keeps its size while they fit, or the whole window, with all its
-docks, would be laid out anew for each digit."""
+"""Label for frequently changing text that keeps its size while the text fits.
+
+Otherwise each new digit would cause a layout of the whole window with all its docks.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,13 @@ from PySide6.QtWidgets import QWidget
 from kvscope_app.look.plain_text import PlainLabel
 
 _TOO_WIDE: Final = 1.5
-"""Shorter words get a smaller label once it is so many times as wide as they need."""
+"""Ratio of the label's width to the needed width above which the label shrinks."""
 _SLACK: Final = 2
-"""Letters may lean out of their width."""
+"""Extra pixels, because glyphs may extend beyond their advance width."""
 
 
 class SteadyLabel(PlainLabel):
-    """As wide as the widest text of late, and never narrower than `longest`."""
+    """Label as wide as its recent texts, and never narrower than `longest`."""
 
     def __init__(self, longest: str = "", parent: QWidget | None = None) -> None:
         super().__init__("", parent)
@@ -25,7 +27,7 @@ class SteadyLabel(PlainLabel):
 
     def setText(self, text: str) -> None:
         if text != self.text():
-            super().setText(text)  # while the size is fixed nobody is told that it might change
+            super().setText(text)  # causes no layout while the size is fixed
             self._fit()
 
     def changeEvent(self, event: QEvent) -> None:
@@ -43,7 +45,7 @@ class SteadyLabel(PlainLabel):
             self.setFixedSize(needed)
 
     def _needed(self) -> QSize:
-        """Of the text: what Qt proposes is never less than the size that was fixed."""
+        """Return the size of the text. Qt's size hint is never smaller than the fixed size."""
         self.ensurePolished()
         metrics, margins = self.fontMetrics(), self.contentsMargins()
         text = self.text() if len(self.text()) > len(self._longest) else self._longest

@@ -1,4 +1,4 @@
-"""Copies table rows as tab-separated text, as spreadsheets paste it."""
+"""Formats table rows as tab-separated text for spreadsheets."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _DISPLAY = Qt.ItemDataRole.DisplayRole
 
 
 def chosen_rows(view: QAbstractItemView) -> list[int]:
-    """From the top. Of a tree its outermost rows."""
+    """Return the selected rows from top to bottom; for a tree, only top-level rows."""
     return sorted({index.row() for index in view.selectionModel().selectedIndexes() if not index.parent().isValid()})
 
 
 def as_tsv(view: QAbstractItemView, rows: list[int]) -> str:
-    """`rows` of the columns that are shown, in the order they are shown, under their titles."""
+    """Return `rows` with the visible columns in their visual order, preceded by the column titles."""
     model, columns = view.model(), _columns(view)
     title = Qt.Orientation.Horizontal
     lines = [[_clean(model.headerData(column, title, _DISPLAY)) for column in columns]] if _header(view) else []
@@ -27,7 +27,7 @@ def _columns(view: QAbstractItemView) -> list[int]:
     if header is None:  # a list: PySide makes columnCount of a QAbstractListModel private
         return [0]
     count = view.model().columnCount(QModelIndex())
-    if header.isHidden():  # shown as cards, which have all of it
+    if header.isHidden():  # shown as cards, which contain all columns
         return list(range(count))
     places = (header.logicalIndex(place) for place in range(count))
     return [column for column in places if not header.isSectionHidden(column)]
@@ -44,5 +44,5 @@ def _text(model: QAbstractItemModel, row: int, column: int) -> object:
 
 
 def _clean(value: object) -> str:
-    """A cell has no tabs and lines of its own."""
+    """Return the cell's text without tabs and line breaks."""
     return "" if value is None else " ".join(str(value).split())

@@ -1,7 +1,7 @@
-"""Colours, dark and light: every colour the desktop paints has a name here.
+"""Dark and light themes: every colour that the desktop paints has a name here.
 
-Qt's own colour scheme switch does nothing without a platform theme, so two palettes are ours, under Fusion.
-pyqtgraph does not follow a palette: views take what they need from a `Theme` in `View.apply_theme`.
+Qt's colour scheme has no effect without a platform theme, so both palettes are defined here, on top of the Fusion
+style. pyqtgraph does not follow a palette: views apply colours of a `Theme` in `View.apply_theme`.
 """
 
 from __future__ import annotations
@@ -16,37 +16,39 @@ from PySide6.QtGui import QColor
 NUM_OWNER_COLORS: Final = 96
 _GOLDEN_RATIO: Final = 0.618033988749895
 _SEEN: Final = 3.0
-"""Contrast (WCAG 2) from which signs are seen."""
+"""Minimum contrast (WCAG 2) for signs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """Named colours as `#rrggbb`. `color(name)` gives a QColor."""
+    """Named colours as `#rrggbb`. `color(name)` returns a QColor."""
 
     name: str
     is_dark: bool
     window: str
-    """Behind everything."""
+    """Background behind everything."""
     base: str
-    """Behind what is edited or listed, and behind the page map and plots."""
+    """Background of edited and listed text, the page map and plots."""
     panel: str
-    """Docks and bars."""
+    """Background of docks and bars."""
     raised: str
     """Buttons, cards, hovered rows."""
     border: str
     text: str
     muted: str
-    """Labels, units, what is not said first. 4.5:1 on `panel`."""
+    """Labels, units and secondary text. Contrast 4.5:1 on `panel`."""
     accent: str
     accent_text: str
-    """Text on `accent`."""
     good: str
     warn: str
     bad: str
     grid: str
-    """Lines of plots: opaque, faint."""
+    """Grid lines of plots: opaque, faint."""
     series: tuple[str, ...]
-    """Eight curve colours, after Okabe and Ito; those of `safe_palette` are told apart by colour-blind eyes as well."""
+    """Eight curve colours based on Okabe and Ito.
+
+    Those of the safe palette can be distinguished by colour-blind users.
+    """
     block_free: str
     block_active: str
     block_cached: str
@@ -59,12 +61,12 @@ class Theme:
     flash_copied: str
     flash_saved: str
     flash_loaded: str
-    """What a cell lights up with for a moment; in large cells a sign says the same."""
+    """The flash colours show briefly that a cell changed. Large cells also have a sign."""
     selection: str
-    """Outline of what is selected."""
+    """Outline of the selection."""
 
     def color(self, name: str, alpha: int = 255) -> QColor:
-        """The named colour with an alpha of 0 to 255."""
+        """Return the named colour. `alpha`: 0 to 255."""
         color = QColor(str(getattr(self, name)))
         color.setAlpha(alpha)
         return color
@@ -134,10 +136,10 @@ LIGHT: Final = Theme(
 
 THEMES: Final = {theme.name: theme for theme in (DARK, LIGHT)}
 
-# The same themes in colours that colour-blind eyes tell apart. What can stand side by side on the page map, in the
-# lanes of requests and among curves is at least 10 apart in CIEDE2000, for usual eyes, protanopes, deuteranopes and
-# tritanopes (`tests/app/look/theming/test_safe_palette.py`). Found by search from the usual palette, as near to it
-# as that allows. A colour has the same hue in both themes, so that it keeps its meaning.
+# The same themes in colours that colour-blind users can distinguish. Colours that can be adjacent on the page map, in
+# the request lanes and among curves differ by at least 10 in CIEDE2000, for normal vision, protanopes, deuteranopes and
+# tritanopes (`tests/app/look/theming/test_safe_palette.py`). Found by a search that starts at the standard palette and
+# stays close to it. A colour has the same hue in both themes, so that it keeps its meaning.
 SAFE_DARK: Final = replace(
     DARK,
     series=("#358dff", "#de9634", "#06cc99", "#ab6fa6", "#f3e25f", "#fffcfb", "#d2b5ff", "#abb3be"),
@@ -175,33 +177,35 @@ SAFE_THEMES: Final[dict[str, Theme]] = {theme.name: theme for theme in (SAFE_DAR
 
 @lru_cache(maxsize=4096)
 def mix(first: str, second: str, share: float) -> str:
-    """`first` with `share` (0 to 1) of `second`, as `#rrggbb`."""
+    """Return `first` mixed with `share` (0 to 1) of `second`, as `#rrggbb`."""
     a, b = QColor(first), QColor(second)
     parts = ((a.red(), b.red()), (a.green(), b.green()), (a.blue(), b.blue()))
     return "#" + "".join(f"{round(x + (y - x) * share):02x}" for x, y in parts)
 
 
 def readable_on(color: str, theme: Theme) -> str:
-    """What is drawn on `color`: the background's colour, the text's where that would hardly be seen."""
+    """Return the colour for drawing on `color`: the background colour, or the text colour if the contrast were too
+    low.
+    """
     light, base = sorted((_luminance(color), _luminance(theme.base)), reverse=True)
     return theme.base if (light + 0.05) / (base + 0.05) >= _SEEN else theme.text
 
 
 def owner_color(number: int, theme: Theme = DARK) -> QColor:
-    """The colour of request `number`, the same in every view; neighbours in number are far apart in hue."""
+    """Return the colour of request `number`, the same in every view. Consecutive numbers have distant hues."""
     return QColor(owner_colors(theme)[number % NUM_OWNER_COLORS])
 
 
 @lru_cache(maxsize=8)
 def owner_colors(theme: Theme) -> tuple[str, ...]:
-    """`NUM_OWNER_COLORS` colours a golden angle of hue apart, in three lightnesses."""
+    """Return `NUM_OWNER_COLORS` colours with hues a golden angle apart, in three lightnesses."""
     return tuple(_owner(index, theme.is_dark) for index in range(NUM_OWNER_COLORS))
 
 
 def _owner(index: int, is_dark: bool) -> str:
     hue = (0.58 + index * _GOLDEN_RATIO) % 1.0
     lightness = (0.66, 0.56, 0.74)[index % 3] if is_dark else (0.50, 0.40, 0.58)[index % 3]
-    # Yellow and green look lighter than blue at the same HLS lightness: take some back.
+    # Yellow and green look lighter than blue at the same HLS lightness: darken them.
     lightness -= 0.10 * max(0.0, 1.0 - abs(hue - 0.25) / 0.2)
     red, green, blue = colorsys.hls_to_rgb(hue, lightness, 0.52)
     return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"

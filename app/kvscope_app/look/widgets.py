@@ -1,4 +1,4 @@
-"""Small widgets several views share."""
+"""Small widgets shared by several views."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvscope_app.look.plain_text import PlainLabel, plain_tip
 
 
 class ElidedLabel(PlainLabel):
-    """A label that ends in "…" where space is short, and never asks for more; the tooltip has the whole text."""
+    """Label that elides its text and never requests more space. The tooltip has the full text."""
 
     def __init__(self, text: str = "", parent: QWidget | None = None) -> None:
         super().__init__(text, parent)
@@ -36,7 +36,7 @@ class ElidedLabel(PlainLabel):
 
 
 class FittingLabel(ElidedLabel):
-    """A label that shows the longest of several texts that fits; the tooltip has the longest."""
+    """Label that shows the longest of several texts that fits. The tooltip has the longest."""
 
     def __init__(self, *lengths: str, parent: QWidget | None = None) -> None:
         super().__init__("", parent)
@@ -51,7 +51,6 @@ class FittingLabel(ElidedLabel):
 
     @property
     def longest(self) -> str:
-        """All it has to say."""
         return self._lengths[0] if self._lengths else ""
 
     def set_lengths(self, *lengths: str) -> None:
@@ -83,12 +82,12 @@ class FittingLabel(ElidedLabel):
 _SPACING = 1
 """Pixels between the buttons of a `SegmentedControl`."""
 _LEAST = 10
-"""Beside the word of a button that gives way."""
+"""Minimum horizontal padding of a yielding button."""
 _CLOSE = "padding-left: 3px; padding-right: 3px;"
 
 
 class _YieldingButton(QToolButton):
-    """As narrow as its word, in the font of now, where there is no room for more."""
+    """Button that can shrink to the width of its text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,16 +99,18 @@ class _YieldingButton(QToolButton):
 
 
 class SegmentedControl(QFrame):
-    """A row of buttons of which one is pressed."""
+    """Row of buttons of which one is checked."""
 
     chosen = Signal(int)
-    """Index of the button the person pressed."""
+    """Emitted with the index of the button that the user pressed."""
 
     def __init__(
         self, labels: Sequence[str], name: str, parent: QWidget | None = None, *, gives_way: bool = False
     ) -> None:
-        """`gives_way`: words stand closer together where it is narrow, and one button with a menu takes the place of
-        all where they would be cut.
+        """Create the control.
+
+        `gives_way`: if space is short, the padding is reduced, and if the text would be clipped, all buttons are
+        replaced by one button with a menu.
         """
         super().__init__(parent)
         self.setAccessibleName(name)
@@ -127,7 +128,7 @@ class SegmentedControl(QFrame):
             self._group.addButton(button, index)
             row.addWidget(button)
         self.instead = QToolButton()
-        """Takes the place of the buttons where they would be cut."""
+        """Button with a menu that replaces the others if they would be clipped."""
         self.instead.setAccessibleName(name)
         self.instead.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
         self.instead.setMenu(QMenu(self.instead))
@@ -165,7 +166,7 @@ class SegmentedControl(QFrame):
             self._fit()
 
     def _fit(self) -> None:
-        """Show all buttons, apart or close together, or the one with the menu."""
+        """Show all buttons with normal or reduced padding, or the button with the menu."""
         if not self._gives_way:
             return
         margins = self._row.contentsMargins()
@@ -182,7 +183,7 @@ class SegmentedControl(QFrame):
                 (self.instead if is_cut else self._group.checkedButton() or self._group.button(0)).setFocus()
 
     def _least_words(self) -> int:
-        """Least width of all buttons."""
+        """Return the minimum width of all buttons."""
         widths = [button.minimumSizeHint().width() + _SPACING for button in self._group.buttons()]
         return sum(widths) - _SPACING
 
@@ -202,17 +203,17 @@ class SegmentedControl(QFrame):
             action.setToolTip(button.toolTip())
 
     def set_close(self, is_close: bool) -> None:
-        """Let the buttons stand close together, or as far apart as usual."""
+        """Set whether the buttons have reduced padding."""
         if is_close is not bool(self._saved):
             self._stand_close(is_close)
 
     @property
     def saved_width(self) -> int:
-        """Width that standing close together saves now; 0 while the buttons do not."""
+        """Pixels saved by the reduced padding; 0 with normal padding."""
         return self._saved
 
     def _words(self) -> int:
-        """What the buttons take as they are."""
+        """Return the preferred width of all buttons with their present padding."""
         return sum(button.sizeHint().width() + _SPACING for button in self._group.buttons())
 
     def _stand_close(self, is_close: bool) -> None:
@@ -222,32 +223,28 @@ class SegmentedControl(QFrame):
         self._saved = before - self._words() if is_close else 0
 
     def set_current(self, index: int) -> None:
-        """Press the button without emitting a signal."""
+        """Check a button without emitting `chosen`."""
         self._group.button(index).setChecked(True)
 
     def clear(self) -> None:
-        """Press none, because no choice applies."""
+        """Uncheck all buttons, because no choice applies."""
         self._group.setExclusive(False)
         for button in self._group.buttons():
             button.setChecked(False)
         self._group.setExclusive(True)
 
     def set_shown(self, index: int, shown: bool) -> None:
-        """Show or hide one of the buttons."""
         self._group.button(index).setVisible(shown)
 
     def is_shown(self, index: int) -> bool:
-        """Whether one of the buttons is there."""
         return not self._group.button(index).isHidden()
 
     def width_of(self, index: int) -> int:
-        """Width of one of the buttons where it is shown."""
+        """Return the width that a button takes when shown, in pixels."""
         return self._group.button(index).sizeHint().width() + _SPACING
 
     def set_possible(self, index: int, possible: bool) -> None:
-        """Enable or disable one of the buttons."""
         self._group.button(index).setEnabled(possible)
 
     def set_tip(self, index: int, tip: str) -> None:
-        """Tooltip of one button."""
         self._group.button(index).setToolTip(tip)

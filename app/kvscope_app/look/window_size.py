@@ -1,4 +1,4 @@
-"""The size of a window that has none yet."""
+"""Default size of a window."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ DEFAULT_SIZE: Final = QSize(1560, 960)
 
 
 def default_size(window: QMainWindow) -> None:
-    """Give `window` a comfortable size that fits the screen."""
+    """Resize `window` to the default size, within the screen."""
     available = window.screen().availableGeometry().size() * 0.94
     window.resize(DEFAULT_SIZE.boundedTo(available))

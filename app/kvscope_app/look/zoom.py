@@ -1,5 +1,7 @@
-"""How large all text is, and what is measured by it. Qt scales what inherits the application's font by itself; the rest
-is here: fonts of their own, icons, fixed sizes, rows and columns.
+"""Zoom of text and of lengths that depend on it.
+
+Qt scales widgets that inherit the application's font. This module scales the rest: widgets with their own font, icons,
+fixed sizes, rows and columns.
 """
 
 from __future__ import annotations
@@ -14,27 +16,29 @@ from PySide6.QtWidgets import QAbstractButton, QAbstractItemView, QApplication, 
 _POINTS: Final = "points_at_100"
 _PERCENT: Final = "zoom_percent"
 _SCALE: Final = "font_scale"
-"""Of a widget: how much larger than the application's its own font is."""
+"""Property of a widget with its own font: its size relative to the application's font."""
 _AT_100: Final = "length_at_100"
-"""Of a widget, with the length's name: what a length is at 100 %, and what it was rounded to. Scaling the rounded one
-again would make it another one after a few steps there and back."""
+"""Property prefix (followed by the name of a length): the exact length at 100 %, and the value that it was rounded to.
+
+Scaling the rounded value again would make lengths drift after a few zoom steps.
+"""
 _MOST: Final = (1 << 24) - 1
-"""Qt's word for a size without a bound."""
+"""QWIDGETSIZE_MAX: a size without a limit."""
 
 
 def zoom_of(app: QApplication) -> int:
-    """The zoom in per cent."""
+    """Return the zoom in percent."""
     return int(app.property(_PERCENT) or 100)
 
 
 def scaled(length: int) -> int:
-    """Scale a design length by the present zoom; returns device-independent pixels."""
+    """Scale a design length by the present zoom. Returns device-independent pixels."""
     app = QApplication.instance()
     return length if not isinstance(app, QApplication) else round(length * zoom_of(app) / 100)
 
 
 def apply_zoom(app: QApplication, percent: int) -> None:
-    """Everything that is, and what comes, at `percent` of its size. The stylesheet is to be set anew after it."""
+    """Scale all existing and future widgets to `percent`. The stylesheet must be set again afterwards."""
     before = zoom_of(app)
     font = QFont(app.font())
     points = float(app.property(_POINTS) or font.pointSizeF())
@@ -51,7 +55,7 @@ def apply_zoom(app: QApplication, percent: int) -> None:
 
 
 def fit_own_font(app: QApplication, widget: QWidget) -> None:
-    """After the stylesheet was set: it gives a widget with a font of its own the one that it found first."""
+    """Restore the size of a widget's own font after a stylesheet was set, which resets it to the first one found."""
     scale = widget.property(_SCALE)
     if scale is not None:
         font = QFont(widget.font())
@@ -63,7 +67,7 @@ def _scale(widget: QWidget, before: int, percent: int) -> None:
     def rescaled(name: str, length: int) -> int:
         known = widget.property(f"{_AT_100} {name}")
         at_100, rounded = known if known is not None else (0.0, -1)
-        if length != rounded:  # the widget or a person set it meanwhile
+        if length != rounded:  # the widget or the user changed it meanwhile
             at_100 = length * 100 / before
         now = round(at_100 * percent / 100)
         widget.setProperty(f"{_AT_100} {name}", [at_100, now])
@@ -71,7 +75,7 @@ def _scale(widget: QWidget, before: int, percent: int) -> None:
 
     if isinstance(widget, QAbstractButton | QAbstractItemView):
         icon = widget.iconSize()
-        if icon.isValid():  # invalid: the stylesheet's
+        if icon.isValid():  # invalid: set by the stylesheet
             widget.setIconSize(QSize(rescaled("icon width", icon.width()), rescaled("icon height", icon.height())))
     if isinstance(widget, QTableView):
         _scale_table(widget, rescaled)
@@ -85,10 +89,10 @@ def _scale(widget: QWidget, before: int, percent: int) -> None:
 def _scale_table(table: QTableView, rescaled: Callable[[str, int], int]) -> None:
     rows = table.verticalHeader()
     height = rows.defaultSectionSize()
-    rows.setMinimumSectionSize(1)  # its own is that of the font before
+    rows.setMinimumSectionSize(1)  # the default minimum is based on the previous font
     rows.setDefaultSectionSize(rescaled("row", height))
     header = table.horizontalHeader()
     for column in range(header.count()):
         is_stretched = header.stretchLastSection() and header.visualIndex(column) == header.count() - 1
-        if not is_stretched:  # that one takes what is left, and would keep a width that it is given
+        if not is_stretched:  # a stretched column would keep the width
             table.setColumnWidth(column, rescaled(f"column {column}", table.columnWidth(column)))

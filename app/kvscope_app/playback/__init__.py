@@ -1,1 +1,1 @@
-"""Playing a recording: its clock, its bar, its actions."""
+"""Playback of recordings: clock, bar and actions."""

@@ -1,4 +1,4 @@
-"""Tells windows how the opening of a recording goes. Knows no window; signals are emitted on the GUI thread."""
+"""Reports the progress of opening a recording by signals on the GUI thread. Knows no windows."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ _LOOK_MS: Final = 30
 
 
 class FileOpening(QObject):
-    """Of a path it begins at once. Exactly one of `opened`, `failed` and `cancelled` comes, then it is of no use."""
+    """Opening of one recording. For a path, it starts in the constructor.
+
+    Emits exactly one of `opened`, `failed` and `cancelled`.
+    """
 
     progressed = Signal(float)
-    """The share that is done, 0 to 1."""
+    """Emitted with the completed share, 0 to 1."""
     opened = Signal(object)
-    """The `Recording`."""
+    """Emitted with the `Recording`."""
     failed = Signal(str)
-    """Why it cannot be opened, in one line."""
+    """Emitted with the reason in one line."""
     cancelled = Signal()
 
     def __init__(self, path: str | RecordingOpening, parent: QObject) -> None:
@@ -30,7 +33,7 @@ class FileOpening(QObject):
         self._clock.start()
 
     def cancel(self) -> None:
-        """Give it up; the thread ends soon after."""
+        """Cancel opening. The thread ends soon after."""
         self._opening.cancel()
 
     def _look(self) -> None:

@@ -1,6 +1,6 @@
-"""A small window that the desktop shows while a recording is opened: its progress, or why it cannot be opened.
+"""Small window shown while a recording is opened: its progress, or why it cannot be opened.
 
-Owns nothing but its widgets and who tells them. Who opens the main window is told with `opened`.
+Owns only its widgets. The caller opens the main window when `opened` is emitted.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _WIDTH: Final = 460
 
 
 class OpeningWindow(QWidget):
-    """Closed by hand it gives the opening up; once it is open it closes by itself."""
+    """Progress window. Closing it cancels; it closes by itself once the recording is open."""
 
     opened = Signal(object)
-    """The `Recording`; the window closes afterwards."""
+    """Emitted with the `Recording` before the window closes."""
     failed = Signal(str)
-    """Why not, in one line; the window stays, and says it too."""
+    """Emitted with the reason in one line. The window stays open and shows it, too."""
 
     def __init__(self, opening: RecordingOpening) -> None:
         super().__init__()

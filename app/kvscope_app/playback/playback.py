@@ -1,4 +1,4 @@
-"""What a person does with a timeline: play, pause, jump, faster, slower; and how its times read. Knows no widget."""
+"""Operations on a timeline (toggle, go to start, change speed) and formatting of its times. Knows no widgets."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from kvscope_app.session.timeline import Timeline
 
 SPEEDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 BACK_S: Final = 10.0
-"""What the keys for a wide jump go by."""
+"""Distance of the wide jumps."""
 STEP_S: Final = 1.0
 
 
 def toggle(timeline: Timeline) -> None:
-    """Go on from here, or stand still here."""
+    """Pause if playing, else play."""
     if timeline.is_playing:
         timeline.pause()
     else:
@@ -21,25 +21,24 @@ def toggle(timeline: Timeline) -> None:
 
 
 def to_start(timeline: Timeline) -> None:
-    """To the first moment there is."""
     around = timeline.range_ns
     if around is not None:
         timeline.go_to(around[0])
 
 
 def change_speed(timeline: Timeline, steps: int) -> None:
-    """To the next of `SPEEDS`, or the one before."""
+    """Change the speed by `steps` entries of `SPEEDS`."""
     nearest = min(range(len(SPEEDS)), key=lambda index: abs(SPEEDS[index] - timeline.speed))
     timeline.set_speed(SPEEDS[max(0, min(nearest + steps, len(SPEEDS) - 1))])
 
 
 def speed_text(speed: float) -> str:
-    """`0.25×`, `16×`."""
+    """Format a speed: `0.25×`, `16×`."""
     return f"{speed:g}×"
 
 
 def time_text(seconds: float, longest: float) -> str:
-    """`0:07.3`; `1:02:07.3` in a recording of more than an hour. Cut off, so that it never shows more than passed."""
+    """Format a position: `0:07.3`, or `1:02:07.3` if `longest` is an hour or more. Truncated, not rounded."""
     tenths = max(0, int(seconds * 10 + 1e-6))
     minutes, rest = divmod(tenths, 600)
     small = f"{rest // 10:02d}.{rest % 10}"

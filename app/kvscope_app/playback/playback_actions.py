@@ -1,4 +1,4 @@
-"""What can be done with a window's timeline, live or recorded."""
+"""Actions of a timeline, live or recorded."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from kvscope_telemetry.summaries.summary import TimedEvent
 
 TIME: Final = "Time"
 STEPPED: Final = {kind.name: kind.plural for kind in EVENT_KINDS if kind.is_stepped} | {"": "all events"}
-"""What the keys for events go by, and how it reads."""
+"""Kinds of events that the event shortcuts step through, with their plural text. An empty kind means all events."""
 
 
 class EventJumps:
-    """To the next event, or the one before, of the kind that was chosen; `tell` says what is there, or that none is."""
+    """Moves to the next or previous event of the chosen kind.
+
+    `tell` is called with a description, or that there is none.
+    """
 
     def __init__(self, timeline: Timeline, tell: Callable[[str], None]) -> None:
         self.kind = "preempted"
@@ -28,11 +31,11 @@ class EventJumps:
         self._tell = tell
 
     def choose(self, kind: str) -> None:
-        """Jump by this kind of event from now on; an empty kind means any."""
+        """Set the kind of event to step through; an empty kind means any."""
         self.kind = kind
 
     def go(self, *, forward: bool) -> None:
-        """Go to the event, and say what it is."""
+        """Move to the event and report it."""
         event = self._timeline.go_to_event([self.kind] if self.kind else None, forward=forward)
         if event is None:
             self._tell(f"No {STEPPED[self.kind]} {'after' if forward else 'before'} this moment")
@@ -40,7 +43,6 @@ class EventJumps:
             self._tell(_words(event))
 
     def switch_side(self) -> None:
-        """Show the state before the event that is shown, or the state after it when that before is shown."""
         event = self._timeline.switch_event_side()
         if event is None:
             self._tell("No event is selected: go to one first")
@@ -49,7 +51,7 @@ class EventJumps:
 
 
 def playback_actions(timeline: Timeline, jumps: EventJumps) -> list[ActionSpec]:
-    """Play, jump, step, faster and slower. What leads to the end is called by what the end is."""
+    """Return the actions to play, jump, step and change the speed. The name of the end depends on the timeline."""
     wide, narrow = f"{BACK_S:.0f} s", f"{STEP_S:.0f} s"
     end = "Go to end" if timeline.is_file else "Go live"
     by, visible_range = timeline.jump_by, timeline.visible_range
@@ -57,7 +59,7 @@ def playback_actions(timeline: Timeline, jumps: EventJumps) -> list[ActionSpec]:
     def past(
         name: str, text: str, run: Callable[[], object], keys: tuple[str, ...], icon: str = "", **more: Any
     ) -> ActionSpec:
-        """Of use once there is a past."""
+        """Return an action that is enabled once there is a history."""
         return ActionSpec(name, text, TIME, run, keys, icon, enabled=lambda: timeline.range_ns is not None, **more)
 
     return [
@@ -121,7 +123,6 @@ def playback_actions(timeline: Timeline, jumps: EventJumps) -> list[ActionSpec]:
 
 
 def event_kind_actions(jumps: EventJumps, group: str) -> list[ActionSpec]:
-    """Which events the keys for events go by."""
     return [
         ActionSpec(
             f"events_{kind or 'all'}",
@@ -137,7 +138,7 @@ def event_kind_actions(jumps: EventJumps, group: str) -> list[ActionSpec]:
 
 
 def _words(timed: TimedEvent) -> str:
-    """`preempted #12 at 14:03:27.125: no block was free for request 14`."""
+    """Describe an event: `preempted #12 at 14:03:27.125: no block was free for request 14`."""
     event, cause = timed.event, cause_text(timed.event)
     who = f" #{count(event.number)}" if event.number else ""
     return f"{kind_text(event.kind)}{who} at {clock_text(timed.time_ns)}" + (f": {cause}" if cause else "")

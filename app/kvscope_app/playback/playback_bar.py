@@ -1,6 +1,6 @@
-"""The bar under the page map: play, jump to either end, where one is on the timeline, how fast it goes.
+"""Bar under the page map: play, jump to either end, position on the timeline, and speed.
 
-Owns how the slider's place and the cursor follow each other. What the buttons do is in the actions.
+Owns the synchronization between slider and cursor. The actions define what the buttons do.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NEAR_PX: Final = 5.0
 _APART_PX: Final = 2.0
 _SIGN_HEIGHT: Final = 8.0
 ROOM_FOR_SIGNS: Final = 24
-"""Height of the slider: they stand on its groove."""
+"""Height of the slider, with space for signs above its groove."""
 _REFRESH_MS: Final = 50
 _NARROWEST: Final = 240
 _LEAST_SLIDER: Final = 40
@@ -36,17 +36,17 @@ _A_TIME: Final = "00:00:00"
 
 
 class ShownMarks(Protocol):
-    """Bookmarks, as far as they are shown: those of a session, or of two."""
+    """Bookmarks of one session or of two, for display only."""
 
     @property
     def changed(self) -> SignalInstance: ...
     @property
     def shown(self) -> list[Bookmark]:
-        """In the order of time."""
+        """The bookmarks in the order of time."""
 
 
 class PlaybackBar(QFrame):
-    """Follows `timeline`. `buttons`: to the start, a frame back, play, a frame further, to the end."""
+    """Bar for `timeline`. `buttons` are: to the start, previous frame, play, next frame, to the end."""
 
     def __init__(self, timeline: Timeline, bookmarks: ShownMarks, buttons: tuple[QAction, ...]) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class PlaybackBar(QFrame):
         self.slider.pointed.connect(self._tell_time)
         self.speed.activated.connect(lambda index: timeline.set_speed(SPEEDS[index]))
         self._needs = {self.time: 440, self.speed: 540, self.wall: 620}
-        """From which width of the bar on there is room."""
+        """Minimum width of the bar at which each part is shown."""
         self._is_shown_playing: bool | None = None
         self._goes_on = False
         self._clock = QTimer(self, interval=_REFRESH_MS)
@@ -81,13 +81,11 @@ class PlaybackBar(QFrame):
         self.refresh()
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take the colours of `theme`."""
         self._theme = self.marks.theme = theme
         self._is_shown_playing = None
         self.refresh()
 
     def refresh(self) -> None:
-        """Show where the cursor is."""
         around, origin_ns = self._timeline.range_ns, self._timeline.origin_ns
         can_go = around is not None and origin_ns is not None
         self.slider.setEnabled(can_go)
@@ -109,14 +107,14 @@ class PlaybackBar(QFrame):
         self._keep_pace()
 
     def follow_end(self) -> None:
-        """The end went on, or what there is to go to: at the live end, where the time alone moves, once a second."""
+        """Update after the timeline's range grew. At the live end, where only the time changes, once per second."""
         second = self._timeline.cursor_ns // 1_000_000_000
         if not self._timeline.is_live or second != self._shown_s:
             self._shown_s = second
             self.refresh()
 
     def minimumSizeHint(self) -> QSize:
-        """A narrow window keeps the buttons and the slider."""
+        """Return a small width that still fits the buttons and the slider."""
         return QSize(_NARROWEST, super().minimumSizeHint().height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -124,14 +122,14 @@ class PlaybackBar(QFrame):
         self._fit()
 
     def _fit(self) -> None:
-        """What has no room goes; the time of another day is longer, with its date."""
+        """Hide parts that do not fit. A time on another day is longer, because it includes the date."""
         metrics = self.wall.fontMetrics()
         longer = metrics.horizontalAdvance(self.wall.text()) - metrics.horizontalAdvance(_A_TIME)
         for part, width in self._needs.items():
             part.setVisible(self.width() >= scaled(width) + (max(longer, 0) if part is self.wall else 0))
 
     def _keep_pace(self) -> None:
-        """Look often while time moves at a pace of its own, and not else: an idle window costs nothing."""
+        """Refresh frequently only while the cursor moves by itself, so that an idle window costs nothing."""
         moves = not self._timeline.is_live and self._timeline.is_playing and self.isVisible()
         if moves and not self._clock.isActive():
             self._clock.start()
@@ -173,9 +171,9 @@ class PlaybackBar(QFrame):
             self._timeline.go_to(origin_ns + round(self.slider.seconds * 1e9))
 
     def _on_slider(self) -> None:
-        """By the mouse or a key."""
+        """Handle a move of the slider by the mouse or a key."""
         if self.slider.isSliderDown() and not self._timeline.is_file and self._is_at_end:
-            return  # live it is when it is let go
+            return  # goes live on release
         self._go()
         self.refresh()
 
@@ -184,7 +182,7 @@ class PlaybackBar(QFrame):
         return self.slider.value() >= self.slider.maximum()
 
     def _on_press(self) -> None:
-        """As long as it is held it stands still where the person puts it."""
+        """Pause while the slider is held."""
         self._goes_on = not self._timeline.is_live and self._timeline.is_playing
         self._timeline.pause()
 
@@ -218,7 +216,7 @@ class PlaybackBar(QFrame):
 
 
 class _TransportButton(QToolButton):
-    """Enter presses it. Space plays and pauses whichever of them has the focus: it never jumps."""
+    """Button triggered by Enter. Space always plays or pauses, whichever button has the focus."""
 
     def __init__(self, action: QAction, play: QAction) -> None:
         super().__init__()
@@ -238,16 +236,13 @@ class _TransportButton(QToolButton):
             super().keyPressEvent(event)
 
     def keyReleaseEvent(self, event: QKeyEvent) -> None:
-        """The press was all."""
+        """Ignore the release of Space, which was handled on press."""
         if event.key() != Qt.Key.Key_Space:
             super().keyReleaseEvent(event)
 
 
 class SliderMarks(QWidget):
-    """Bookmarks, alarms and the loop over the slider of the playback bar. Owns no state; the slider takes the mouse.
-
-    Lies over `slider`, as large as it is.
-    """
+    """Transparent overlay of `slider` with bookmarks, alarms and the loop. Mouse events pass through to the slider."""
 
     def __init__(self, timeline: Timeline, bookmarks: ShownMarks, slider: TimeSlider) -> None:
         super().__init__(slider)
@@ -266,7 +261,7 @@ class SliderMarks(QWidget):
         return False
 
     def text_at(self, seconds: float) -> str:
-        """The time there, and which bookmark is near."""
+        """Return the text of a bookmark near that time, or else the time."""
         origin_ns = self._timeline.origin_ns or 0
         time_ns = origin_ns + round(seconds * 1e9)
         x = self._slider.x_of(seconds)

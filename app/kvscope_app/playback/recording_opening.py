@@ -1,4 +1,4 @@
-"""Opening a recording on a thread of its own. Knows no Qt and no window."""
+"""Opens a recording on its own thread. Knows no Qt and no windows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 class RecordingOpening(Background["Recording"]):
-    """Begins at once. When it is over, one of `recording` and `failure` is there, or it was given up."""
+    """Opening of one recording, which starts in the constructor.
+
+    Afterwards either `recording` or `failure` is set, or it was cancelled.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -21,15 +24,14 @@ class RecordingOpening(Background["Recording"]):
 
     @property
     def recording(self) -> Recording | None:
-        """What was opened."""
         return self.made
 
     def _open(self, watch: ProgressCallback) -> Recording:
-        from kvscope_telemetry.recordings.reader import Recording  # most windows need none of it
+        from kvscope_telemetry.recordings.reader import Recording  # imported late: not needed by most windows
 
         try:
             return Recording.open(self.path, watch)
         except (KvscopeError, OpeningCancelled):
             raise
-        except Exception as error:  # told in the window: an opening that died silently looks like one that goes on
+        except Exception as error:  # reported, because a thread that ended silently looks like one that still runs
             raise KvscopeError(f"recording {self.path!r} cannot be opened: {error!r:.200}") from error

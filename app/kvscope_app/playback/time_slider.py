@@ -1,4 +1,4 @@
-"""A slider over a timeline, in seconds; moving it moves the timeline's cursor."""
+"""Slider over a timeline, in seconds. Moving it moves the timeline's cursor."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from PySide6.QtWidgets import QSlider, QStyle, QStyleOptionSlider
 from kvscope_app.playback.playback import BACK_S, STEP_S
 
 _MAX_STEPS: Final = 1_000_000_000
-"""A slider counts in 32 bits: of milliseconds that is 24.8 days."""
+"""A QSlider has a 32-bit value: 24.8 days in milliseconds."""
 
 
 class TimeSlider(QSlider):
-    """Milliseconds of a timeline, or coarser steps of one that is too long for them. A press anywhere on it goes
-    there."""
+    """Slider in milliseconds, or in coarser steps for a timeline that is too long. A click anywhere jumps there."""
 
     space_pressed = Signal()
     pointed = Signal(float)
-    """Second under the pointer."""
+    """Emitted with the time in seconds under the pointer."""
 
     def __init__(self, duration_s: float) -> None:
         super().__init__(Qt.Orientation.Horizontal)
@@ -31,7 +30,7 @@ class TimeSlider(QSlider):
         self.setMouseTracking(True)
 
     def show_range(self, first_s: float, last_s: float) -> None:
-        """Cover `first_s` to `last_s` without emitting a signal."""
+        """Set the range to `first_s` to `last_s` without emitting a signal."""
         step_s = max(0.001, last_s / _MAX_STEPS)
         if step_s > self._step_s:
             self._step_s = 2 * step_s if self._step_s > 0.001 else step_s
@@ -43,27 +42,24 @@ class TimeSlider(QSlider):
 
     @property
     def seconds(self) -> float:
-        """The slider's position."""
         return self.value() * self._step_s
 
     def show_seconds(self, seconds: float) -> None:
-        """Move the slider there without emitting a signal."""
+        """Set the position without emitting a signal."""
         self.blockSignals(True)
         self.setValue(self._steps(seconds))
         self.blockSignals(False)
 
     @property
     def minimum_s(self) -> float:
-        """Where it begins."""
         return self.minimum() * self._step_s
 
     @property
     def maximum_s(self) -> float:
-        """Where it ends."""
         return self.maximum() * self._step_s
 
     def x_of(self, seconds: float) -> float:
-        """Where a second is, in pixels; outside of the widget for one that is outside of the range."""
+        """Return the x coordinate of a time in pixels, outside of the widget for a time outside of the range."""
         handle = self._handle_width()
         share = (seconds - self.minimum_s) / max(self.maximum_s - self.minimum_s, 1e-9)
         return handle / 2 + share * max(self.width() - handle, 1)

@@ -1,1 +1,1 @@
-"""Keeping what a live session shows: recordings of it, and how much of its past there is. Windows ask for it here."""
+"""Actions and dialogs for recordings, exports and the length of the history."""

@@ -1,4 +1,4 @@
-"""Taking a session's time out of the window, for other tools and other people."""
+"""Action to export the history of a session for other tools."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ _NOTICE_MS: Final = 6000
 
 
 def export_actions(window: SessionWindow, group: str) -> list[ActionSpec]:
-    """One: what is exported is chosen then."""
     return [
         ActionSpec(
             "export",
@@ -29,8 +28,8 @@ def export_actions(window: SessionWindow, group: str) -> list[ActionSpec]:
 
 
 def ask_export(window: SessionWindow) -> ExportDialog | None:
-    """What, of which range, then where to."""
-    from kvscope_app.recording.export_dialog import ExportDialog  # a window is up sooner without
+    """Open the export dialog. Returns None if there is no history."""
+    from kvscope_app.recording.export_dialog import ExportDialog  # imported late: shortens the start
 
     if window.session.timeline.range_ns is None:
         window.statusBar().showMessage("No history to export yet", _NOTICE_MS)

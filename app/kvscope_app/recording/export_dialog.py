@@ -1,4 +1,4 @@
-"""Asks what to export of a session's time, and of which part of it. Owns what was chosen."""
+"""Dialog to choose what to export of a session's history, and of which range. Owns the choices."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ _FORMS: Final = (
     *(_Form(f"Table of {kind.name}", "csv", ".csv", kind.name, f"One row per {kind.row}") for kind in TABLES),
 )
 _STEP_S: Final = 0.05
-"""Half of what a field shows: a range's end within it is the timeline's own."""
+"""Half of the field's resolution: a range end within this of the timeline's end means the end itself."""
 
 
 class ExportDialog(QDialog):
-    """Of one window. The loop's range is proposed where there is one, else all."""
+    """Export dialog of one window. Proposes the loop's range if there is one, else everything."""
 
     def __init__(self, window: SessionWindow) -> None:
         super().__init__(window)
@@ -73,7 +73,7 @@ class ExportDialog(QDialog):
         self._show_description()
 
     def wish(self) -> ExportWish:
-        """What is chosen, under a name that is free."""
+        """Return the choices, with an unused file name."""
         form = _FORMS[self.what.currentIndex()]
         name, suffix = (form.form, form.suffix) if form.kind is None else _TABLE_FORMS[self.table_form.currentText()]
         path = free_path(self._body)
@@ -81,21 +81,20 @@ class ExportDialog(QDialog):
         return ExportWish(path.with_name(stem + suffix), name, form.kind, *self._range_ns())
 
     def accept(self) -> None:
-        """Ask where to."""
         wish = self.wish()
         kinds = f"{self.what.currentText()} (*{wish.path.suffix})"
         ask_save(self._body, "Export", wish.path, kinds, partial(_begin, self._body, wish))
         super().accept()
 
     def _range_ns(self) -> tuple[int | None, int | None]:
-        """An end of the timeline is none: what came meanwhile is in as well."""
+        """Return the range. None for an end of the timeline, so that data recorded in the meantime is included."""
         first_s, last_s = self.first.value(), self.last.value()
         is_first = first_s <= self._seconds(self._around_ns[0]) + _STEP_S
         is_last = last_s >= self._seconds(self._around_ns[1]) - _STEP_S
         return None if is_first else self._time_ns(first_s), None if is_last else self._time_ns(last_s)
 
     def _seconds(self, time_ns: int) -> float:
-        """From the begin of what there is, as the slider counts."""
+        """Return seconds since the start of the timeline, as the slider shows them."""
         return (time_ns - self._around_ns[0]) / 1e9
 
     def _time_ns(self, seconds: float) -> int:
@@ -142,29 +141,31 @@ def _begin(window: SessionWindow, wish: ExportWish, path: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ExportWish:
-    """A session's time, or a range of it, written for other tools and other people: a thread reads what is played or
-    kept and writes the file. Owns neither; knows no dialog.
+    """Destination, format and range of an export.
 
-    What to write where. Times are of the wall clock, nanoseconds since 1970; None: from the first, to the last.
+    Times are on the wall clock, nanoseconds since 1970. None: from the start, to the end of the recording.
     """
 
     path: Path
     form: str
-    """The name of one of `exports.kinds.FORMATS`."""
+    """Name of one of `exports.kinds.FORMATS`."""
     kind: str | None = None
-    """Which table, where it is one."""
+    """Which table to export, if it is a table."""
     from_ns: int | None = None
     until_ns: int | None = None
 
 
 def begin_export(window: SessionWindow, wish: ExportWish) -> Task:
-    """Begin; progress and a way to give it up where it takes long. A file of that name is replaced when it is whole."""
+    """Start the export on a thread, with a progress dialog if it takes long.
+
+    An existing file is replaced on completion.
+    """
     work = Background(_work(window.session, wish), "kvscope-export")
     return write_file(window, work, wish.path, "Exporting", "Exported to", _FAILED)
 
 
 def _work(session: Session, wish: ExportWish) -> Callable[[ProgressCallback], Path]:
-    """What a thread does. Whatever it needs of the session is taken now."""
+    """Return the function for the thread. Everything needed of the session is read now, on the GUI thread."""
     handle, is_kept, marks = session.own_handle(), session.kept is not None, list(session.bookmarks.shown)
 
     def work(watch: ProgressCallback) -> Path:

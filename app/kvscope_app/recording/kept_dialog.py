@@ -1,4 +1,4 @@
-"""Dialogs about recent history: how many minutes are kept on disk, and how many of them to save."""
+"""Dialogs about the history on disk: how many minutes to store, and how many of them to save."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvscope_app.settings.settings import MEGABYTES, MINUTES
 
 
 class KeptDialog(QDialog):
-    """Sets how much history is kept, in this window immediately and in later ones."""
+    """Sets the length of the history, for this window immediately and for later ones."""
 
     def __init__(self, window: SessionWindow) -> None:
         super().__init__(window)
@@ -32,7 +32,6 @@ class KeptDialog(QDialog):
         self.setMinimumWidth(scaled(400))
 
     def accept(self) -> None:
-        """Keep so much from now on."""
         minutes, megabytes = self.minutes.value(), self.megabytes.value()
         self._settings.change(timeline_minutes=minutes, timeline_megabytes=megabytes)
         if self._kept is not None:
@@ -50,10 +49,8 @@ class KeptDialog(QDialog):
 
 
 class SaveHistoryDialog(QDialog):
-    """Asks how many of the last minutes to save."""
-
     chosen = Signal(float)
-    """Minutes, once accepted."""
+    """Emitted with the number of minutes."""
 
     def __init__(self, parent: QWidget, question: str, proposed: float, available: float) -> None:
         super().__init__(parent)
@@ -75,7 +72,7 @@ class SaveHistoryDialog(QDialog):
 
 
 def _lay_out(dialog: QDialog, *parts: QWidget | QLayout) -> None:
-    """Put `parts` of `dialog` below each other, and the buttons OK and Cancel below them."""
+    """Stack `parts` in `dialog`, with OK and Cancel at the bottom."""
     column = QVBoxLayout(dialog)
     column.setContentsMargins(22, 20, 22, 18)
     column.setSpacing(12)

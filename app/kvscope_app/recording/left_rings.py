@@ -1,4 +1,4 @@
-"""Offers, once, what sessions that crashed had kept: in the banner of the first window that shows something."""
+"""Offers once to open the histories of crashed sessions, in the banner of the first window that shows something."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 _LOOK_MS: Final = 500
 _BEGIN_MS: Final = 1500
-"""After the start, which has better things to do."""
+"""Delay after the start, so that the search does not slow it down."""
 
 
 class LeftRings(QObject):
-    """Looks with a thread of its own, offers, and is of no more use."""
+    """Searches on a thread and makes a single offer."""
 
     def __init__(
         self, parent: QObject, windows: Callable[[], Sequence[SessionWindow]], show: Callable[[Recording], object]
@@ -41,12 +41,11 @@ class LeftRings(QObject):
         QTimer.singleShot(_BEGIN_MS, self, self.begin)
 
     def end(self) -> None:
-        """Offer nothing any more: the windows are gone."""
+        """Cancel the offer, because the windows are closed."""
         self._is_over = True
         self._clock.stop()
 
     def begin(self) -> None:
-        """Look for them."""
         if self._finding is None and not self._is_over:
             self._finding = find_left_rings()
             self._clock.start()
@@ -62,8 +61,10 @@ class LeftRings(QObject):
                 self._offer(found)
 
     def _offer(self, found: TidiedRings) -> None:
-        """As soon as a window shows something and its banner is free: a banner that begins with the engine's is gone
-        with it."""
+        """Show the offer once a window shows something and its banner is free.
+
+        An offer made earlier would disappear with the banner about the engine's start.
+        """
         window = next((w for w in self._windows() if w.session.live_mirror.hello is not None), None)
         if window is None or window.banner.isVisible():
             return
@@ -110,7 +111,7 @@ class LeftRings(QObject):
             for ring in rings:
                 try:
                     ring.discard()
-                except BadInput:  # somebody holds it now
+                except BadInput:  # in use by another process
                     continue
 
         Background(discard, "kvscope-discard")
@@ -121,7 +122,7 @@ class LeftRings(QObject):
 
 
 def _words(ring: LeftRing, what: str) -> str:
-    """What can be looked at, what matters most first: a small window cuts the rest."""
+    """Describe a history, the most important part first, because a small window truncates the text."""
     when = time.strftime("%a %H:%M", time.localtime(ring.start_ns / 1e9))
     return f"{what}: {seconds(round(ring.seconds))} from {when}, {short_name(ring.model)}, {num_bytes(ring.num_bytes)}"
 

@@ -1,4 +1,4 @@
-"""Keeping what a live session shows: its last minutes, all from now on, and how much of the past is kept at all."""
+"""Actions to record a live session: save recent history, start or stop a recording, and set the history length."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ _NOT_SAVED: Final = "The recent history could not be saved"
 _NOTICE_MS: Final = 8000
 _WRITTEN_MS: Final = 10_000
 _MINUTES: Final = 2.0
-"""Offered at first; more where what is shown is further back."""
+"""Proposed length of the saved history; more if the shown time is further back."""
 _MINUTES_BEFORE: Final = 0.5
-"""Offered before what is shown."""
+"""Additional time before the shown time."""
 _LITTLE: Final = 0.05
-"""Minutes that nobody need be told of."""
+"""Minutes behind the present that are not worth mentioning."""
 _STEPS: Final = 1000
 
 
 def recording_actions(window: SessionWindow, group: str) -> list[ActionSpec]:
-    """Return the actions that record a live session; none in a window on a recording."""
+    """Return the actions that record a live session; none for a window of a recording."""
     session = window.session
     if session.timeline.is_file:
         return []
@@ -65,7 +65,7 @@ def recording_actions(window: SessionWindow, group: str) -> list[ActionSpec]:
 
 
 def toggle_recording(window: SessionWindow, _checked: bool = False) -> None:
-    """Stop the recording that runs, or ask where to record to."""
+    """Stop the running recording, or ask where to record to."""
     if window.session.recorder is not None:
         stop_recording(window)
     else:
@@ -74,7 +74,7 @@ def toggle_recording(window: SessionWindow, _checked: bool = False) -> None:
 
 
 def recording_menu(window: SessionWindow) -> QMenu:
-    """Return a menu for the recording that runs: where it is written, and how to stop it."""
+    """Return a menu of the running recording: its path, and an entry to stop it."""
     menu = QMenu(window)
     menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
     recorder = window.session.recorder
@@ -86,7 +86,7 @@ def recording_menu(window: SessionWindow) -> QMenu:
 
 
 def free_path(window: SessionWindow) -> Path:
-    """A name that is not taken, of the model and the time, where the last one went or the person's documents are."""
+    """Return an unused path from model name and time, in the folder of the last recording or the documents folder."""
     last = recording_folder(window.themes.settings.values)
     folder = last if last.is_dir() else documents_folder()
     model = re.sub(r"[^\w.-]+", "-", model_name(window.session.live_mirror.hello)).strip("-")[:100] or "kvscope"
@@ -99,7 +99,7 @@ def free_path(window: SessionWindow) -> Path:
 
 
 def ask_minutes(window: SessionWindow) -> None:
-    """How many, then where; at first, whether with texts."""
+    """Ask how many minutes to save, then for the path. The first time, also ask whether to include texts."""
     ask_once(window, partial(_ask_minutes, window))
 
 
@@ -123,28 +123,28 @@ def _ask_minutes(window: SessionWindow) -> None:
 
 
 def minutes_offered(there: float, ago: float) -> float:
-    """Of `there` minutes that are kept, enough to hold what is shown, which was `ago` minutes before."""
+    """Return the proposed minutes: enough to include the shown time, which was `ago` minutes back, at most `there`."""
     return min(max(_MINUTES, ago + _MINUTES_BEFORE), there)
 
 
 def minutes_question(there: float, ago: float) -> str:
-    """What is asked, with both in minutes."""
+    """Return the dialog's text. Both arguments are in minutes."""
     question = f"Save the last … minutes ({there:.1f} available):"
     return f"What is shown was {ago:.1f} minutes ago.\n{question}" if ago >= _LITTLE else question
 
 
 def ask_recording(window: SessionWindow) -> None:
-    """Where to; at first, whether with texts."""
+    """Ask where to record to. The first time, also ask whether to include texts."""
     ask_once(window, lambda: _ask_path(window, partial(record, window)))
 
 
 def keep_since(window: SessionWindow, since_s: float, path: str) -> Task | None:
-    """Save all since that time of the monotonic clock: choosing where to takes a while."""
+    """Save everything since `since_s` (monotonic clock), which does not depend on how long choosing the path takes."""
     return keep_last(window, time.monotonic() - since_s, path)
 
 
 def keep_last(window: SessionWindow, seconds: float, path: str) -> Task | None:
-    """Save the last `seconds` to `path`; a thread does."""
+    """Save the last `seconds` to `path` on a thread. Returns None without a history."""
     kept = window.session.kept
     if kept is None:
         return None
@@ -163,7 +163,6 @@ def keep_last(window: SessionWindow, seconds: float, path: str) -> Task | None:
 
 
 def record(window: SessionWindow, path: str) -> None:
-    """Record to `path` from now on."""
     kept = window.session.kept
     if kept is None or kept.recorder is not None:
         return
@@ -176,7 +175,7 @@ def record(window: SessionWindow, path: str) -> None:
 
 
 def stop_recording(window: SessionWindow) -> Task | None:
-    """End it, whole."""
+    """Stop the recording. A thread completes the file."""
     work = None if window.session.kept is None else window.session.kept.stop_recording()
     if work is None:
         return None
@@ -192,7 +191,9 @@ def stop_recording(window: SessionWindow) -> Task | None:
 
 
 class Task(QObject):
-    """Looks after `work` of `window`: progress where it takes long, with a way to give it up; `done` at the end."""
+    """Watches `work` on behalf of `window`: shows a cancellable progress dialog if it takes long, and calls `done` at
+    the end.
+    """
 
     def __init__(self, window: SessionWindow, work: Background[Any], words: str, done: Callable[[], None]) -> None:
         super().__init__(window)
@@ -225,7 +226,7 @@ class Task(QObject):
 
 
 def write_file(window: SessionWindow, work: Background[Path], path: Path, doing: str, done: str, failed: str) -> Task:
-    """Have `work` write `path`; say that it is `done` or why it `failed`. Progress is shown where it takes long."""
+    """Report in the window that `work` has written `path`, or why it failed. Shows progress if it takes long."""
 
     def tell() -> None:
         if work.made:

@@ -1,6 +1,6 @@
-"""Whether recordings hold what prompts and answers say: asked once, remembered, changed in the menu. They are private.
+"""Asks once whether recordings may contain prompt and answer texts, which are private. The File menu can change it.
 
-Owns the question. What is asked of the engine then is `TextKeeping`'s; without a yes it asks for nothing.
+Owns the question. `TextKeeping` requests the texts from the engine, and requests none without consent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ DETAIL: Final = (
 
 
 def text_actions(window: SessionWindow, group: str) -> list[ActionSpec]:
-    """A check mark beside what records."""
     return [
         ActionSpec(
             NAME,
@@ -40,13 +39,12 @@ def text_actions(window: SessionWindow, group: str) -> list[ActionSpec]:
 
 
 def follow_agreement(window: SessionWindow) -> None:
-    """Once `window` has its actions: what was said before holds."""
+    """Apply the saved answer. Call after the window's actions were added."""
     if not window.session.timeline.is_file:
         set_texts(window, bool(texts_agreed(window.settings)), remember=False)
 
 
 def set_texts(window: SessionWindow, on: bool, *, remember: bool = True) -> None:
-    """From now on with texts, or without."""
     if remember:
         agree_texts(window.settings, on)
     keeping = window.session.findChild(TextKeeping)
@@ -63,7 +61,7 @@ def _keeps_texts(window: SessionWindow) -> bool:
 
 
 def ask_once(window: SessionWindow, go_on: Callable[[], object]) -> None:
-    """Ask where nobody was asked yet, then `go_on`; who dismisses the question is asked again."""
+    """Ask unless the user has answered already, then call `go_on`. A cancelled question is asked again next time."""
     if texts_agreed(window.settings) is not None or not window.session.may_operate:
         go_on()
         return

@@ -1,1 +1,1 @@
-"""One source and the state rebuilt from it, which views read. No widgets."""
+"""One source and the state rebuilt from it, which views read. Contains no widgets."""

@@ -1,4 +1,7 @@
-"""Runs work on a thread of its own, polled from the GUI thread. Owns the thread. Knows no Qt."""
+"""Runs a function on its own thread and exposes its progress and result for polling from the GUI thread.
+
+Owns the thread. Imports no Qt.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,16 @@ _Made = TypeVar("_Made")
 
 
 class Background(Generic[_Made]):
-    """Begins at once: `work` is given a watch, which is told the share that is done and says whether to go on.
+    """Runs `work` on a daemon thread, which starts in the constructor.
 
-    When it is over, `made` is what it returned, or `failure` says why not; neither, when it was given up.
+    `work` receives a progress callback: it passes the completed share (0 to 1) and gets False once it was cancelled.
+    After the thread ended, `made` is the return value, or `failure` the error text. Both are empty if the work was
+    cancelled.
     """
 
     def __init__(self, work: Callable[[ProgressCallback], _Made], name: str) -> None:
         self.share = 0.0
-        """What is done, 0 to 1."""
+        """Completed share, 0 to 1."""
         self.made: _Made | None = None
         self.failure = ""
         self._work = work
@@ -30,20 +35,19 @@ class Background(Generic[_Made]):
 
     @property
     def is_over(self) -> bool:
-        """Whether the thread ended."""
         return not self._thread.is_alive()
 
     @property
     def is_unwanted(self) -> bool:
-        """Whether it was given up."""
+        """Whether the work was cancelled, by `cancel` or by raising `OpeningCancelled`."""
         return self._is_unwanted.is_set()
 
     def cancel(self) -> None:
-        """Ask the work to stop; it ends soon after."""
+        """Request cancellation. The work ends when it next reports its progress."""
         self._is_unwanted.set()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for at most `seconds`; returns whether the work is over."""
+        """Wait at most `seconds` for the thread to end. Returns whether it has ended."""
         self._thread.join(seconds)
         return self.is_over
 
@@ -60,5 +64,5 @@ class Background(Generic[_Made]):
             self.failure = str(error)
         except OSError as error:
             self.failure = error.strerror or str(error)
-        except Exception as error:  # whatever it is, a person is told
+        except Exception as error:  # any other error is shown to the user, too
             self.failure = f"{type(error).__name__}: {error}"

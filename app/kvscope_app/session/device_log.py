@@ -1,6 +1,7 @@
-"""What every GPU and the host reported: the newest sample whole, and past ones as numbers for curves. No Qt.
+"""Samples of all GPUs and the host: the newest one complete, earlier ones as numeric columns for charts.
 
-Bounded: an hour at one sample a second. Times are on this machine's monotonic clock, like the history's.
+Retains the newest hour at one sample per second. Times are on this machine's monotonic clock, like those of `History`.
+Imports no Qt.
 """
 
 from __future__ import annotations
@@ -28,24 +29,25 @@ COLUMNS: Final = (
     "nvlink_bytes_s",
     "swap_used_bytes",
 )
-"""Of a GPU, and as far as it has them of the host; traffic is both ways together."""
+"""Recorded quantities of a GPU and, as far as they exist, of the host. Traffic is the sum of both directions."""
 
 
 class DeviceLog:
-    """Fed with samples in their order; `clear` where what comes does not follow from what was."""
+    """Log of device samples, added in the order of their times.
+
+    Call `clear` if the next sample does not continue the series.
+    """
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all samples."""
         self.newest: Devices | None = None
         self.version = 0
-        """Goes up with each sample."""
+        """Incremented with each sample."""
         self._rings: dict[str, _Ring] = {}
 
     def add(self, devices: Devices, at_ns: int) -> None:
-        """Add a sample, taken at `at_ns`."""
         self.newest = devices
         self.version += 1
         for gpu in devices.gpus:
@@ -54,8 +56,10 @@ class DeviceLog:
             self._ring(HOST).add(at_ns, [_of_host(devices.host, name) for name in COLUMNS])
 
     def curve(self, key: str, name: str) -> tuple[FloatArray, FloatArray]:
-        """Seconds and values of a column of `COLUMNS`, shape (n,) each, NaN where unknown; `key`: `HOST`, or
-        `gpu_key`."""
+        """Return the times in seconds and the values of a column of `COLUMNS`, shape (n,) each, NaN where unknown.
+
+        `key` is `HOST` or the result of `gpu_key`.
+        """
         ring = self._rings.get(key)
         if ring is None:
             return np.empty(0), np.empty(0)
@@ -64,7 +68,7 @@ class DeviceLog:
 
     @property
     def begin_s(self) -> float | None:
-        """When the oldest sample was that is still known."""
+        """Time of the oldest retained sample in seconds, or None without samples."""
         begins = [float(rows[0, 0]) / 1e9 for ring in self._rings.values() if len(rows := ring.rows())]
         return min(begins, default=None)
 
@@ -73,7 +77,10 @@ class DeviceLog:
 
 
 class _Ring:
-    """Rows of a time and the columns, the newest `MAX_SAMPLES`; moved together once in a while."""
+    """The newest `MAX_SAMPLES` rows of (time in ns, *`COLUMNS`), contiguous in memory.
+
+    Rows are appended to an array that is compacted when it is full, so that `rows` is a view.
+    """
 
     def __init__(self) -> None:
         self._rows: FloatArray = np.empty((64, 1 + len(COLUMNS)))
@@ -94,19 +101,19 @@ class _Ring:
 
 
 def gpu_key(gpu: Gpu) -> str:
-    """The key of a GPU that stays the same over samples, also while the GPU is lost."""
+    """Return a key that identifies the GPU across samples, also while the GPU is lost."""
     return gpu.uuid or f"GPU {gpu.index}"
 
 
 def taken_bytes(gpu: Gpu) -> int | None:
-    """Memory that is not free: used by processes, or reserved by the driver."""
+    """Return the GPU memory that is not free: used by processes or reserved by the driver. None if unknown."""
     if gpu.memory_total_bytes is not None and gpu.memory_free_bytes is not None:
         return gpu.memory_total_bytes - gpu.memory_free_bytes
     return gpu.memory_used_bytes
 
 
 def host_taken_bytes(host: Host) -> int | None:
-    """Memory that processes cannot get without swapping."""
+    """Return the host memory that processes cannot allocate without swapping. None if unknown."""
     if host.memory_total_bytes is None or host.memory_available_bytes is None:
         return None
     return host.memory_total_bytes - host.memory_available_bytes

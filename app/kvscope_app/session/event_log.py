@@ -1,8 +1,8 @@
-"""The newest events and when they came, bounded. Knows no Qt.
+"""Bounded log of the newest events, with indexed queries by time, kind and request. Imports no Qt.
 
-Events lie in a ring, and beside them, in numpy columns of the same slots, what they are looked for by: a question
-costs microseconds however many there are. Request numbers start again with each engine, so an entry carries the
-epoch it belongs to.
+The events are in a ring buffer. Numpy columns with the same slots hold the fields that queries filter by, so a query
+takes microseconds for any number of events. Request numbers start again with each engine start, so each entry carries
+its epoch.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from kvscope_telemetry.messages.event_kinds import KIND_CODES
 from kvscope_telemetry.messages.telemetry import Event
 
 _CLEARS: Final = itertools.count(1)
-"""Of all logs together: who followed one of them sees that it follows another."""
+"""Numbers for `EventLog.num_clears`, unique across all logs, so that a reader notices when it is given another log."""
 
 
 class LoggedEvent(msgspec.Struct, frozen=True, gc=False):
-    """One event. `time_ns` is this machine's monotonic clock; `serial` counts from 1, anew when the log is cleared.
+    """One event.
 
-    Nothing in it can be part of a cycle: the garbage collector, which stops the window, need not look at any.
+    `time_ns` is on this machine's monotonic clock. `serial` counts from 1 and restarts when the log is cleared.
+    `gc=False`: no field can be part of a reference cycle, and garbage collection, which blocks the GUI thread, need not
+    traverse them.
     """
 
     serial: int
@@ -35,23 +37,23 @@ class LoggedEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class EventLog:
-    """A ring of `max_events` events, oldest first."""
+    """Ring buffer of `max_events` events, oldest first."""
 
     BYTES_PER_EVENT = 960
-    """Upper estimate of an entry with a cause of 100 characters and its data."""
+    """Upper estimate of the size of an entry with a cause of 100 characters and its data."""
 
     def __init__(self, max_events: int) -> None:
         self.last_serial = 0
         self.num_clears = 0
-        """Another number after each `clear`."""
+        """Identifies the contents since the last `clear`; unique across all logs."""
         self.max_events = self._max_events = max_events
         self._events: list[LoggedEvent] = []
-        """Slot `(serial - 1) % max_events`; shorter until the ring is full."""
+        """Entries at slot `(serial - 1) % max_events`. The list is shorter until the ring is full."""
         self._time_ns = np.zeros(max_events, np.int64)
         self._kind = np.zeros(max_events, np.uint8)
         self._epoch = np.zeros(max_events, np.int64)
         self._numbers = np.zeros((2, max_events), np.int64)
-        """The request it happened to, and the one that caused it."""
+        """Request numbers, shape (2, max_events): the affected request, and the request that caused the event."""
 
     def __len__(self) -> int:
         return len(self._events)
@@ -60,13 +62,16 @@ class EventLog:
         return iter(self.since(0))
 
     def clear(self) -> None:
-        """Forget all events; serials count from 1 again."""
+        """Remove all events and restart the serials at 1."""
         self.last_serial = 0
         self.num_clears = next(_CLEARS)
         self._events.clear()
 
     def put_before(self, past: Sequence[tuple[int, int, Event]], num_replaced: int) -> None:
-        """Put times, epochs and events, oldest first, in the place of the first `num_replaced` that there were."""
+        """Replace the first `num_replaced` events with `past`, which has (time, epoch, event) each, oldest first.
+
+        Serials change.
+        """
         own = [(entry.time_ns, entry.epoch, entry.event) for entry in self.since(num_replaced)]
         if not past and not num_replaced:
             return
@@ -82,7 +87,7 @@ class EventLog:
         self._numbers[1, numbers] = [entry.event.other for entry in self._events]
 
     def extend(self, events: Iterable[Event], epoch: int, offset_ns: int) -> None:
-        """Append events whose clock is `offset_ns` behind this machine's."""
+        """Append events; `offset_ns` is added to their times to get this machine's monotonic clock."""
         for event in (new := list(events)):
             self.last_serial += 1
             entry = LoggedEvent(self.last_serial, event.time_ns + offset_ns, epoch, event)
@@ -94,7 +99,7 @@ class EventLog:
             self._write_columns(new[-self._max_events :], epoch, offset_ns)
 
     def since(self, serial: int, limit: int | None = None) -> list[LoggedEvent]:
-        """Events after `serial`, oldest first, at most the newest `limit`. Costs as much as there are."""
+        """Return the newest `limit` of the events after `serial`, oldest first. Takes O(number returned)."""
         count = min(self.last_serial - serial, len(self._events))
         count = count if limit is None else min(count, limit)
         if count <= 0:
@@ -104,7 +109,9 @@ class EventLog:
         return self._events[start:end] + self._events[: max(0, end - self._max_events)]
 
     def between(self, first_ns: int, last_ns: int, kind: str | None = None, limit: int = 1000) -> list[LoggedEvent]:
-        """The newest `limit` events with `first_ns <= time_ns <= last_ns`, of one kind or all, oldest first."""
+        """Return the newest `limit` events with `first_ns <= time_ns <= last_ns`, oldest first; of all kinds if `kind`
+        is None.
+        """
         times = self._time_ns[: len(self)]
         wanted = (times >= first_ns) & (times <= last_ns)
         if kind is not None:
@@ -112,12 +119,12 @@ class EventLog:
         return self._newest(wanted, limit)
 
     def of_kinds(self, kinds: Collection[str], limit: int) -> list[LoggedEvent]:
-        """The newest `limit` events of some kinds, oldest first."""
+        """Return the newest `limit` events of the given kinds, oldest first."""
         codes = np.array(sorted(KIND_CODES[kind] for kind in kinds), np.uint8)
         return self._newest(np.isin(self._kind[: len(self)], codes), limit)
 
     def of_request(self, epoch: int, number: int, limit: int = 1000) -> list[LoggedEvent]:
-        """The newest `limit` events that happened to a request, or that it caused, oldest first."""
+        """Return the newest `limit` events that affected the request or that it caused, oldest first."""
         concerned = (self._numbers[:, : len(self)] == number).any(axis=0)
         return self._newest(concerned & (self._epoch[: len(self)] == epoch), limit)
 
@@ -128,7 +135,7 @@ class EventLog:
         return [self._events[slot] for slot in ordered.tolist()]
 
     def _write_columns(self, events: list[Event], epoch: int, offset_ns: int) -> None:
-        """Of the newest events, which are in the ring already."""
+        """Write the columns for `events`, which are already in the ring as its newest entries."""
         slots = np.arange(self.last_serial - len(events), self.last_serial) % self._max_events
         self._time_ns[slots] = [event.time_ns + offset_ns for event in events]
         self._kind[slots] = [KIND_CODES[event.kind] for event in events]

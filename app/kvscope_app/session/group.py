@@ -1,6 +1,6 @@
-"""The sessions of a desktop: one for each engine or data-parallel rank, by the address that is watched.
+"""The open sessions of the desktop: one per watched engine or data-parallel rank.
 
-Owns the sessions: opens them, keeps their order, closes them. What is shown of them together is a view's.
+Owns the sessions: opens them, keeps their order and closes them. Views decide how to show several sessions together.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from kvscope_telemetry.source import Source
 
 
 class SessionGroup(QObject):
-    """Signals are emitted on the GUI thread."""
+    """Ordered collection of open sessions. Signals are emitted on the GUI thread."""
 
     added = Signal(object)
-    """A `Session` was opened."""
+    """Emitted with a `Session` after it was opened."""
     removed = Signal(object)
-    """A `Session` is about to be closed."""
+    """Emitted with a `Session` before it is closed."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -36,23 +36,27 @@ class SessionGroup(QObject):
         return iter(tuple(self._sessions))
 
     def of_source(self, source: Source) -> Session | None:
-        """The session of `source`, while it is open."""
         return next((session for session in self._sessions if session.source is source), None)
 
     def named(self, name: str) -> Session | None:
-        """The first session whose source has this name: such an address is watched already."""
+        """Return the first session whose source has this name, or None.
+
+        Used to detect an address that is watched already.
+        """
         return next((session for session in self._sessions if session.source.name == name), None)
 
     def open(self, source: Source) -> Session:
-        """A session of `source`, which it closes at its end. It takes nothing until it is started."""
+        """Create a session for `source`. The session closes the source, and takes no updates before `Session.start`."""
         session = Session(source, self)
         self._sessions.append(session)
         self.added.emit(session)
         return session
 
     def watch(self, addresses: tuple[Address, ...]) -> list[Session]:
-        """A session of each address, and all of them started. Raises BadInput for an address that is not accepted, and
-        opens none then."""
+        """Open and start a session for each address.
+
+        Raises BadInput if any address is invalid, before opening a session.
+        """
         for address in addresses:
             address.check()
         sessions = [self.open(address.open()) for address in addresses]
@@ -61,7 +65,7 @@ class SessionGroup(QObject):
         return sessions
 
     def end(self, session: Session) -> None:
-        """Close one session; does nothing for one that is not in this group."""
+        """Close one session. Does nothing if it is not in this group."""
         if session not in self._sessions:
             return
         self.removed.emit(session)
@@ -70,6 +74,6 @@ class SessionGroup(QObject):
         session.deleteLater()
 
     def close(self) -> None:
-        """Close all. Idempotent."""
+        """Close all sessions. Idempotent."""
         for session in self:
             self.end(session)

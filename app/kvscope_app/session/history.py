@@ -1,8 +1,8 @@
-"""What happened lately: bounded rings by time and bytes, fed with updates, read by the views. No Qt.
+"""Recent history of an engine for charts: ring buffers bounded by time and bytes, filled from updates.
 
-The clock is this machine's monotonic one; a recording's times are on it as well, negative from before the boot. Frame
-times of an epoch are moved onto it by the smallest difference seen between receipt and frame, so times go on over
-engine restarts and across machines; an engine that was away leaves a gap. Nothing of an older epoch is thrown away.
+All times are on this machine's monotonic clock, also those of recordings (negative if before the boot). Frame times of
+an epoch are mapped to it with the smallest difference between receipt and frame time, so times continue across engine
+restarts and machines. An absent engine leaves a gap. Data of earlier epochs is retained. Imports no Qt.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ IntArray = npt.NDArray[np.int64]
 NONE: Final = -(1 << 62)
 BIN_NS: Final = 100_000_000
 MAX_SILENCE_NS: Final = 1_600_000_000
-"""Longer without any message and the curve has a gap. Heartbeats come every half second."""
+"""Longest time without a message before curves get a gap. Heartbeats arrive every 0.5 s."""
 SUMS: Final = (
     "prefill_tokens",
     "decode_tokens",
@@ -50,29 +50,29 @@ SUMS: Final = (
     "draft_tokens",
     "accepted_tokens",
 )
-"""Columns of `HistoryWindow` that count what happened in a bin."""
+"""Columns of `HistoryWindow` with totals per bin."""
 KNOWN_SUMS: Final = ("run_ns", "cached_tokens", "evicted_blocks", "copied_blocks", "draft_tokens")
-"""Those that not every source has: `History.known` has them once they were not zero."""
+"""Sums that not every source provides. `History.known` contains them once they were nonzero."""
 FRAME_GAUGES: Final = ("num_running", "num_waiting")
 BLOCK_GAUGES: Final = ("blocks_active", "blocks_cached", "blocks_free")
 SAMPLE_GAUGES: Final = ("utilization", "power_watts", "temperature_celsius")
 GAUGES: Final = FRAME_GAUGES + BLOCK_GAUGES + SAMPLE_GAUGES
-"""Columns that say how things stood at the end of a bin."""
+"""Columns with the value at the end of each bin."""
 LATENCIES: Final = ("ttft_p50_s", "ttft_p95_s", "itl_p50_s", "itl_p95_s", "queue_p50_s", "queue_p95_s")
-"""Columns that were measured in a bin; where nobody waited there is none."""
+"""Columns with latency percentiles measured in a bin. NaN for a bin without measurements."""
 _SERIES_TOTALS: Final = ("preemptions", "prompt_tokens", "cached_tokens")
 _COUNTERS: Final = ("evicted_blocks", "copied_blocks", "draft_tokens", "accepted_tokens")
-"""Totals that are told with an update alone, not with each of its frames."""
+"""Totals that are sent once per update rather than with each frame."""
 _TOTALS: Final = (*_SERIES_TOTALS, *_COUNTERS)
 _PER_FRAME: Final = tuple(name for name in SUMS if name not in ("num_steps", *_TOTALS))
 HISTOGRAMS: Final = {"ttft": "first_token", "itl": "inter_token", "queue": "queued"}
-"""What latencies begin with among `LATENCIES`, and their kinds of `Histogram`."""
+"""Maps the prefixes of `LATENCIES` to kinds of `Histogram`."""
 _MAX_READINGS: Final = 256
 _LATENCY_VALUES: Final = 32_768
 
 
 class BlockCounts(Protocol):
-    """What the history asks of a mirror."""
+    """The members of a `Mirror` that the history reads."""
 
     @property
     def epoch(self) -> int | None: ...
@@ -92,25 +92,27 @@ class BlockCounts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HistoryWindow:
-    """Bins from `-seconds` to now, oldest first; NaN where nothing was heard."""
+    """Consecutive bins, oldest first. NaN where nothing was received."""
 
     time_s: FloatArray
-    """End of each bin relative to the reading, shape (n,): gauges are as of then, sums are of the bin before."""
+    """End of each bin in seconds relative to `end_ns`, shape (n,).
+
+    Gauges are values at that time, sums cover the bin before.
+    """
     columns: dict[str, FloatArray]
     """`SUMS`, `GAUGES` and `LATENCIES`, shape (n,) each."""
     end_ns: int
-    """This machine's monotonic time at 0."""
+    """Time 0 of `time_s` on this machine's monotonic clock."""
     bin_ns: int = BIN_NS
-    """How long each bin is."""
     is_over: bool = False
-    """Whether nothing comes to the newest bin any more."""
+    """Whether the newest bin is complete."""
 
     def rate(self, name: str) -> FloatArray:
-        """A column of `SUMS` per second."""
+        """Return a column of `SUMS` per second."""
         return self.columns[name] * (1e9 / self.bin_ns)
 
     def latest(self, name: str) -> float:
-        """The newest known value of a gauge or latency, NaN when there is none."""
+        """Return the newest known value of a gauge or latency, or NaN."""
         column = self.columns[name]
         known = np.flatnonzero(np.isfinite(column))
         return float(column[known[-1]]) if known.size else np.nan
@@ -125,16 +127,15 @@ class History:
         self._num_bins = max(num_bins, 2)
         self.events = EventLog(max(max_bytes // 4 // EventLog.BYTES_PER_EVENT, 1))
         self.samples: deque[DeviceSample] = deque(maxlen=max_seconds * 2)
-        """Device samples as they came, newest last."""
+        """Device samples in order of receipt, newest last."""
         self.devices = DeviceLog()
-        """All GPUs and the host."""
         self.past_sample: DeviceSample | None = None
-        """After a jump: what the device said of itself last before it, as far as a second's summary tells."""
+        """Newest device sample before a jump, reconstructed from the summaries per second."""
         self._wall_offset_ns = time.time_ns() - time.monotonic_ns()
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything, because what comes next does not continue it."""
+        """Remove everything, because the next update does not continue it."""
         self.ring = BinRing(SUMS, GAUGES, self._num_bins, LATENCIES)
         self.events.clear()
         self.samples.clear()
@@ -145,7 +146,7 @@ class History:
         self.inter_token = LatencyWindow(_LATENCY_VALUES)
         self.queued = LatencyWindow(_LATENCY_VALUES // 8)
         self.readings: deque[tuple[int, Reading]] = deque(maxlen=_MAX_READINGS)
-        """Readings of metrics as they came, with the time of receipt, newest last."""
+        """Metrics readings with their time of receipt, newest last."""
         self.request_times = RequestTimes()
         self.epoch: int | None = None
         self._offset_ns: int | None = None
@@ -153,46 +154,48 @@ class History:
         self._totals: dict[str, int] = {}
         self._step = -1
         self.began_engine_ns = 0
-        """The same moment as `began_ns` by the engine's clock."""
+        """`began_ns` on the engine's clock."""
         self.began_ns: int | None = None
-        """Where it began anew (`begin`): what was before that it did not see itself."""
+        """Time of the last `begin`, or None.
+
+        Anything earlier was not observed directly, only filled in from the overview.
+        """
         self.num_past_events = 0
-        """Events in the log from before that."""
+        """Number of events in the log from before `began_ns`."""
         self.known: set[str] = set()
-        """Of what not every source has (`SAMPLE_GAUGES`, `KNOWN_SUMS`, `queue_p50_s`), what was told at least once."""
+        """Names of optional columns (`SAMPLE_GAUGES`, `KNOWN_SUMS`, latencies) that had a value at least once."""
 
     @property
     def max_seconds(self) -> float:
-        """How far back the ring reaches."""
         return self.ring.num_bins * BIN_NS / 1e9
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the rings, an upper bound for the events."""
+        """Memory of the rings in bytes. Upper bound for the events."""
         parts = (self.ring, self.first_token, self.inter_token, self.queued, self.request_times)
         return sum(part.num_bytes for part in parts) + len(self.events) * EventLog.BYTES_PER_EVENT
 
     def wall_ns(self, time_ns: int) -> int:
-        """Nanoseconds since 1970 of a time on this machine's monotonic clock."""
+        """Convert a time on this machine's monotonic clock to nanoseconds since 1970."""
         return time_ns + self._wall_offset_ns
 
     @property
     def engine_wall_ns(self) -> int:
-        """Offset from the engine's clock to the wall clock of `wall_ns`, in nanoseconds."""
+        """Offset in nanoseconds from the engine's clock to the wall clock of `wall_ns`."""
         return (self._offset_ns or 0) + self._wall_offset_ns
 
     def timed(self, entry: LoggedEvent) -> TimedEvent:
-        """An event of the log by the wall clock."""
+        """Return an event of the log with its wall-clock time."""
         return TimedEvent(self.wall_ns(entry.time_ns), entry.epoch, entry.event)
 
     def add_update(self, update: Update, mirror: BlockCounts, now_ns: int | None = None) -> None:
-        """Take in an update that `mirror` has applied already. `now_ns` is the time of receipt, for tests."""
+        """Add an update that `mirror` has applied already. `now_ns` is the time of receipt (default: now)."""
         now_ns = time.monotonic_ns() if now_ns is None else now_ns
         before_ns = self._last_heard_ns
         self._follow_epoch(update, mirror)
         self._follow_clock(update, now_ns)
         if update.snapshot or update.series or update.heartbeat:
-            # And not how the load of the next engine goes, while the mirror still shows the last one.
+            # Not for load progress of the next engine: the mirror still has the state of the previous one.
             self.ring.advance(now_ns // BIN_NS, carry=now_ns - self._last_heard_ns <= MAX_SILENCE_NS)
             self._last_heard_ns = now_ns
             self._add_blocks(mirror, now_ns // BIN_NS)
@@ -210,8 +213,10 @@ class History:
         self.memory = update.memory or self.memory
 
     def begin(self, update: Update, mirror: BlockCounts, now_ns: int) -> None:
-        """Begin anew with the state at `now_ns`, which `update` tells and the mirror has. Of what led there nothing is
-        counted: `past.fill_past` knows it."""
+        """Restart at `now_ns` with the state of `update`, which the mirror has applied already.
+
+        Sums and events before `now_ns` are not counted here: `past.fill_past` adds them from the overview.
+        """
         self.clear()
         self.began_ns = now_ns
         self._follow_epoch(update, mirror)
@@ -236,7 +241,7 @@ class History:
         self.memory = update.memory
 
     def window(self, seconds: float, now_ns: int | None = None, names: Iterable[str] | None = None) -> HistoryWindow:
-        """The last `seconds`, up to now: all columns, or `names`."""
+        """Return the last `seconds` before `now_ns` (default: now), with all columns or only `names`."""
         now_ns = time.monotonic_ns() if now_ns is None else now_ns
         last = now_ns // BIN_NS
         first = last - max(int(seconds * 1e9) // BIN_NS, 1)
@@ -245,7 +250,7 @@ class History:
         return HistoryWindow(time_s, self.ring.read(first, last, names), now_ns)
 
     def _forget_sums(self, since_ns: int, now_ns: int) -> None:
-        """Make what was counted since then unknown: a gap in curves, not zero."""
+        """Set the sums since `since_ns` to NaN, so that curves show a gap rather than zero."""
         now = now_ns // BIN_NS
         bins = np.arange(max(min(since_ns // BIN_NS + 1, now), now - self._num_bins), now + 1)
         self.ring.put(bins, dict.fromkeys(SUMS, np.full(bins.size, np.nan)))
@@ -260,7 +265,7 @@ class History:
             self.request_times.clear()
         if update.snapshot:
             self._step = update.snapshot.step
-        if update.snapshot and not self._totals:  # a resync keeps them: what was lost is counted as well
+        if update.snapshot and not self._totals:  # kept on a resync, so that increases in lost frames are counted
             counters = update.snapshot.counters
             self._totals = {name: getattr(counters, name) for name in _TOTALS}
 
@@ -275,7 +280,7 @@ class History:
         self._offset_ns = seen if self._offset_ns is None else min(self._offset_ns, seen)
 
     def _add_standing(self, update: Update, bin_number: int) -> None:
-        """A snapshot says how many requests there are before any frame does."""
+        """Set the request counts from a snapshot, which has them before the first frame does."""
         if update.snapshot:
             counters = update.snapshot.counters
             self.ring.put_one(bin_number, {name: getattr(counters, name) for name in FRAME_GAUGES})
@@ -287,7 +292,7 @@ class History:
         ends_ns = np.minimum(series["time_ns"] + (self._offset_ns or 0), now_ns)
         bins = ends_ns // BIN_NS
         sums: dict[str, IntArray] = {name: series[name] for name in _PER_FRAME}
-        steps = series["step"]  # a frame that tells what changed without a step has the number of the step before
+        steps = series["step"]  # a frame sent between steps repeats the previous step's number
         sums["num_steps"] = (np.diff(steps, prepend=self._step) != 0).astype(np.int64)
         self._step = int(steps[-1])
         self._add_steps(ends_ns, series["schedule_ns"] + series["run_ns"] + series["commit_ns"], sums)
@@ -299,13 +304,15 @@ class History:
             sums.update(counted)
         self.known.update(name for name in KNOWN_SUMS if name in sums and sums[name].any())
         self.ring.put(bins, {name: series[name] for name in FRAME_GAUGES})
-        # Frames of an earlier bin came late: how they left things holds until now.
+        # The frames may belong to an earlier bin: the newest values hold until now.
         now = now_ns // BIN_NS
-        since = np.arange(max(int(bins[-1]), now - self._num_bins), now + 1)  # an engine's time may be any
+        since = np.arange(max(int(bins[-1]), now - self._num_bins), now + 1)  # bounded: engine times may be arbitrary
         self.ring.put(since, {name: np.full(since.size, series[name][-1]) for name in FRAME_GAUGES})
 
     def _add_steps(self, ends_ns: IntArray, lengths_ns: IntArray, sums: Mapping[str, IntArray]) -> None:
-        """Add what steps computed, evenly over the time in which each ran: a long one makes no spike between zeros."""
+        """Add the sums of steps, spread evenly over each step's duration, so that a long step makes no spike between
+        zeros.
+        """
         begins_ns = np.maximum(ends_ns - np.maximum(lengths_ns, 0), self.began_ns or NONE)
         is_long = begins_ns // BIN_NS < ends_ns // BIN_NS
         self.ring.add(ends_ns[~is_long] // BIN_NS, {name: column[~is_long] for name, column in sums.items()})
@@ -315,16 +322,15 @@ class History:
 
     @property
     def offset_ns(self) -> int:
-        """Our monotonic clock less that of the engine that is shown; 0 before anything is known of it."""
+        """Offset to add to the engine's clock to get this machine's monotonic clock; 0 while unknown."""
         return self._offset_ns or 0
 
     @property
     def newest_sample(self) -> DeviceSample | None:
-        """What the device said of itself last."""
         return self.samples[-1] if self.samples else self.past_sample
 
     def _add_samples(self, samples: Iterable[DeviceSample], bin_number: int) -> None:
-        """What is unknown (-1) is no value."""
+        """Add samples. A value of -1 means unknown and is not written to the bins."""
         for sample in samples:
             self.samples.append(sample)
             values = {name: float(getattr(sample, name)) for name in SAMPLE_GAUGES if getattr(sample, name) >= 0}
@@ -337,7 +343,10 @@ class History:
             self.devices.add(devices, at_ns)
 
     def _increase(self, name: str, totals: IntArray) -> IntArray:
-        """Steps of a total since the frame before; a total seen for the first time counts as none."""
+        """Return the increases of a cumulative total per frame, shape of `totals`.
+
+        The first value ever seen counts as 0.
+        """
         before = self._totals.get(name, int(totals[0]))
         self._totals[name] = int(totals[-1])
         steps = np.empty_like(totals)
@@ -360,7 +369,7 @@ class History:
                 self.ring.put_one(bin_number, {f"{prefix}_p50_s": p50, f"{prefix}_p95_s": p95})
 
     def _add_readings(self, update: Update, now_ns: int) -> None:
-        """Latencies that are told as histograms: of a percentile the curve has the upper bound."""
+        """Add latencies that the engine reports as histograms. The curves show the upper bound of each percentile."""
         for reading in update.readings:
             self.readings.append((now_ns, reading))
             for prefix, kind in HISTOGRAMS.items():
@@ -372,7 +381,7 @@ class History:
                     self.known.update(upper)
 
     def range_of(self, prefix: str, share: float, since_ns: int, until_ns: int) -> PercentileBounds:
-        """Return the bounds of a percentile of the latencies told as histograms between two times."""
+        """Return the bounds of a percentile of the latencies that were reported as histograms between two times."""
         readings = (reading for at_ns, reading in self.readings if since_ns <= at_ns <= until_ns)
         histogram = joined(readings, HISTOGRAMS[prefix])
         return UNKNOWN_RANGE if histogram is None else histogram.percentile(share)
@@ -400,33 +409,32 @@ class History:
 
 
 class BinRing:
-    """A ring of fixed time bins, one row of a 2-D array a column. Owns the storage and the gaps.
+    """Ring buffer of fixed time bins, one row of a 2-D array per column.
 
-    A bin has an absolute number (`time_ns // bin_ns`); the ring keeps the newest `num_bins`. Sums count what
-    happened inside a bin, gauges say how things stood at its end, points were measured in it and say nothing of the
-    next. A bin nobody reported on is NaN: a gap in a curve, never a zero.
-
-    Columns `sums + gauges + points` over the newest `num_bins` bins.
+    A bin has an absolute number (`time_ns // BIN_NS`); the ring keeps the newest `num_bins`. Sums are totals within a
+    bin. Gauges are values at its end and carry over to the next bin. Points are values measured within a bin and do not
+    carry over. A bin without data is NaN: a gap in a curve, never zero.
     """
 
     def __init__(self, sums: Sequence[str], gauges: Sequence[str], num_bins: int, points: Sequence[str] = ()) -> None:
         self.num_bins = num_bins
         self.newest = NONE
-        """Absolute number of the newest bin, `NONE` while there is none. Before this machine's boot it is negative."""
+        """Absolute number of the newest bin, or `NONE`. Negative for times before this machine's boot."""
         self._num_sums = len(sums)
         self._gauges = slice(len(sums), len(sums) + len(gauges))
-        """The rows that go on from bin to bin."""
+        """Rows whose values carry over from bin to bin."""
         self._row = {name: row for row, name in enumerate((*sums, *gauges, *points))}
         self._data = np.full((len(self._row), num_bins), np.nan)
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the ring."""
         return self._data.nbytes
 
     def advance(self, bin_number: int, *, carry: bool) -> None:
-        """Make `bin_number` the newest bin. Bins on the way hold zero sums and the gauges before them
-        when `carry`, NaN otherwise. An older number changes nothing."""
+        """Make `bin_number` the newest bin. Does nothing if it is not newer.
+
+        With `carry`, skipped bins get zero sums and the last gauges; otherwise they become NaN.
+        """
         if bin_number <= self.newest:
             return
         first = max(self.newest + 1, bin_number - self.num_bins + 1) if self.newest != NONE else bin_number
@@ -441,7 +449,7 @@ class BinRing:
         self.newest = bin_number
 
     def add(self, bin_numbers: IntArray, values: Mapping[str, IntArray]) -> None:
-        """Add one entry a frame, shape (n,), to the sums. Bins that left the ring are dropped."""
+        """Add one entry per frame, shape (n,), to the sums. Entries of bins that left the ring are dropped."""
         if not bin_numbers.size:
             return
         columns = np.stack(list(values.values()))
@@ -455,8 +463,9 @@ class BinRing:
                 self._data[rows, slot] = before + columns[:, inside].sum(axis=1)
 
     def spread(self, begin_ns: int, end_ns: int, values: Mapping[str, float]) -> None:
-        """Add `values` to the sums, evenly over the time from `begin_ns` to `end_ns`, as far as the ring has known bins
-        of it. `begin_ns` is before the bin in which `end_ns` lies.
+        """Add `values` to the sums, spread evenly over the known bins from `begin_ns` to `end_ns`.
+
+        `begin_ns` must be in an earlier bin than `end_ns`.
         """
         last = end_ns // BIN_NS
         numbers = np.arange(max(begin_ns // BIN_NS, self.newest - self.num_bins + 1), min(last, self.newest) + 1)
@@ -472,20 +481,20 @@ class BinRing:
             self._data[row, slots] = np.nan_to_num(self._data[row, slots]) + value * shares
 
     def put(self, bin_numbers: IntArray, values: Mapping[str, IntArray | FloatArray]) -> None:
-        """Set gauges or points, shape (n,), oldest first; the last of a bin stands."""
+        """Set gauges or points, shape (n,), oldest first. The last value of a bin wins."""
         inside = (bin_numbers > self.newest - self.num_bins) & (bin_numbers <= self.newest)
         slots = bin_numbers[inside] % self.num_bins
         for name, column in values.items():
             self._data[self._row[name], slots] = column[inside]
 
     def put_one(self, bin_number: int, values: Mapping[str, float]) -> None:
-        """Set gauges or points of one bin."""
+        """Set gauges or points of one bin, if it is in the ring."""
         if self.newest - self.num_bins < bin_number <= self.newest:
             for name, value in values.items():
                 self._data[self._row[name], bin_number % self.num_bins] = value
 
     def read(self, first: int, last: int, names: Iterable[str] | None = None) -> dict[str, FloatArray]:
-        """Columns (all, or `names`) over bins `first` to `last` inclusive; NaN outside what the ring holds."""
+        """Return columns (all, or `names`) of the bins `first` to `last` inclusive. NaN outside the ring."""
         numbers = np.arange(first, last + 1)
         held = (numbers > self.newest - self.num_bins) & (numbers <= self.newest)
         slots = numbers % self.num_bins

@@ -1,4 +1,4 @@
-"""The newest latencies with the time each came, bounded, and percentiles over them. Knows no Qt."""
+"""Bounded window of the newest latencies with their times, and percentiles over it. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHARES: Final = np.array((0.50, 0.95))
 
 
 def percentiles(values_ns: IntArray) -> tuple[float, float]:
-    """Median and 95th percentile in seconds; NaN of nothing."""
+    """Return the median and the 95th percentile in seconds. NaN without values."""
     if not values_ns.size:
         return np.nan, np.nan
     places = _SHARES * (values_ns.size - 1)
@@ -26,7 +26,7 @@ def percentiles(values_ns: IntArray) -> tuple[float, float]:
 
 
 class LatencyWindow:
-    """A ring of `capacity` values in ns. Values of the bin in progress are also kept apart until it ends."""
+    """Ring buffer of `capacity` latencies in ns. Values of the current bin are also collected separately."""
 
     def __init__(self, capacity: int) -> None:
         self._values = np.zeros(capacity, np.int64)
@@ -37,11 +37,10 @@ class LatencyWindow:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the ring."""
         return self._values.nbytes + self._times_ns.nbytes
 
     def add(self, values_ns: IntArray, time_ns: int, bin_number: int) -> tuple[int, float, float] | None:
-        """Append values; what `close_bin` says of the bin they ended, if they ended one."""
+        """Append values that were received at `time_ns`. Returns the result of `close_bin` for the previous bin."""
         closed = self.close_bin(bin_number)
         if values_ns.size:
             self._bin = bin_number
@@ -50,7 +49,7 @@ class LatencyWindow:
         return closed
 
     def close_bin(self, bin_number: int) -> tuple[int, float, float] | None:
-        """Bin number, p50 and p95 in seconds of the bin in progress when it is older than `bin_number`."""
+        """Return (bin number, p50, p95) in seconds of the current bin if it is older than `bin_number`, else None."""
         if not self._bin_values or bin_number <= self._bin:
             return None
         p50, p95 = percentiles(np.concatenate(self._bin_values))
@@ -58,7 +57,7 @@ class LatencyWindow:
         return self._bin, p50, p95
 
     def between(self, since_ns: int, until_ns: int) -> tuple[float, float]:
-        """Return p50 and p95 in seconds of the values that came between two times, as far as they are held."""
+        """Return p50 and p95 in seconds of the retained values that were received between two times."""
         return percentiles(self._values[(self._times_ns >= since_ns) & (self._times_ns <= until_ns)])
 
     def _store(self, values_ns: IntArray, time_ns: int) -> None:

@@ -1,5 +1,6 @@
-"""What a source can do besides giving updates: sending commands, playing, telling contents. The only code that asks a
-source for its kind.
+"""Optional capabilities of a source: sending commands, playback, block contents.
+
+This is the only module that tests a source for its kind.
 """
 
 from __future__ import annotations
@@ -15,49 +16,49 @@ from kvscope_telemetry.source import Source
 
 @runtime_checkable
 class LiveLink(Protocol):
-    """A source whose other end takes commands and answers them."""
+    """Source whose other end accepts commands and replies to them."""
 
     def send(self, command: Command) -> None:
-        """Queue the command; never blocks."""
+        """Enqueue the command. Never blocks."""
 
     def take_replies(self) -> list[Reply]:
-        """Answers that came since the last call."""
+        """Return and remove the replies received since the last call."""
 
     def resync(self) -> None:
-        """What came could not be applied: ask for the whole state."""
+        """Request a full snapshot, because an update could not be applied."""
 
 
 @runtime_checkable
 class KnowsContents(Protocol):
-    """A source that knows what blocks hold, so that nobody has to be asked."""
+    """Source that knows the contents of blocks itself, such as a recording, so that no engine has to be asked."""
 
     def contents(self, rows: Iterable[int]) -> Sequence[BlockContent]:
-        """Of each row what it holds now, in the order asked. Any thread; may take a while."""
+        """Return the current content of each row, in the given order. Thread-safe; may block for a while."""
 
 
 @runtime_checkable
 class Resyncing(Protocol):
-    """A source that can begin anew when an update does not fit the state."""
+    """Source that can restart from a full snapshot when an update does not fit the state."""
 
     def resync(self) -> None:
-        """What came could not be applied: ask for the whole state."""
+        """Request a full snapshot, because an update could not be applied."""
 
 
 @runtime_checkable
 class Player(Protocol):
-    """A source in which a person moves time, in seconds since a start that does not move."""
+    """Source with a movable position in time, in seconds since a fixed start."""
 
     recording: Recording
     has_jumped: bool
-    """Whether the update taken last is the first after a seek."""
+    """Whether the update returned last is the first after a seek."""
 
     @property
     def note(self) -> str:
-        """What is wrong with the file, empty when nothing is known to be."""
+        """Short description of what is wrong with the file, empty if no problem is known."""
 
     @property
     def note_detail(self) -> str:
-        """The same at length, a line each."""
+        """Full description for `note`, one problem per line."""
 
     @property
     def position(self) -> float: ...
@@ -65,11 +66,11 @@ class Player(Protocol):
     def duration(self) -> float: ...
     @property
     def now_ns(self) -> int:
-        """The position, on this machine's monotonic clock."""
+        """The position on this machine's monotonic clock."""
 
     @property
     def taken_ns(self) -> int:
-        """The same of the update taken last."""
+        """Time of the update returned last, on this machine's monotonic clock."""
 
     @property
     def is_playing(self) -> bool: ...
@@ -81,30 +82,27 @@ class Player(Protocol):
     def pause(self) -> None: ...
     def seek(self, seconds: float, *, with_past: bool = True) -> None: ...
     def seek_event(self, seconds: float, event: Event, *, before: bool = False) -> None:
-        """To the frame that tells an event which was at `seconds`, or to the one before that."""
+        """Seek to the frame that contains `event`, which happened at `seconds`, or to the frame before it."""
 
     def step(self, num_frames: int) -> None:
-        """Stand still, so many frames further, or back."""
+        """Pause and move by `num_frames` frames, backward if negative."""
 
     def set_speed(self, factor: float) -> None: ...
     def resync(self) -> None: ...
 
 
 def link_of(source: Source) -> LiveLink | None:
-    """Return the source if it takes commands, else None."""
     return source if isinstance(source, LiveLink) else None
 
 
 def contents_of(source: Source) -> KnowsContents | None:
-    """Return the source if it knows what blocks hold, else None."""
     return source if isinstance(source, KnowsContents) else None
 
 
 def resync_of(source: Source) -> Callable[[], None] | None:
-    """Return the function to call when an update does not fit the state, or None."""
+    """Return the function that requests a full snapshot, or None."""
     return source.resync if isinstance(source, Resyncing) else None
 
 
 def player_of(source: Source) -> Player | None:
-    """Return the source if time can be moved in it, else None."""
     return source if isinstance(source, Player) else None

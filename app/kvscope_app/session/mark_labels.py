@@ -1,4 +1,4 @@
-"""Bookmarks and alarms in words, on every view the same."""
+"""Text of bookmarks and alarms, the same in every view."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ __all__ = ["mark_text", "name_of"]
 
 
 def mark_text(mark: Bookmark) -> str:
-    """`14:03:27  KV usage high: up to 98.0 %`."""
+    """Return for example `14:03:27  KV usage high: up to 98.0 %`."""
     return f"{wall_text(mark.time_ns)}  {name_of(mark)}"

@@ -1,6 +1,6 @@
-"""The overview of a recording and its bookmarks, read by a thread of its own; computed where the file has none.
+"""Reads the overview and the bookmarks of a recording on its own thread, or computes the overview if the file has none.
 
-Owns the thread and a handle of its own on what was recorded: nobody else's reading waits for it.
+Owns the thread and its own handle on the recording, so that no other reader waits for it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from kvscope_telemetry.summaries.summary import Summary
 _GROW_S: Final = 1.0
 _LOOK_S: Final = 0.01
 _TAKE_S: Final = 0.06
-"""The GUI thread adds parts for so long at a time."""
+"""Longest time per call that the GUI thread spends on adding parts."""
 _MOST_PARTS: Final = 8
-"""So many wait for it at most: all of a recording of days would not fit."""
+"""Maximum number of parts queued for the GUI thread: the overview of a recording of several days would not fit in
+memory.
+"""
 
 
 class OverviewReading:
-    """Begins at once; `take_into` until `is_over`."""
+    """Reader thread for an overview. It starts in the constructor; call `take_into` until `is_over`."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
@@ -39,32 +41,32 @@ class OverviewReading:
         self._bookmark_file = bookmark_file(recording)
         self._is_ending = threading.Event()
         self.is_computing = False
-        """Whether it takes long: the file has no summaries of its own."""
+        """Whether the overview is being computed, which is slow, because the file has no summaries."""
         self._is_caught_up = False
         self._work: Background[None] = Background(self._read, "kvscope-overview")
 
     @property
     def share(self) -> float:
-        """What is done of what has to be computed, 0 to 1."""
+        """Completed share of the computation, 0 to 1."""
         return self._work.share
 
     @property
     def failure(self) -> str:
-        """Why not all of it was read, empty while all is well."""
+        """Why the overview is incomplete; empty without an error."""
         return self._work.failure
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more comes."""
+        """Whether the thread has ended and all its results were taken."""
         return self._work.is_over and not self._parts and not self._bookmarks
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether all that the file held when it was opened was taken; of a file that grows, more may follow."""
+        """Whether everything that the file held when it was opened was taken. A growing file may yield more."""
         return (self._is_caught_up or self._work.is_over) and not self._parts and not self._bookmarks
 
     def take_into(self, overview: SessionOverview) -> bool:
-        """Add what was read; whether there was anything."""
+        """Add the parts read so far to `overview`, for at most `_TAKE_S`. Returns whether there were any."""
         until_s, is_new = time.monotonic() + _TAKE_S, False
         while self._parts and time.monotonic() < until_s:
             self._parts.popleft().into(overview)
@@ -72,20 +74,25 @@ class OverviewReading:
         return is_new
 
     def take_bookmarks(self) -> list[Bookmark]:
-        """What was said of bookmarks since the last call: in the recording, and in the file beside it."""
+        """Return and remove the bookmark changes read since the last call, from the recording and from its sidecar
+        file.
+        """
         return [self._bookmarks.popleft() for _ in range(len(self._bookmarks))]
 
     def keep_bookmarks(self, said: list[Bookmark]) -> str:
-        """Beside the recording, which is not written anew; why that cannot be, else empty."""
+        """Save bookmarks to the sidecar file; the recording itself is not rewritten.
+
+        Returns the error text, empty on success.
+        """
         return keep_bookmarks(self._bookmark_file, said)
 
     def close(self) -> None:
-        """Give it up."""
+        """Cancel reading and wait up to 2 s for the thread."""
         self._is_ending.set()
         self._work.cancel()
         self._work.wait(2.0)
 
-    # The thread.
+    # On the reader thread
 
     def _read(self, watch: ProgressCallback) -> None:
         recording = self._recording.reopened()
@@ -108,7 +115,7 @@ class OverviewReading:
         while recording.may_grow and not self._is_ending.wait(_GROW_S):
             try:
                 recording.grow()
-            except BadInput:  # it is gone: there is no more of it
+            except BadInput:  # the file is gone
                 return
             part = OverviewPart()
             for item in recording.overview_items(newest_ns):
@@ -124,7 +131,7 @@ class OverviewReading:
 
     def _tell_bookmarks(self, recording: Recording) -> None:
         self._bookmarks.extend(recording.bookmarks())
-        with contextlib.suppress(BadInput):  # said when one is to be added
+        with contextlib.suppress(BadInput):  # reported when a bookmark is added
             self._bookmarks.extend(read_bookmarks(self._bookmark_file))
 
     def _hand_over(self, part: OverviewPart) -> None:

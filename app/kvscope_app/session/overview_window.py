@@ -1,6 +1,6 @@
-"""The overview of a whole session as what charts draw: bins of a second in place of the history's, however long ago.
+"""Chart data from the overview of a whole session: bins of one second, for any time range.
 
-Owns the way from one clock to the other: the overview's is the wall's, charts' is this machine's monotonic one.
+Converts between the overview's wall clock and the charts' monotonic clock.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 
 LONG_SILENCE_NS: Final = 60 * SECOND_NS
 MAX_SECONDS: Final = 400_000
-"""More than four days: of a longer stretch the newest are drawn."""
+"""More than four days. Of a longer range only the newest seconds are drawn."""
 
 
 def first_of_note_ns(overview: SessionOverview, begin_ns: int, now_ns: int) -> int:
-    """Where a live timeline is worth looking at, by the wall clock.
+    """Return the wall-clock time at which a live timeline should begin.
 
-    What an engine tells first is as old as its last step, and its start is older: one that was idle for long would have
-    a timeline of nothing but that. What comes before a long silence at the very beginning is left out.
+    The first data of an engine is as old as its last step, and its start is older still: the timeline of an engine that
+    was idle for long would show nothing else. Therefore the time before an initial silence of over a minute is left
+    out.
     """
     for at_ns in [*overview.time_ns[:2].tolist(), now_ns, now_ns][:2]:
         if at_ns - begin_ns > LONG_SILENCE_NS:
@@ -33,17 +34,20 @@ def first_of_note_ns(overview: SessionOverview, begin_ns: int, now_ns: int) -> i
 
 
 def overview_span_ns(overview: SessionOverview) -> tuple[int, int] | None:
-    """Where its first second begins and its last ends, by the wall clock; None while there is none."""
+    """Return the wall-clock start of the first second and end of the last, or None if the overview is empty."""
     return (int(overview.time_ns[0]), int(overview.time_ns[-1]) + SECOND_NS) if len(overview) else None
 
 
 def overview_window(
     overview: SessionOverview, wall_ns: int, first_ns: int, last_ns: int, names: Iterable[str]
 ) -> HistoryWindow | None:
-    """The seconds between two times of the monotonic clock, which `wall_ns` is added to for the wall's.
+    """Return the seconds between two times of the monotonic clock, or None if the overview has nothing there.
 
-    A second that the overview leaves out is not known. `names` are the history's, or the overview's own. None where the
-    overview has nothing there.
+    Seconds that the overview omits are NaN.
+
+    Args:
+        wall_ns: Offset from the monotonic to the wall clock.
+        names: Columns, by the names of the history or of the overview.
     """
     begin, end = overview.place_at(first_ns + wall_ns - SECOND_NS) + 1, overview.place_at(last_ns + wall_ns - 1) + 1
     if begin >= end:
@@ -63,7 +67,7 @@ def overview_window(
 
 
 def known_in(overview: SessionOverview) -> set[str]:
-    """Of what not every source has, what some second of the overview tells: as `History.known`."""
+    """Return the optional columns that have a value in some second of the overview, as in `History.known`."""
     found = {name for name in SAMPLE_GAUGES if np.isfinite(overview.column(name)).any()}
     found |= {name for name in KNOWN_SUMS if np.nan_to_num(overview.column(name)).any()}
     return found | ({"queue_p50_s"} if overview.column("queued_count").any() else set())

@@ -1,6 +1,6 @@
-"""How often a session looks for news: every display frame, and more seldom while nothing happens.
+"""Polling interval of a session: every display frame while there is activity, longer intervals otherwise.
 
-Owns the timer. Must not know what is looked at.
+Owns the timer. Does not know what is polled.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from PySide6.QtCore import QObject, Qt, QTimer
 
 FRAME_MS: Final = 16
 WAITING_MS: Final = 100
-"""How often is looked while nothing comes but signs of life, and requests are under way."""
+"""Interval while requests are running or waiting but only heartbeats arrive."""
 IDLE_MS: Final = 250
-"""The same while there are none: nobody sees that the first frame came so much later."""
+"""Interval without requests. The delay before the first frame is not noticeable."""
 _BUSY_FOR_NS: Final = 1_000_000_000
 _CALM_AFTER_NS: Final = 8_000_000_000
-"""By then the summary of the last busy second came as well."""
+"""Long enough that the summary of the last busy second has arrived."""
 
 
 class PollTimer(QTimer):
-    """Timer whose `timeout` says when to poll the source."""
+    """Timer whose `timeout` signals when to poll the source."""
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent, timerType=Qt.TimerType.PreciseTimer, interval=FRAME_MS)
@@ -29,12 +29,13 @@ class PollTimer(QTimer):
 
     @property
     def is_calm(self) -> bool:
-        """Whether nothing happened for long, and no request is under way."""
+        """Whether nothing has happened for `_CALM_AFTER_NS` and no request is unfinished."""
         return self.interval() == IDLE_MS and time.monotonic_ns() - self._busy_ns >= _CALM_AFTER_NS
 
     def keep(self, is_busy: bool, *, is_waiting: bool = False) -> None:
-        """Look at every display frame while something happens, and for a second after; then by whether requests are
-        under way."""
+        """Set the interval: one display frame during activity and for one second after, then by whether requests are
+        unfinished.
+        """
         now_ns = time.monotonic_ns()
         if is_busy:
             self._busy_ns = now_ns

@@ -1,6 +1,6 @@
-"""The past of a moment that was jumped to: charts and events of the minutes before it, from the overview.
+"""Fills the history before the position of a jump: charts and events of the preceding minutes, from the overview.
 
-A second of the overview is spread over the bins of the history, so that a jump costs the same whatever went before it.
+Each second of the overview is spread over the history's bins, so a jump costs the same whatever precedes it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _BINS: Final = SECOND_NS // BIN_NS
 _SAMPLES_BACK: Final = 60
-"""Seconds: a device is asked once a second, one that has not answered for a minute is unknown."""
+"""Seconds. Devices are sampled once per second; a device without a sample for a minute counts as unknown."""
 OVERVIEW_NAMES: Final[Mapping[str, str]] = {
     **{name: name for name in (*FRAME_GAUGES, *SAMPLE_GAUGES)},
     "blocks_active": "active_blocks",
@@ -30,15 +30,17 @@ OVERVIEW_NAMES: Final[Mapping[str, str]] = {
     "queue_p50_s": "queued_p50_s",
     "queue_p95_s": "queued_p95_s",
 }
-"""Columns of the history that stand for a whole second, and what they are called in the overview."""
+"""Maps gauges and latencies of the history to column names of the overview."""
 
 
 _SPREAD: Final = {f"{kind}_tokens": f"{kind}_tokens_per_s" for kind in ("prefill", "decode")}
 
 
 def fill_past(history: History, overview: SessionOverview, start_ns: int) -> None:
-    """Write what was before `history` began (`History.begin`), and after `start_ns` by the wall clock, where the
-    timeline begins. May be done again when the overview has grown."""
+    """Fill `history` with the time before its `began_ns`, but not before `start_ns` (wall clock), the timeline's start.
+
+    May be called again after the overview has grown.
+    """
     began_ns = history.began_ns
     if began_ns is None:
         return
@@ -52,7 +54,7 @@ def fill_past(history: History, overview: SessionOverview, start_ns: int) -> Non
     bins = (starts[:, None] + np.arange(_BINS)).ravel()
     before = (bins < began_ns // BIN_NS) & (bins > first_ns // BIN_NS)
     values = {name: history_column(overview, name)[first:last] / _BINS for name in SUMS}
-    # How the second in progress ends is not known yet at that moment: it is as the one before.
+    # The end of the current second is not known yet at that time: use the previous second.
     places = np.arange(first, last)
     if last - first > 1 and overview.time_ns[last - 1] + SECOND_NS > began_ns + wall_ns:
         places[-1] -= 1
@@ -67,8 +69,10 @@ def fill_past(history: History, overview: SessionOverview, start_ns: int) -> Non
 
 
 def history_column(overview: SessionOverview, name: str) -> FloatArray:
-    """Return the column of the overview that the history calls `name`. Where free blocks are not told, all that are not
-    in use stand for them; tokens are spread over the time of their steps, as in the history.
+    """Return the overview column for the history's column `name`.
+
+    If the free blocks are unknown, all blocks that are not active are returned instead. Tokens are spread over the
+    duration of their steps, as in the history.
     """
     column = overview.column(OVERVIEW_NAMES.get(name) or _SPREAD.get(name, name))
     if name != "blocks_free":
@@ -78,14 +82,14 @@ def history_column(overview: SessionOverview, name: str) -> FloatArray:
 
 
 def _lead_to(history: History, bin_number: int) -> None:
-    """Let the bin before that moment say what stands at it: curves end there, and show what the map shows."""
+    """Copy the present gauges to the bin before the jump, so that curves end with the values that the map shows."""
     present = history.ring.read(bin_number, bin_number, (*BLOCK_GAUGES, *FRAME_GAUGES))
     known = {name: float(column[0]) for name, column in present.items() if np.isfinite(column[0])}
     history.ring.put_one(bin_number - 1, known)
 
 
 def _sample_at(overview: SessionOverview, place: int) -> DeviceSample | None:
-    """What the device said of itself last, by the second at `place` and those before it of the same engine."""
+    """Return the newest known device values in the second at index `place` and before it, of the same engine start."""
     first = max(0, place + 1 - _SAMPLES_BACK)
     epoch = overview.epoch[first : place + 1] == overview.epoch[place]
 
@@ -110,7 +114,7 @@ def _fill_events(history: History, overview: SessionOverview, first_ns: int, las
     wall_ns = history.wall_ns(0)
     places = overview.events.find(first_ns, last_ns).tolist()[-history.events.max_events :]
     events = [overview.events[place] for place in places]
-    # The events of the step in progress come with its frame, which is not shown yet: the state knows nothing of them.
+    # Events of the current step arrive with its frame, which is not shown yet, so the state does not include them.
     newest_ns = history.began_engine_ns
     events = [each for each in events if each.epoch != history.epoch or each.event.time_ns <= newest_ns]
     history.events.put_before(

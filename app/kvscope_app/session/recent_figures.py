@@ -1,8 +1,8 @@
-"""Headline rates, shares and latencies: means over the last `RECENT_S` seconds before the moment that is shown. No Qt.
+"""Current rates, shares and latencies: means over the `RECENT_S` seconds before the shown time. Imports no Qt.
 
-They do not depend on what time a chart shows. In a recording, and wherever the cursor left the live end, they are the
-figures of `summaries.figures` over the last whole seconds: `kvscope export --from --until` says the same of that range.
-At the live end, which the overview reaches seconds later, they come from the bins of the history.
+They do not depend on the time range of a chart. In a recording, and whenever the cursor is not at the live end, they
+equal the `summaries.figures` over the last whole seconds, as does `kvscope export --from --until` for the same range.
+At the live end they come from the bins of the history, because the overview lags behind by seconds.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ _TOKENS: Final = ("prefill_tokens", "decode_tokens")
 
 
 class RecentSpan(NamedTuple):
-    """The last whole seconds before the cursor, by the wall clock; both ends are included."""
+    """The last whole seconds before the cursor, on the wall clock, both ends inclusive."""
 
     from_ns: int
     until_ns: int
 
 
 def recent_span(session: Session) -> RecentSpan:
-    """Return the last `RECENT_S` whole seconds before what is shown, as far as they were recorded."""
+    """Return the last `RECENT_S` whole seconds before the shown time, clipped to the recorded range."""
     end_ns, known = session.timeline.cursor_ns // SECOND_NS * SECOND_NS, session.timeline.range_ns
     begin_ns = end_ns - _RECENT_NS
     return RecentSpan(begin_ns if known is None else max(begin_ns, known[0]), end_ns - 1)
 
 
 def recent_sums(session: Session, names: Iterable[str]) -> tuple[Mapping[str, float], float]:
-    """Return the sums of columns of `history.SUMS` (NaN where unknown) and the seconds they are of, without pauses."""
+    """Return sums of columns of `history.SUMS` (NaN if unknown) and the seconds they cover, without pauses."""
     return _overview_sums(session, names) if session.timeline.player is not None else _history_sums(session, names)
 
 
 def recent_rate(session: Session, name: str) -> float:
-    """Return a sum per second; NaN where nothing ran or it is unknown."""
+    """Return a sum per second. NaN if unknown or if no time is covered."""
     sums, length_s = recent_sums(session, (name,))
     return sums[name] / length_s if length_s > 0 else np.nan
 
 
 def recent_latency(session: Session, prefix: str) -> tuple[float, float]:
-    """Return p50 and p95 in seconds of the latencies that ended; `prefix` as in `history.HISTOGRAMS`."""
+    """Return p50 and p95 in seconds of the latencies that ended. `prefix` is a key of `history.HISTOGRAMS`."""
     if session.timeline.player is not None:
         span = recent_span(session)
         p50, p95 = (BY_KEY[f"{HISTOGRAMS[prefix]}_p{p}_s"].of(session.overview, span) for p in (50, 95))

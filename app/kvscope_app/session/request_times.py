@@ -1,7 +1,7 @@
-"""When each request got its first and its newest token, and how it ended, as seen in the updates. Knows no Qt.
+"""Start, first-token, last-token and end state of each request, observed from updates. Imports no Qt.
 
-The mirror holds how many tokens a request has, not when they came. A ring indexed by request number keeps the
-newest `capacity` requests of the epoch; times are those of frames, by the engine's clock.
+The mirror has the number of tokens of a request but not their times. A ring indexed by request number holds the newest
+`capacity` requests of the epoch. Times are frame times on the engine's clock.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from kvscope_telemetry.summaries.request_phases import PhaseRows
 
 IntArray = npt.NDArray[np.int64]
 _UNSEEN: Final = -2
-"""It was before anybody looked: what is seen later is not the first."""
+"""Marks an event before observation began: whatever is observed later is not the first."""
 FloatArray = npt.NDArray[np.float64]
 
 
 class RequestTimes:
-    """First and newest token, and the end, of the newest `capacity` request numbers."""
+    """Token times and endings of the newest `capacity` request numbers."""
 
     def __init__(self, capacity: int = 32_768) -> None:
         self._capacity = capacity
@@ -33,12 +33,11 @@ class RequestTimes:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the ring."""
         columns = (self._number, self._num_tokens, self._started_ns, self._first_ns, self._last_ns, self._ending)
         return sum(column.nbytes for column in columns)
 
     def clear(self) -> None:
-        """Forget all: a new epoch counts its requests from 1 again."""
+        """Remove all requests, because a new epoch numbers its requests from 1."""
         self._number = np.zeros(self._capacity, np.int64)
         self._num_tokens = np.zeros(self._capacity, np.int64)
         self._started_ns = np.full(self._capacity, -1)
@@ -47,8 +46,10 @@ class RequestTimes:
         self._ending = np.zeros(self._capacity, np.uint8)
 
     def add(self, rows: RequestRows, time_ns: int | IntArray) -> None:
-        """Take in changed requests as they were at `time_ns`: of all rows, or of each, which may be about the same
-        request several times, oldest first."""
+        """Add changed requests, observed at `time_ns`: one time for all rows, or one per row.
+
+        `rows` may contain the same request several times, oldest first.
+        """
         numbers = np.frombuffer(rows.number, "<u4").astype(np.int64)
         tokens = np.frombuffer(rows.num_output_tokens, "<u4").astype(np.int64)
         times = np.broadcast_to(np.asarray(time_ns, np.int64), numbers.shape)
@@ -68,7 +69,7 @@ class RequestTimes:
         self._num_tokens[slots] = tokens
 
     def _tokens_before(self, slots: IntArray, tokens: IntArray) -> IntArray:
-        """How many each row's request had in its row before."""
+        """Return the number of tokens that each row's request had in its previous row."""
         before = self._num_tokens[slots]
         if slots.size > 1:
             order = np.argsort(slots, kind="stable")
@@ -78,8 +79,9 @@ class RequestTimes:
         return before
 
     def hear(self, events: Iterable[Event]) -> None:
-        """Take in when requests were admitted, exactly, and of those as well whose first step nobody saw; and how they
-        ended."""
+        """Record admission times, which are exact and also cover requests whose first step was not observed, and
+        endings.
+        """
         for event in events:
             slot = event.number % self._capacity
             if self._number[slot] != event.number:
@@ -90,7 +92,7 @@ class RequestTimes:
                 self._ending[slot] = ENDINGS[event.kind]
 
     def know(self, moments: PhaseRows) -> None:
-        """Take in rows of `Course.moments` of this epoch: what was before anybody looked here."""
+        """Add rows of `Course.moments` of this epoch, for times before observation began."""
         slots = moments["number"].astype(np.int64) % self._capacity
         is_known = self._number[slots] == moments["number"]
         for kind, column in ((RequestMoment.STARTED, self._started_ns), (RequestMoment.FIRST_TOKEN, self._first_ns)):
@@ -98,7 +100,7 @@ class RequestTimes:
             column[slots[known]] = moments["time_ns"][known]
 
     def skip(self, rows: RequestRows) -> None:
-        """Take in a snapshot's requests: the tokens they have came at times nobody saw."""
+        """Add the requests of a snapshot. The times of their existing tokens are unknown."""
         numbers = np.frombuffer(rows.number, "<u4").astype(np.int64)
         slots = numbers % self._capacity
         is_unseen = self._number[slots] != numbers
@@ -113,19 +115,22 @@ class RequestTimes:
         self._started_ns[unseen] = np.where(_states(rows)[is_unseen] == RequestState.WAITING, -1, _UNSEEN)
 
     def started_ns(self, numbers: IntArray) -> IntArray:
-        """Engine time when each request first ran, shape of `numbers`; negative before, and where it was not seen."""
+        """Engine time at which each request first ran, shape of `numbers`.
+
+        Negative if it has not run or this was not observed.
+        """
         return self._look_up(self._started_ns, numbers)
 
     def first_token_ns(self, numbers: IntArray) -> IntArray:
-        """Engine time of each request's first token, shape of `numbers`; -1 where it was not seen."""
+        """Engine time of each request's first token, shape of `numbers`. -1 if not observed."""
         return np.maximum(self._look_up(self._first_ns, numbers), -1)
 
     def last_token_ns(self, numbers: IntArray) -> IntArray:
-        """Engine time of each request's newest token, shape of `numbers`; -1 where none was seen."""
+        """Engine time of each request's newest token, shape of `numbers`. -1 if not observed."""
         return self._look_up(self._last_ns, numbers)
 
     def endings(self, numbers: IntArray) -> IntArray:
-        """How each request ended, an `Ending`, shape of `numbers`."""
+        """`Ending` of each request, shape of `numbers`."""
         slots = numbers % self._capacity
         ended: IntArray = np.where(self._number[slots] == numbers, self._ending[slots], Ending.UNKNOWN).astype(np.int64)
         return ended
@@ -136,10 +141,10 @@ class RequestTimes:
 
 
 def _put_first(column: IntArray, slots: IntArray, times: IntArray) -> None:
-    """The first time of each slot."""
+    """Write the first time of each slot, if slots repeat."""
     column[slots[::-1]] = times[::-1]
 
 
 def _states(rows: RequestRows) -> npt.NDArray[np.uint8]:
-    """As many as there are numbers; WAITING where the rows do not say."""
+    """Return the state of each row, or WAITING for all if the rows have no states."""
     return np.frombuffer(rows.state or bytes(len(rows.number) // 4), "u1")

@@ -1,8 +1,8 @@
-"""A source watched: its timeline, the state there, and what the person selected. The views' only door to the data.
+"""A watched source with its timeline, its current state and the user's selection. Views access all data through it.
 
-Takes the source's updates once a display frame on the GUI thread and fills the overview. What is shown and how it is
-moved in time is its timeline's, and so are signals about that; here are the selection, the engine at the other end, and
-what was recorded. Knows no widget.
+Applies the source's updates once per display frame on the GUI thread, and extends the overview. `SourceTimeline` owns
+the shown state, the movement in time and the signals about them. This module owns the selection, the connection to the
+engine and the recorded data. It knows no widgets.
 """
 
 from __future__ import annotations
@@ -43,35 +43,43 @@ if TYPE_CHECKING:
     from kvscope_app.session.texts.session_texts import SessionTexts
 
 STATUS_EVERY_NS: Final = 250_000_000
-"""How often is told how things stand; at rest with each new second, for what shows one."""
+"""Shortest interval between `status_changed` signals.
+
+An idle session emits it once per second, for views that show one.
+"""
 OVERVIEW_CALM_NS: Final = 4_000_000_000
-"""How often the overview goes on while nothing happens in it: what draws it draws all of it anew."""
+"""Interval of overview updates while nothing happens. Longer, because its views repaint completely on each update."""
 
 
 class Session(QObject):
-    """Owns the overview, the selection, the bookmarks and what is read of recordings. Signals are emitted on the GUI
-    thread."""
+    """Owns the overview, the selection, the bookmarks and the readers of recordings.
+
+    Signals are emitted on the GUI thread.
+    """
 
     status_changed = Signal()
     selection_changed = Signal()
     overview_changed = Signal()
     requests_changed = Signal()
-    """More of `requests` is known; emitted a few times per second at most."""
+    """Emitted when `requests` has more data, at most a few times per second."""
     noticed = Signal(str)
-    """Something a person should read, in a sentence."""
+    """Emitted with a sentence that the user should read."""
     kept_failed = Signal(str)
-    """What is no longer kept or recorded, and why: noticed as well, but nobody should miss it."""
+    """Emitted with the reason why history or a recording is no longer written.
+
+    The text is also emitted by `noticed`. This signal is for views that must not let the user miss it.
+    """
     replies = Signal(list)
-    """`Reply` objects that came; each reader picks its own by request id or tag."""
+    """Emitted with new `Reply` objects. Each receiver picks its own by request ID or tag."""
 
     def __init__(self, source: Source, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.source = source
         self.overview = SessionOverview()
-        """Seconds and events of the whole timeline; it grows. For the GUI thread."""
+        """Seconds and events of the whole timeline; it grows. Use only on the GUI thread."""
         self.timeline = SourceTimeline(source, self.overview, self)
         self.kept: KeptTimeline | None = None
-        """What of a live source there is to go back to."""
+        """Retained history of a live source, or None."""
         self.bookmarks = Bookmarks(self)
         self.bookmarks.failed.connect(self.noticed)
         self._link = link_of(source)
@@ -88,13 +96,13 @@ class Session(QObject):
         self._end_reason = ""
         self.selected_request: int | None = None
         self.selected_block: int | None = None
-        """A row of the ledger shown."""
+        """Selected row of the shown ledger."""
         self.selected_blocks: npt.NDArray[np.uint32] | None = None
-        """Rows of the ledger that stand out instead of a request's."""
+        """Rows of the ledger that are highlighted instead of the blocks of a request."""
         self.selected_batch: tuple[int, ...] = ()
-        """Requests that stand out together instead of one: those of a step."""
+        """Requests of a step that are highlighted together instead of one."""
         self._selects_whom = False
-        """Whether the request of the event that is shown is to be selected, once its engine start is what is shown."""
+        """Whether the request of the shown event is still to be selected, once the event's engine start is shown."""
         self._told_failure = ""
         self.pace = PollTimer(self)
         self.pace.timeout.connect(self.poll)
@@ -108,17 +116,16 @@ class Session(QObject):
             self._read_overview(self._played)
 
     def start(self) -> None:
-        """Begin to take updates."""
         self.pace.start()
 
     def keep(self, kept: KeptTimeline) -> None:
-        """From now on `kept` is what there is to go back to. It is ours to end."""
+        """Set the retained history. The session closes it."""
         self.kept = kept
         self.timeline.kept = kept
         self.bookmarks.keep = kept.mark
 
     def close(self) -> None:
-        """Stop, close the source and delete what was kept; idempotent."""
+        """Stop, close the source and delete the retained history. Idempotent."""
         self.pace.stop()
         self.timeline.close()
         if self._reading is not None:
@@ -135,7 +142,7 @@ class Session(QObject):
             kept.close()
 
     def poll(self) -> None:
-        """Take what came, apply it, and tell. Called by the timer each display frame."""
+        """Apply what was received and emit the signals. Called by the timer."""
         is_busy = self.timeline.take_updates()
         if self._link is not None and (replies := self._link.take_replies()):
             is_busy = True
@@ -148,8 +155,10 @@ class Session(QObject):
         self._tell_status()
 
     def tell_end(self, reason: str) -> None:
-        """The engine's process is known to have ended, which a source that was never answered cannot tell; empty: it
-        was started anew."""
+        """Set why the engine's process ended, which a source that was never answered cannot detect.
+
+        Empty after a restart.
+        """
         self._end_reason = reason
         self._tell_status()
 
@@ -157,30 +166,30 @@ class Session(QObject):
 
     @property
     def mirror(self) -> Mirror:
-        """The state to show: as it is, as it was when paused, or as it was at the cursor."""
+        """State to show: current, frozen when paused, or at the cursor."""
         return self.timeline.mirror
 
     @property
     def live_mirror(self) -> Mirror:
-        """The state at the source, wherever the cursor is."""
+        """State at the source, independent of the cursor."""
         return self.timeline.end.mirror
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the engine that is shown can tell and be asked for; our own engine's until it has said."""
+        """Capabilities of the shown engine; those of kvscope's own engine until the source has sent them."""
         return self.mirror.capabilities
 
     @property
     def history(self) -> History:
-        """What was lately at what is shown."""
+        """Recent history up to the shown time."""
         return self.timeline.history
 
     @property
     def memory(self) -> MemoryBreakdown | None:
-        """The newest memory breakdown at what is shown.
+        """Newest memory breakdown at the shown time, or None.
 
-        Before the first one of an engine start, as right after attaching, a live session returns what does not change
-        within it: the weights and the pool of the newest breakdown.
+        Before the first one of an engine start, for example right after attaching, a live session returns the parts
+        that are constant within an engine start (weights and pool), from the newest breakdown.
         """
         shown, newest = self.history.memory, self.timeline.end.history.memory
         if shown is not None or newest is None or newest.epoch != self.mirror.epoch:
@@ -198,34 +207,33 @@ class Session(QObject):
     # What the person selected
 
     def select_request(self, number: int | None) -> None:
-        """Select a request in every view, or nothing."""
+        """Select a request in all views, or none. Clears the highlighted blocks and batch."""
         if number == self.selected_request and self.selected_blocks is None and not self.selected_batch:
             return
         self.selected_request, self.selected_blocks, self.selected_batch = number, None, ()
         self.selection_changed.emit()
 
     def select_batch(self, numbers: tuple[int, ...]) -> None:
-        """Let the requests of a step stand out in every view, instead of one."""
+        """Highlight the requests of a step in all views, instead of a selected request."""
         if numbers != self.selected_batch:
             self.selected_request, self.selected_blocks, self.selected_batch = None, None, numbers
             self.selection_changed.emit()
 
     def select_block(self, block: int | None) -> None:
-        """Select a row of the ledger in every view, or nothing."""
+        """Select a row of the ledger in all views, or none."""
         if block == self.selected_block:
             return
         self.selected_block = block
         self.selection_changed.emit()
 
     def select_blocks(self, rows: npt.NDArray[np.uint32]) -> None:
-        """Let these rows of the ledger stand out in every view, instead of a request's."""
+        """Highlight these rows of the ledger in all views, instead of the blocks of a request."""
         if self.selected_blocks is not None and np.array_equal(rows, self.selected_blocks):
             return
         self.selected_request, self.selected_blocks, self.selected_batch = None, rows, ()
         self.selection_changed.emit()
 
     def clear_selection(self) -> None:
-        """Nothing is selected any more."""
         self.select_block(None)
         self.select_request(None)
 
@@ -233,41 +241,43 @@ class Session(QObject):
 
     @property
     def takes_commands(self) -> bool:
-        """Whether the other end can be asked and told things: requests, snapshots, texts, holding its steps."""
+        """Whether the engine accepts commands for control and inspection, such as snapshots, block texts or pausing its
+        steps.
+        """
         return self._link is not None and self.live_mirror.capabilities.commands
 
     @property
     def takes_prompts(self) -> bool:
-        """Whether the other end can be sent prompts, in whatever way."""
+        """Whether the engine accepts prompts, over any protocol."""
         return self._link is not None and self.live_mirror.capabilities.completions
 
     @property
     def tells_texts(self) -> bool:
-        """Whether the other end can be asked what blocks hold."""
+        """Whether the contents of blocks can be requested from the engine or the recording."""
         has_anybody = self._link is not None or self._contents is not None
         return has_anybody and self.live_mirror.capabilities.token_ids
 
     @property
     def tells_allocator(self) -> bool:
-        """Whether the other end can be asked for the segments of torch's allocator."""
+        """Whether the segments of torch's allocator can be requested from the engine."""
         return self.takes_commands and self.live_mirror.capabilities.allocator_map
 
     @property
     def is_viewer(self) -> bool:
-        """Whether the engine lets us see and do nothing else."""
+        """Whether this client has the role of a viewer, which may not send commands that change anything."""
         return self.status.role == Role.VIEWER
 
     @property
     def may_operate(self) -> bool:
-        """Whether the other end does what it is told."""
+        """Whether the engine obeys commands of this client."""
         return self.takes_commands and not self.is_viewer
 
     def ask_status(self) -> None:
-        """How the engine is, now: `status` has it soon."""
+        """Request the engine's status. `status` is updated when the reply arrives."""
         self.send(GetStatus(tag=FIRST_TAG))
 
     def send(self, command: Command) -> bool:
-        """Send to the engine; False when there is none that could take it. Never blocks.
+        """Send a command to the engine without blocking. Returns False if no engine can accept it.
 
         Raises BadInput for a command that is too large.
         """
@@ -284,7 +294,7 @@ class Session(QObject):
         return True
 
     def _takes(self, command: Command) -> bool:
-        """Whether the other end knows what to do with it."""
+        """Whether the engine supports the command."""
         if isinstance(command, Submit | Abort):
             return self.takes_prompts
         if isinstance(command, GetStatus):
@@ -297,22 +307,21 @@ class Session(QObject):
 
     @property
     def recorder(self) -> Recorder | None:
-        """The recording that runs."""
         return None if self.kept is None else self.kept.recorder
 
     @property
     def recorded_texts(self) -> RecordedTexts | None:
-        """What blocks held, as the recording or the kept past tells it; None where there is nothing that could."""
+        """Block contents from the recording or the retained history, or None if neither can contain any."""
         has_any = self._played is not None or (self.kept is not None and self.kept.has_texts)
         if self._recorded_texts is None and has_any:
-            from kvscope_app.session.kept.recorded_texts import recorded_texts  # most windows need none of it
+            from kvscope_app.session.kept.recorded_texts import recorded_texts  # imported late: rarely needed
 
             self._recorded_texts = recorded_texts(self._played, self.kept)
         return self._recorded_texts
 
     @property
     def texts(self) -> SessionTexts:
-        """What blocks hold as text at the time that is shown, as the engine or a recording tells it."""
+        """Block contents as text at the shown time, from the engine or a recording."""
         if self._texts is None:
             from kvscope_app.session.texts.session_texts import SessionTexts
 
@@ -320,15 +329,14 @@ class Session(QObject):
         return self._texts
 
     def own_handle(self) -> OwnHandle | None:
-        """On what was recorded, for a thread of one's own; None where nothing is."""
+        """Return a separate handle on the recorded data for use on another thread, or None if nothing is recorded."""
         if self._played is not None:
             return OwnHandle(self._played.recording.reopened, lambda: None)
         return None if self.kept is None else OwnHandle(self.kept.open_recording, self.kept.ring.flush)
 
     @property
     def requests(self) -> LiveRequests | RecordedRequests:
-        """All requests of the session, whatever moment is shown. Those of a recording are read once they are asked
-        for."""
+        """All requests of the session, independent of the shown time. Those of a recording are read on first access."""
         if self._requests is None:
             handle = self.own_handle()
             assert handle is not None, "a recording was opened"
@@ -337,13 +345,13 @@ class Session(QObject):
 
     @property
     def overview_share(self) -> float | None:
-        """How much of the overview of a recording without one is computed, 0 to 1; None when there is nothing to do."""
+        """Completed share of the overview that is being computed, 0 to 1; None if none is being computed."""
         reading = self._reading
         return reading.share if reading is not None and reading.is_computing else None
 
     @property
     def is_overview_whole(self) -> bool:
-        """Whether the overview covers all that the recording held when it was opened."""
+        """Whether the overview covers everything that the recording held when it was opened."""
         return self._reading is None or self._reading.is_caught_up
 
     # private
@@ -363,7 +371,7 @@ class Session(QObject):
         self.pace.keep(is_busy=True)
 
     def _on_event_chosen(self, timed: TimedEvent) -> None:
-        """The request that it happened to is selected, once the engine start it is of is what is shown."""
+        """Select the request of the event, now or once the event's engine start is shown."""
         self._selects_whom = bool(timed.event.number)
         if self._selects_whom and timed.epoch == self.mirror.epoch:
             self._selects_whom = False
@@ -404,7 +412,7 @@ class Session(QObject):
         return not is_at_rest or self._second(now_ns) != self._second(told_ns)
 
     def _second(self, time_ns: int) -> int:
-        """By the wall clock."""
+        """Return the second on the wall clock."""
         return self.timeline.end.history.wall_ns(time_ns) // 1_000_000_000
 
     def extend_overview(self) -> None:
@@ -429,7 +437,9 @@ class Session(QObject):
             self.overview_changed.emit()
 
     def _tell_failures(self, kept: KeptTimeline) -> None:
-        """In one notice: the same full disk may have ended both."""
+        """Report failures of the history and of the recording in one notice, because one full disk may have caused
+        both.
+        """
         notices, recorder = [], kept.recorder
         if recorder is not None and recorder.failure:
             kept.stop_recording()
@@ -445,7 +455,7 @@ class Session(QObject):
             self.kept_failed.emit(". ".join(notices))
 
     def _read_overview(self, player: Player) -> None:
-        from kvscope_app.session.overview_reading import OverviewReading  # a live session has its own
+        from kvscope_app.session.overview_reading import OverviewReading  # not needed by live sessions
 
         self._reading = OverviewReading(player.recording)
         self.bookmarks.keep = self._reading.keep_bookmarks

@@ -1,6 +1,6 @@
-"""All requests of a session: collected live from updates, or read from a recording on a thread of its own.
+"""All requests of a session: collected from live updates, or read from a recording on a separate thread.
 
-Owns the `RequestLog`, the thread and its handle on the recording. Knows no widget.
+Owns the `RequestLog`, the thread and its handle on the recording. Knows no widgets.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _GROW_S: Final = 1.0
 
 
 class LiveRequests:
-    """Requests of a live source, since it was attached."""
+    """Requests of a live source since the connection was made."""
 
     share = 1.0
-    """Share of what there is to read that was read."""
+    """Share of the data that has been read. Always 1 for a live source."""
     failure = ""
-    """Why not all of it can be read."""
+    """Why reading failed. Always empty for a live source."""
 
     def __init__(self) -> None:
         self.log = RequestLog()
 
     def add_update(self, update: Update, offset_ns: int) -> None:
-        """Add an update of the source; `offset_ns` turns the engine's clock into the wall clock of the timeline."""
+        """Add an update of the source. `offset_ns` converts the engine's clock to the timeline's wall clock."""
         if update.snapshot is not None:
             self.log.restate(update.snapshot, offset_ns)
         if not (update.new_requests or update.requests or update.events):
@@ -48,11 +48,11 @@ class LiveRequests:
         self.log.add(update.new_requests, rows, update.events, newest_ns, offset_ns)
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is no thread to end."""
 
 
 class RecordedRequests:
-    """Requests of a recording. Reading begins at once; `log` fills while `share` goes from 0 to 1."""
+    """Requests of a recording. Its thread starts in the constructor; `log` fills while `share` goes from 0 to 1."""
 
     def __init__(self, open_it: Callable[[ProgressCallback], Recording]) -> None:
         self.log = RequestLog()
@@ -63,16 +63,16 @@ class RecordedRequests:
 
     @property
     def share(self) -> float:
-        """Share of the recording that was read."""
+        """Share of the recording that has been read, 0 to 1."""
         return 1.0 if self._work.is_over else self._share
 
     @property
     def failure(self) -> str:
-        """Why not all of it was read, empty while all is well."""
+        """Why the log is incomplete; empty without an error."""
         return self._work.failure
 
     def close(self) -> None:
-        """End the thread."""
+        """Cancel reading and wait up to 2 s for the thread."""
         self._is_ending.set()
         self._work.cancel()
         self._work.wait(2.0)
@@ -90,7 +90,7 @@ class RecordedRequests:
                 read_until_ns = self._read_after(recorded, read_until_ns, watch)
 
     def _read_after(self, recorded: Recording, after_ns: int, watch: ProgressCallback) -> int:
-        """Read what was recorded after a time, by the wall clock; returns when its last message was."""
+        """Read the messages after `after_ns` (wall clock). Returns the time of the last message."""
         length_ns = max(recorded.end_ns - recorded.start_ns, 1)
         reader, newest_ns = RequestLogReader(self.log), after_ns
         for at_s, message in recorded.messages((after_ns + 1 - recorded.start_ns) / 1e9, keyframes=True):

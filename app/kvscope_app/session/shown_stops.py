@@ -1,6 +1,7 @@
-"""When the engine stood still, as views draw it: bands with words. No Qt.
+"""Labelled bands for the times when the engine was paused or suspended. Imports no Qt.
 
-The overview tells of a pause with each second of it; what goes on is drawn up to the moment that is shown.
+The overview contains a stop only up to its newest second. A stop that is still in progress is drawn up to the shown
+time.
 """
 
 from __future__ import annotations
@@ -16,29 +17,29 @@ from kvscope_telemetry.running_time import RunningTime, stop_words
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 _OVERVIEW_LATE_NS: Final = 6_000_000_000
-"""So far behind is an overview at most while somebody looks."""
+"""Maximum delay of the overview while a view is open."""
 _TURNS: Final = ("engine_paused", "engine_resumed", "single_step")
 
 
 class StopBand(NamedTuple):
-    """From when to when, in seconds of the chart's axis."""
+    """Band of a stop. The times are in seconds on the chart's axis."""
 
     first_s: float
     last_s: float
     reason: str
     run: str = ""
-    """A or B, where a chart has the curves of two runs."""
+    """Run "A" or "B", if the chart has the curves of two runs."""
 
     @property
     def texts(self) -> tuple[str, str, str]:
-        """What it says, the longest first."""
+        """Labels, longest first."""
         short = PAUSED if self.reason.startswith(PAUSED) else SUSPENDED
         run = f"{self.run} " if self.run else ""
         return run + self.reason, run + (self.reason.rpartition(",")[0] or short), run + short
 
 
 def stops_until(overview: SessionOverview, until_ns: int) -> RunningTime:
-    """The stops of an overview up to a moment that it may not reach yet, by the wall clock; one may still go on."""
+    """Return the stops of `overview`, extending one that may still be in progress to `until_ns` (wall clock)."""
     stops, phases = overview.stops, overview.events.find(kinds=_TURNS)
     newest = max(stops, key=lambda stop: stop.end_ns, default=None)
     if newest is None or not len(overview) or newest.end_ns < int(overview.time_ns[-1]):
@@ -52,7 +53,9 @@ def stops_until(overview: SessionOverview, until_ns: int) -> RunningTime:
 def stop_bands(
     session: Session, first_s: float, last_s: float, zero_ns: int | None = None, run: str = ""
 ) -> list[StopBand]:
-    """The bands of a stretch of time. Second 0 is `zero_ns` by the wall clock, or else the monotonic clock's."""
+    """Return the bands between two times in seconds, which count from `zero_ns` (wall clock; default: zero of the
+    monotonic clock).
+    """
     zero_ns = session.history.wall_ns(0) if zero_ns is None else zero_ns
     stops = stops_until(session.overview, session.timeline.cursor_ns)
     found = stops.within(round(first_s * 1e9) + zero_ns, round(last_s * 1e9) + zero_ns)
@@ -63,13 +66,13 @@ def stop_bands(
 
 
 def words_at(overview: SessionOverview, time_ns: int) -> str:
-    """Why the engine stood still at a moment, by the wall clock; empty where it did not."""
+    """Return why the engine did not run at `time_ns` (wall clock), or an empty text if it ran."""
     found = overview.stops.within(time_ns, time_ns + 1)
     return _words(found[0], overview.stops) if found else ""
 
 
 def _words(part: Stop, stops: RunningTime) -> str:
-    """Who paused it, and for how long in all: what is seen may be a part of it."""
+    """Return the reason and the total duration of the stop that `part` belongs to; only a part of it may be visible."""
     whole = next(
         (stop for stop in stops if stop.begin_ns <= part.begin_ns < stop.end_ns and stop.kind == part.kind), part
     )

@@ -1,11 +1,13 @@
-"""The timeline of one source and the cursor on it: what is shown, and how a person moves that in time.
+"""Timeline of one source with a cursor: the shown state, and moving it in time.
 
-LIVE: the cursor is glued to the end, the views show the mirror that follows. PAUSED: the cursor stands, at once, at
-what is shown, and everything that comes is still taken, applied and kept. Who moves the cursor leaves for a mirror of
-its own, made from what was kept on the disk (`KeptTimeline`); where nothing is kept, pausing is a frozen copy and going
-on shows the present. PLAYBACK is the same on a recording, which has no end that goes on.
+- Live: the cursor follows the end, and views show the mirror that follows the source.
+- Paused: the cursor stays at the shown time. Updates are still received, applied and recorded. Moving the cursor shows
+  a second mirror, which is built from the history on disk (`KeptTimeline`). Without such history, pausing shows a
+  frozen copy, and resuming returns to the present.
+- Playback: the same for a recording, whose end is fixed.
 
-Owns both viewpoints, the cursor and the loop. Is given the overview and what is kept. Must not know what is selected.
+Owns both viewpoints, the cursor and the loop. The overview and the history on disk are passed in. Must not know the
+selection.
 """
 
 from __future__ import annotations
@@ -37,45 +39,49 @@ if TYPE_CHECKING:
     from kvscope_telemetry.recordings.reader import Recording
 
 _AT_END_NS: Final = 50_000_000
-"""Who goes so close to the present is live."""
+"""Moving the cursor closer to the present than this makes it live."""
 _CAUGHT_UP_NS: Final = 2_500_000_000
-"""What is on the disk is that much behind at most: who plays fast and is there has caught up."""
+"""Maximum delay of the history on disk. Fast playback that reaches its end within this delay goes live."""
 
 
 class SourceTimeline(QObject):
-    """A `Timeline`, and what of the past it shows. Signals are emitted on the GUI thread. Times are nanoseconds since
-    1970, where not said otherwise."""
+    """Implementation of `Timeline` for a source, and the history that it shows.
+
+    Members without docstring: see `Timeline`.
+
+    Signals are emitted on the GUI thread. Times are nanoseconds since 1970 unless noted otherwise.
+    """
 
     updated = Signal(object)
-    """An `Update` of the source was applied (also while paused)."""
+    """Emitted with each `Update` of the source after it was applied, also while paused."""
     shown = Signal(object)
-    """An `Update` was applied to what is shown."""
+    """Emitted with each `Update` that was applied to the shown state."""
     epoch_changed = Signal()
-    """What is shown is of another start of the engine than before: numbers of requests start again."""
+    """Emitted when the shown state belongs to another engine start than before. Request numbers start again."""
     paused_changed = Signal()
     cursor_changed = Signal()
     moved = Signal()
-    """Somebody went somewhere, played, paused or changed the speed; what is shown follows."""
+    """Emitted when the user moved the cursor, played, paused or changed the speed. The shown state follows later."""
     event_shown = Signal()
-    """An event is shown, the other side of it, or none any more."""
+    """Emitted when the shown event, or the shown side of it, changed, and when no event is shown any more."""
     event_chosen = Signal(object)
-    """Somebody went to a `TimedEvent`, even where there is nothing to go to."""
+    """Emitted with a `TimedEvent` that the user chose, also if there is no history to seek in."""
     failed = Signal(str)
-    """Why what was kept cannot be read, in a sentence."""
+    """Emitted with a sentence on why the history on disk cannot be read."""
 
     def __init__(self, source: Source, overview: SessionOverview, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._overview = overview
         self.kept: KeptTimeline | None = None
-        """Recent history to go back to; None for a recording, and where nothing is kept."""
+        """Recorded history of a live source; None for a recording, and if nothing is recorded."""
         player = player_of(source)
         self.end = Viewpoint(source, overview, player, resync_of(source))
-        """The state at the source, wherever the cursor is."""
+        """State at the source, independent of the cursor."""
         self.cursor = Cursor(overview)
         self.loop = Loop(self, self)
         self.visible_range = VisibleRange(self)
         self.shown_event: TimedEvent | None = None
-        """The event that a person went to; None once they go anywhere else."""
+        """Event that the user moved to; None after any other movement."""
         self.is_before_event = False
         self.is_file = player is not None
         self._speed = 1.0
@@ -83,7 +89,6 @@ class SourceTimeline(QObject):
         self._wall_offset_ns = self.end.history.wall_ns(0)
 
     def close(self) -> None:
-        """Let go of what is read of the past."""
         self.cursor.close(wait=True)
         self.kept = None
 
@@ -91,34 +96,32 @@ class SourceTimeline(QObject):
 
     @property
     def mirror(self) -> Mirror:
-        """The state to show: as it is, as it was when paused, or as it was at the cursor."""
+        """State to show: current, frozen when paused, or at the cursor."""
         if self.cursor.reached is not None:
             return self.cursor.reached.mirror
         return self.end.mirror if self.cursor.frozen is None else self.cursor.frozen
 
     @property
     def history(self) -> History:
-        """What was lately at what is shown."""
+        """Recent history up to the shown time."""
         return (self.cursor.reached or self.end).history
 
     @property
     def player(self) -> Player | None:
-        """Who moves what is shown in time: None at the end, and where a pause has not been left yet."""
+        """Player that moves the shown state in time; None at the live end, and while a pause shows a frozen copy."""
         return self.end.player if self.is_file else self.cursor.player
 
     @property
     def paused(self) -> bool:
-        """Whether a live session's cursor is not at the end."""
         return self.cursor.is_away
 
     @property
     def is_live(self) -> bool:
-        """Whether the cursor is at an end that goes on."""
         return not self.is_file and not self.cursor.is_away
 
     @property
     def shown_until_ns(self) -> int:
-        """Our monotonic time of what is shown."""
+        """Shown time on this machine's monotonic clock."""
         if self.player is not None:
             return self.player.now_ns
         if self.cursor.wanted_ns is not None:
@@ -127,7 +130,7 @@ class SourceTimeline(QObject):
 
     @property
     def cursor_ns(self) -> int:
-        """The same by the wall clock: the clock of the overview."""
+        """Shown time on the wall clock, which the overview uses."""
         player = self.player
         if player is not None:
             return player.recording.start_ns + round(player.position * 1e9)
@@ -135,12 +138,11 @@ class SourceTimeline(QObject):
 
     @property
     def behind_seconds(self) -> float:
-        """How far what is shown lies behind the present; 0 where there is none."""
+        """Seconds between the shown time and the present; 0 for a recording or at the live end."""
         return max(0.0, (time.monotonic_ns() - self.shown_until_ns) / 1e9) if self.cursor.is_away else 0.0
 
     @property
     def range_ns(self) -> tuple[int, int] | None:
-        """First and last moment there is to go to; None while there is none."""
         player = self.end.player
         if player is not None:
             recording = player.recording
@@ -153,39 +155,35 @@ class SourceTimeline(QObject):
 
     @property
     def origin_ns(self) -> int | None:
-        """Where positions of the timeline count from; it does not move."""
         if self.end.player is not None:
             return self.end.player.recording.start_ns
         return None if self.kept is None else self.kept.ring.origin_ns
 
     @property
     def is_at_end(self) -> bool:
-        """Whether there is nothing more to play."""
         return self.player is not None and self.player.is_at_end
 
     # Moving in time
 
     @property
     def is_playing(self) -> bool:
-        """Whether what is shown goes on: at the end it does."""
+        """Whether the shown state advances. Always True at the live end."""
         if self.player is not None:
             return self.player.is_playing
         return self.cursor.wants_play if self.cursor.is_away else True
 
     @property
     def speed(self) -> float:
-        """Recorded seconds a second, away from the live end."""
         return self._speed
 
     def set_speed(self, factor: float) -> None:
-        """Play so many times as fast. Raises BadInput for what is not accepted."""
         if self.player is not None:
             self.player.set_speed(factor)
         self._speed = factor
         self.moved.emit()
 
     def pause(self) -> None:
-        """Stand still here and now; what comes is still taken in."""
+        """Stop at the shown time. Updates are still received."""
         if self.player is not None:
             self.player.pause()
         elif self.cursor.is_away:
@@ -196,7 +194,10 @@ class SourceTimeline(QObject):
         self.moved.emit()
 
     def play(self) -> None:
-        """Go on from here. Never jumps: where nothing is kept in between, the present is what comes next."""
+        """Continue from the shown time.
+
+        Continues without a jump, except that the present comes next if nothing was recorded in between.
+        """
         self._leave_event()
         player = self.player
         if player is not None:
@@ -212,7 +213,7 @@ class SourceTimeline(QObject):
         self.moved.emit()
 
     def go_live(self) -> None:
-        """Move the cursor to the end. A live session follows the end from then on, and its zoom ends."""
+        """Move the cursor to the end. A live session follows the end from then on, and its zoom is reset."""
         if not self.is_file:
             self.visible_range.show(None)
         self._leave_event()
@@ -226,7 +227,7 @@ class SourceTimeline(QObject):
         self.moved.emit()
 
     def go_to(self, time_ns: int) -> None:
-        """Move the cursor to `time_ns`; beyond the end a live session is live."""
+        """Move the cursor to `time_ns`. At or beyond the end, a live session goes live."""
         self._leave_event()
         around = self.range_ns
         if around is None:
@@ -242,12 +243,10 @@ class SourceTimeline(QObject):
         self.moved.emit()
 
     def jump_by(self, seconds: float) -> None:
-        """Forward, or back with a negative number."""
         if seconds < 0 or not self.is_live:
             self.go_to(self.cursor_ns + round(seconds * 1e9))
 
     def step_frames(self, num_frames: int) -> None:
-        """Stand still so many frames of the engine further, or back."""
         if self.range_ns is None:
             return
         self._leave_event()
@@ -262,14 +261,15 @@ class SourceTimeline(QObject):
         self.moved.emit()
 
     def go_to_event(self, kinds: Collection[str] | None, *, forward: bool) -> TimedEvent | None:
-        """Show the next event of `kinds` (None: of any), or the one before; which that is."""
         timed = self._overview.events.neighbor(self.shown_event, self.cursor_ns, kinds, forward=forward)
         if timed is not None:
             self.show_event(timed)
         return timed
 
     def show_event(self, timed: TimedEvent, *, before: bool = False) -> None:
-        """Stand still at the state after an event: the frame that tells it is applied. `before`: at the one before."""
+        """Pause at the state after an event, whose frame is applied; with `before`, at the state of the frame before
+        it.
+        """
         around = self.range_ns
         if around is not None:
             self.pause()
@@ -280,15 +280,17 @@ class SourceTimeline(QObject):
         self.event_chosen.emit(timed)
 
     def switch_event_side(self) -> TimedEvent | None:
-        """Show the state before the event that is shown, and from there the one after it; None where none is."""
         if self.shown_event is not None:
             self.show_event(self.shown_event, before=not self.is_before_event)
         return self.shown_event
 
-    # For who looks each display frame, and fills the overview
+    # Polling
 
     def take_updates(self) -> bool:
-        """Take what came, at the end and at the cursor, and apply it; whether anything happens there."""
+        """Receive and apply updates at the end and at the cursor.
+
+        Returns whether there is activity. Called once per poll.
+        """
         is_busy = self._take(self.end)
         if self.cursor.is_away:
             is_busy = self._look_after_cursor() or is_busy
@@ -310,7 +312,7 @@ class SourceTimeline(QObject):
             self.event_shown.emit()
 
     def _take(self, point: Viewpoint) -> bool:
-        """Apply what `point` has; whether anything happens there."""
+        """Apply the pending updates of `point`. Returns whether there is activity."""
         player = point.player
         is_busy = player is not None and player.is_playing
         update = point.source.take_update()
@@ -319,7 +321,7 @@ class SourceTimeline(QObject):
             has_jumped = player is not None and player.has_jumped
             if point.apply(update):
                 self._tell(point, update, has_jumped=has_jumped)
-            update = None if player is None else point.source.take_update()  # a recording gives short spans
+            update = None if player is None else point.source.take_update()  # a recording yields short updates
         return is_busy
 
     def _tell(self, point: Viewpoint, update: Update, *, has_jumped: bool) -> None:
@@ -338,7 +340,7 @@ class SourceTimeline(QObject):
             self.epoch_changed.emit()
 
     def _leave(self, time_ns: int) -> None:
-        """Show `time_ns` on the cursor's mirror; it is made when there is none yet."""
+        """Show `time_ns` on the cursor's own mirror, which is created if necessary."""
         assert self.kept is not None, "nothing is kept to go to"
         self.cursor.go_to(time_ns, self.kept)
 
@@ -358,10 +360,10 @@ class SourceTimeline(QObject):
 
 
 class Viewpoint:
-    """One place of a timeline: a source, the state rebuilt from it, and what happened there lately.
+    """A source, the state rebuilt from it, and its recent history.
 
-    A timeline has one at the end, and one at the cursor once somebody left the end. Owns `mirror` and `history`. With a
-    `player` a jump begins both anew, and the past comes from `overview`.
+    A timeline has one at its end, and one at the cursor after the cursor left the end. Owns `mirror` and `history`.
+    With a `player`, a seek resets both, and the history before it is filled from `overview`.
     """
 
     def __init__(
@@ -376,17 +378,16 @@ class Viewpoint:
         self.mirror = Mirror()
         self.history = History()
         self.has_state = False
-        """Whether anything was applied."""
         self.failure = ""
-        """Why the newest update that did not fit did not, until a snapshot made it good."""
+        """Why the last rejected update did not fit the state; empty after the next snapshot."""
         self._overview = overview
         self._resync = resync
 
     def apply(self, update: Update) -> bool:
-        """Take in `update`, the source's newest; False when it did not fit: a snapshot makes it good."""
+        """Apply the newest update of the source. Returns False if it did not fit; a snapshot is requested then."""
         has_jumped = self.player is not None and self.player.has_jumped
         if has_jumped:
-            self.mirror = Mirror()  # what ended after this time has not ended yet
+            self.mirror = Mirror()  # the old state may contain requests that end later
         try:
             self.mirror.apply(update)
         except ProtocolError as error:
@@ -407,14 +408,14 @@ class Viewpoint:
         return True
 
     def fill_past(self) -> None:
-        """The overview grew: what was before the last jump is known better."""
+        """Refill the history before the last jump from the overview, which has grown."""
         if self.player is not None:
             recording = self.player.recording
             fill_past(self.history, self._overview, recording.start_ns + round(recording.first_s * 1e9))
             self._fill_stops()
 
     def _fill_stops(self) -> None:
-        """Of what was before a jump, delta checkpoints do not tell when the engine stood still: the overview does."""
+        """Add the pauses before a jump from the overview, because delta checkpoints do not contain them."""
         hello, now_ns = self.mirror.hello, self.mirror.time_ns
         if hello is None:
             return
@@ -424,64 +425,67 @@ class Viewpoint:
 
 
 class Cursor:
-    """The cursor of a live session away from its end: a frozen copy of what was shown, then what was kept, played.
+    """Cursor of a live session.
 
-    At the end; away from it between `stand` and `come_back`, on a ring recording of its own after `go_to`."""
+    Away from the end it has a frozen copy of the shown state, then a playback of the history.
+
+    It is away from the end between `stand` and `come_back`. After `go_to` it reads its own recording of the ring on
+    disk.
+    """
 
     def __init__(self, overview: SessionOverview) -> None:
         self.is_away = False
-        """Whether it is not at the end."""
         self.stood_ns = 0
-        """Our monotonic time of when it left the end."""
+        """Monotonic time at which the cursor left the end."""
         self.frozen: Mirror | None = None
-        """What was shown then."""
+        """Copy of the state that was shown at that time."""
         self.point: Viewpoint | None = None
         self.wanted_ns: int | None = None
-        """Where it was told to go while the ring's recording opens, by the wall clock."""
+        """Pending target on the wall clock, while the recording is being opened."""
         self._wanted_event: tuple[TimedEvent, bool] | None = None
-        """The event that was there, and whether the state before it is wanted."""
+        """Pending target event, and whether the state before it is wanted."""
         self.wants_play = False
-        """Whether it is to go on from there."""
+        """Whether to start playing once the recording is open."""
         self.wanted_seq: int | None = None
-        """The frame to be at, told before the ring's recording was open."""
+        """Pending target frame, set before the recording was open."""
         self._overview = overview
         self._opening: Background[Recording] | None = None
         self._source: PlaybackSource | None = None
 
     @property
     def player(self) -> Player | None:
-        """Once it is open."""
+        """Playback of the ring's recording once it is open, else None."""
         return self._source
 
     @property
     def is_opening(self) -> bool:
-        """Whether the ring's recording is being opened."""
         return self._opening is not None
 
     @property
     def is_seeking(self) -> bool:
-        """Whether what there is to take is not yet of the position."""
+        """Whether a seek is in progress, so that the available updates do not belong to the position yet."""
         return self._source is not None and self._source.is_seeking
 
     @property
     def reached(self) -> Viewpoint | None:
-        """The place on the ring's recording, once there is something to show of it."""
+        """Viewpoint on the ring's recording once it has a state to show, else None."""
         return self.point if self.point is not None and self.point.has_state else None
 
     def stand(self, mirror: Mirror) -> None:
-        """Leave the end: from now on a copy of `mirror`, as it is, is what is shown."""
+        """Leave the end and show a copy of `mirror`."""
         self.frozen = copy.deepcopy(mirror)
         self.stood_ns = time.monotonic_ns()
         self.is_away = True
 
     def come_back(self) -> None:
-        """Be at the end again."""
         self.close()
         self.frozen, self.is_away = None, False
 
     def go_to(self, time_ns: int, kept: KeptTimeline, event: TimedEvent | None = None, *, before: bool = False) -> None:
-        """Be at `time_ns`, by the wall clock; later, where the ring's recording must be opened first. With an `event`:
-        at the frame that tells it, or `before` that."""
+        """Seek to `time_ns` (wall clock), after opening the ring's recording if necessary.
+
+        With an `event`, seek to the frame that contains it, or with `before` to the frame before that.
+        """
         self.wanted_seq = None
         self._wanted_event = None if event is None else (event, before)
         if self._source is not None:
@@ -492,7 +496,10 @@ class Cursor:
             self._opening = Background(kept.open_recording, "kvscope-history")
 
     def take_opened(self, speed: float) -> str:
-        """Once the ring's recording is open, go where it was told to; returns why it cannot be opened, else empty."""
+        """Perform the pending seek once the ring's recording is open.
+
+        Returns why it cannot be opened, or an empty text.
+        """
         opening = self._opening
         if opening is None or not opening.is_over:
             return ""
@@ -502,7 +509,7 @@ class Cursor:
         if recording is None or time_ns is None:
             self.wants_play, self.wanted_seq = False, None
             return opening.failure
-        from kvscope_telemetry.playback.playback_source import PlaybackSource  # who stays live needs none of it
+        from kvscope_telemetry.playback.playback_source import PlaybackSource  # imported late: not needed while live
 
         source = PlaybackSource(recording, is_playing=False)
         self._seek(source, time_ns)
@@ -522,8 +529,10 @@ class Cursor:
             source.seek_event(seconds, event[0].event, before=event[1])
 
     def take_failure(self) -> str:
-        """Why the ring's recording cannot be read any further, once; else empty. What is shown stays; the next jump
-        opens it anew."""
+        """Return once why the ring's recording can no longer be read, else an empty text.
+
+        The shown state stays. The next seek opens the recording again.
+        """
         source = self._source
         if source is None or not source.failure:
             return ""
@@ -534,13 +543,13 @@ class Cursor:
         return source.failure
 
     def step_as_wanted(self) -> None:
-        """Once there is a state, by as many frames as it is away from the one that was asked for."""
+        """Step to the pending target frame once there is a state."""
         if self.wanted_seq is not None and self.point is not None and self.point.has_state and self._source is not None:
             self._source.step(self.wanted_seq - self.point.mirror.seq)
             self.wanted_seq = None
 
     def close(self, *, wait: bool = False) -> None:
-        """Let go of the ring's recording; `wait` until its thread ended."""
+        """Release the ring's recording. With `wait`, block until its thread has ended."""
         opening, self._opening = self._opening, None
         source, self._source = self._source, None
         self.point = self.wanted_ns = None

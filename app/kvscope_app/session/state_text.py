@@ -1,6 +1,6 @@
-"""The text and theme colour for each state of a source, and the text for a past that is not kept.
+"""Text and theme colour of each source state, and the text for history that is not recorded.
 
-Knows no Qt.
+Imports no Qt.
 """
 
 from __future__ import annotations
@@ -35,6 +35,6 @@ KEPT_AGAIN: Final = "History is being kept again from here"
 
 
 def not_kept_text(failure: str, *, has_some: bool) -> str:
-    """That the past is not kept, with why. `has_some`: what came before is there."""
+    """Return the notice that history is not recorded. `has_some`: whether earlier history is available."""
     since = " from here on" if has_some else ""
     return f"The past is not kept{since}: {failure}"

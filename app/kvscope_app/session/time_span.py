@@ -1,4 +1,4 @@
-"""A range of time, and how it is zoomed and moved. Knows no Qt."""
+"""Time range with zooming and panning. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -6,50 +6,52 @@ from dataclasses import dataclass
 from typing import Final
 
 SHORTEST_NS: Final = 100_000
-"""Shortest range to zoom to. Times of events are exact, and a step takes some milliseconds."""
+"""Shortest range to zoom to. Event times are exact, and a step takes some milliseconds."""
 SHORTEST_WHOLE_NS: Final = 10_000_000_000
-"""Shortest range of a whole timeline, so that a session that just began does not fill the width with one second."""
+"""Shortest range of a whole timeline, so that one second of a new session does not fill the width."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeSpan:
-    """The time from `begin_ns` to `end_ns`, by the wall clock (nanoseconds since 1970)."""
+    """Range from `begin_ns` to `end_ns` on the wall clock (nanoseconds since 1970)."""
 
     begin_ns: int
     end_ns: int
 
     @property
     def length_ns(self) -> int:
-        """Length in nanoseconds."""
         return self.end_ns - self.begin_ns
 
     def share_at(self, time_ns: int) -> float:
-        """Return where a time lies: 0 at the beginning, 1 at the end, and outside of 0 to 1 beyond them."""
+        """Return the relative position of a time: 0 at the start, 1 at the end, outside 0 to 1 beyond them."""
         return (time_ns - self.begin_ns) / self.length_ns
 
     def time_at(self, share: float) -> int:
-        """Return the time at a share of the range."""
+        """Return the time at a relative position (see `share_at`)."""
         return self.begin_ns + round(share * self.length_ns)
 
     def zoomed(self, factor: float, at_share: float, whole: TimeSpan) -> TimeSpan:
-        """Return a range `factor` times as long, within `whole`; the time at `at_share` stays there if it can."""
+        """Return a range `factor` times as long, within `whole`.
+
+        The time at `at_share` keeps its position if possible.
+        """
         length_ns = min(max(round(self.length_ns * factor), SHORTEST_NS), whole.length_ns)
         begin_ns = self.time_at(at_share) - round(length_ns * at_share)
         return TimeSpan(begin_ns, begin_ns + length_ns).inside(whole)
 
     def moved(self, by_ns: int, whole: TimeSpan) -> TimeSpan:
-        """Return the range moved later by `by_ns`, within `whole`."""
+        """Return the range shifted later by `by_ns`, within `whole`."""
         return TimeSpan(self.begin_ns + by_ns, self.end_ns + by_ns).inside(whole)
 
     def inside(self, whole: TimeSpan) -> TimeSpan:
-        """Return the range moved into `whole`, or `whole` if the range is longer."""
+        """Return the range shifted into `whole`, or `whole` if the range is longer."""
         if self.length_ns >= whole.length_ns:
             return whole
         begin_ns = min(max(self.begin_ns, whole.begin_ns), whole.end_ns - self.length_ns)
         return TimeSpan(begin_ns, begin_ns + self.length_ns)
 
     def showing(self, time_ns: int, whole: TimeSpan) -> TimeSpan:
-        """Return the range moved as little as needed to contain `time_ns`."""
+        """Return the range shifted by the smallest amount that makes it contain `time_ns`, within `whole`."""
         early, late = self.begin_ns - time_ns, time_ns - self.end_ns
         return self.moved(-early if early > 0 else max(late, 0), whole)
 

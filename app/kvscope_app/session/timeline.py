@@ -1,9 +1,9 @@
-"""What a timeline is: a stretch of time with a cursor on it, and what moves the cursor.
+"""Interface of a timeline: a time range with a cursor, and the operations that move the cursor.
 
-A session has one (`source_timeline.py`): an engine's with what was kept of it, or a recording's. Two sessions that are
-compared are one (`compare/pair.py`). The bar and the keys of playing move any of them by this alone.
+A session has one (`source_timeline.py`), for a live engine with its recorded history or for a recording. Two compared
+sessions share one (`compare/pair.py`). The playback bar and the shortcuts use only this interface.
 
-Owns the range that is played over and over, which every timeline may have.
+Owns the loop: a range that is played repeatedly, available on every timeline.
 """
 
 from __future__ import annotations
@@ -21,96 +21,97 @@ SHORTEST_NS: Final = 20_000_000
 
 
 class Timeline(Protocol):
-    """Times are nanoseconds since 1970, by the timeline's own clock. Signals have no arguments."""
+    """Time range with a cursor. Signals have no arguments.
+
+    Times are nanoseconds since 1970 on the timeline's own clock.
+    """
 
     @property
     def paused_changed(self) -> SignalInstance:
-        """The cursor left the end that goes on, or is back there."""
+        """Emitted when the cursor left the live end or returned to it."""
 
     @property
     def cursor_changed(self) -> SignalInstance:
-        """What is shown is another moment than before, or its past is known better."""
+        """Emitted when the shown time jumped, or when more of its history is known."""
 
     @property
     def is_file(self) -> bool:
-        """Whether there is no end that goes on: what was recorded is played."""
+        """Whether a recording is played, so that there is no live end."""
 
     @property
     def range_ns(self) -> tuple[int, int] | None:
-        """First and last moment there is to go to; None while there is none."""
+        """First and last time that the cursor can move to, or None if there is none."""
 
     @property
     def origin_ns(self) -> int | None:
-        """Where positions count from; it does not move."""
+        """Fixed time from which positions are counted."""
 
     @property
     def cursor_ns(self) -> int:
-        """The moment that is shown."""
+        """Shown time."""
 
     @property
     def paused(self) -> bool:
-        """Whether the cursor is away from an end that goes on."""
+        """Whether the cursor is away from a live end."""
 
     @property
     def is_live(self) -> bool:
-        """Whether the cursor is at an end that goes on."""
+        """Whether the cursor is at a live end."""
 
     @property
     def is_playing(self) -> bool:
-        """Whether what is shown goes on."""
+        """Whether the shown state advances."""
 
     @property
     def is_at_end(self) -> bool:
-        """Whether there is nothing more to play."""
+        """Whether the end was reached, so that there is nothing more to play."""
 
     @property
     def speed(self) -> float:
-        """Recorded seconds a second."""
+        """Recorded seconds per second."""
 
     @property
-    def visible_range(self) -> VisibleRange:
-        """The range to which a person zoomed, shared by the linked views."""
+    def visible_range(self) -> VisibleRange: ...
 
     @property
-    def loop(self) -> Loop:
-        """What is played over and over."""
+    def loop(self) -> Loop: ...
 
     @property
     def is_before_event(self) -> bool:
-        """Whether the state before the event that a person went to is shown, rather than the one after it."""
+        """Whether the state before the shown event is shown, rather than the state after it."""
 
     def go_to(self, time_ns: int) -> None:
-        """Move the cursor, as near to `time_ns` as there is something."""
+        """Move the cursor as close to `time_ns` as possible."""
 
     def go_live(self) -> None:
-        """Go to the end."""
+        """Move the cursor to the end."""
 
     def jump_by(self, seconds: float) -> None:
-        """Forward, or back with a negative number."""
+        """Move the cursor by `seconds`, backward if negative."""
 
     def step_frames(self, num_frames: int) -> None:
-        """Stand still so many frames of the engine further, or back."""
+        """Pause and move by `num_frames` engine frames, backward if negative."""
 
     def go_to_event(self, kinds: Collection[str] | None, *, forward: bool) -> TimedEvent | None:
-        """Show the next event of `kinds` (None: of any), or the one before; which that is."""
+        """Show the next or previous event of `kinds` (None: any) and return it, or None if there is none."""
 
     def switch_event_side(self) -> TimedEvent | None:
-        """Show the state before the event that is shown, and from there the one after it; None where none is."""
+        """Toggle between the states before and after the shown event. Returns the event, or None if none is shown."""
 
     def pause(self) -> None:
-        """Stand still here."""
+        """Stop at the shown time."""
 
     def play(self) -> None:
-        """Go on from here."""
+        """Continue from the shown time."""
 
     def set_speed(self, factor: float) -> None:
-        """Play so many times as fast. Raises BadInput for what is not accepted."""
+        """Set the playback speed. Raises BadInput for a speed that is not supported."""
 
 
 class Loop(QObject):
-    """A range of a timeline that is played over and over: set at its two ends, until it is cleared.
+    """Range of a timeline that is played repeatedly until it is cleared. Both ends must be set.
 
-    Owns the range and the clock that looks whether its end is reached; without a range there is none.
+    Owns the range and the timer that checks whether its end is reached. The timer runs only while both ends are set.
     """
 
     changed = Signal()
@@ -125,47 +126,47 @@ class Loop(QObject):
 
     @property
     def range_ns(self) -> tuple[int, int] | None:
-        """Once both ends are set."""
+        """Start and end of the loop once both are set, else None."""
         if self.begin_ns is None or self.end_ns is None:
             return None
         return self.begin_ns, self.end_ns
 
     def set_begin(self, time_ns: int) -> None:
-        """Begin at `time_ns`; an end that is not after it goes."""
+        """Set the start. Clears the end if it is not at least `SHORTEST_NS` later."""
         self.begin_ns = time_ns
         if self.end_ns is not None and self.end_ns < time_ns + SHORTEST_NS:
             self.end_ns = None
         self._settle()
 
     def set_end(self, time_ns: int) -> None:
-        """End at `time_ns`; a begin that is not before it goes."""
+        """Set the end. Clears the start if it is not at least `SHORTEST_NS` earlier."""
         self.end_ns = time_ns
         if self.begin_ns is not None and self.begin_ns > time_ns - SHORTEST_NS:
             self.begin_ns = None
         self._settle()
 
     def set_bound(self, time_ns: int, *, is_begin: bool) -> None:
-        """One of the two; with both it is played, from its begin on."""
+        """Set the start or the end. Once both are set, play from the start."""
         (self.set_begin if is_begin else self.set_end)(time_ns)
         if self.range_ns is not None:
             self.play()
 
     def set_range(self, begin_ns: int, end_ns: int) -> None:
-        """Both at once, in any order, and begin to play there."""
+        """Set both ends, in any order. A range shorter than `SHORTEST_NS` has no end. Does not start playing."""
         self.begin_ns, self.end_ns = min(begin_ns, end_ns), max(begin_ns, end_ns)
         if self.end_ns - self.begin_ns < SHORTEST_NS:
             self.end_ns = None
         self._settle()
 
     def clear(self) -> bool:
-        """No more; whether there was anything of one."""
+        """Remove the loop. Returns whether any end was set."""
         was = (self.begin_ns, self.end_ns) != (None, None)
         self.begin_ns = self.end_ns = None
         self._settle()
         return was
 
     def play(self) -> None:
-        """From its begin on."""
+        """Play from the start of the loop, if it is set."""
         if self.begin_ns is not None:
             self._timeline.go_to(self.begin_ns)
             self._timeline.play()
@@ -173,12 +174,15 @@ class Loop(QObject):
     def _settle(self) -> None:
         if self.range_ns is None:
             self._clock.stop()
-        elif not self._clock.isActive():  # a bound that is dragged does not put off the look
+        elif not self._clock.isActive():  # restarting would delay the check while a bound is dragged
             self._clock.start()
         self.changed.emit()
 
     def _look(self) -> None:
-        """Away from the live end, what is beyond the end goes back to the begin; so does what stands at the end."""
+        """Jump back to the start if the cursor passed the end, or stopped at the timeline's end.
+
+        Does nothing while live.
+        """
         timeline, around = self._timeline, self.range_ns
         if around is None or timeline.is_live:
             return

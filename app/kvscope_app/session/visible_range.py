@@ -1,7 +1,7 @@
-"""The range of time that the linked views of a session show while a person has zoomed in.
+"""Zoomed time range that the linked views of a session share.
 
-Owns the range and the earlier ones, for undo. Without a zoom `span` is None, and each view shows its own default:
-charts the last minute, the timeline the whole session. Knows no views.
+Owns the range and its undo history. Without a zoom, `span` is None and each view shows its own default: charts the last
+minute, the timeline the whole session. Knows no views.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from PySide6.QtCore import QObject, Signal
 from kvscope_app.session.time_span import TimeSpan
 
 _ONE_ZOOM_S: Final = 0.8
-"""Changes that follow each other faster, as turns of a wheel do, are undone together."""
+"""Changes that follow each other faster, such as wheel events, are undone together."""
 _MAX_EARLIER: Final = 100
 
 
 class VisibleRange(QObject):
-    """The linked range of a timeline, by that timeline's clock (nanoseconds since 1970)."""
+    """Linked range of a timeline, on that timeline's clock (nanoseconds since 1970)."""
 
     changed = Signal()
 
     def __init__(self, parent: QObject | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` gives seconds; it decides which changes are undone together."""
+        """Create a range without a zoom. `clock` returns seconds and decides which changes are undone together."""
         super().__init__(parent)
         self._clock = clock
         self._span: TimeSpan | None = None
@@ -35,21 +35,19 @@ class VisibleRange(QObject):
 
     @property
     def span(self) -> TimeSpan | None:
-        """The range to which a person zoomed; None without a zoom."""
+        """The zoomed range; None without a zoom."""
         return self._span
 
     @property
     def can_go_back(self) -> bool:
-        """Whether a change can be undone."""
         return bool(self._earlier)
 
     @property
     def can_go_forward(self) -> bool:
-        """Whether a change was undone that can be made again."""
         return bool(self._later)
 
     def show(self, span: TimeSpan | None) -> None:
-        """Show `span` in all linked views; None ends the zoom."""
+        """Show `span` in all linked views. None ends the zoom."""
         if span == self._span:
             return
         now_s = self._clock()
@@ -61,11 +59,11 @@ class VisibleRange(QObject):
         self._set(span)
 
     def back(self) -> bool:
-        """Undo the newest change; whether there was one."""
+        """Undo the last change. Returns whether there was one."""
         return self._step(self._earlier, self._later)
 
     def forward(self) -> bool:
-        """Make the change that was undone last again; whether there was one."""
+        """Redo the change that was undone last. Returns whether there was one."""
         return self._step(self._later, self._earlier)
 
     def _step(self, source: list[TimeSpan | None], target: list[TimeSpan | None]) -> bool:

@@ -1,1 +1,1 @@
-"""What is remembered between runs, as one typed struct in one file; who holds it, and who changes it."""
+"""Settings saved between runs: one typed struct in one file, and the object that holds and changes it."""

@@ -1,6 +1,6 @@
-"""A window's layout as a value, and as a file that a person can read and edit. Knows no Qt and no view.
+"""Layout of a window as a value, and as a JSON file that users can read and edit. Knows no Qt and no views.
 
-Sizes are shares, so that a layout fits any screen. The same value is kept under a name in the settings.
+Sizes are shares, so that a layout fits any screen. The settings store the same value under a name.
 """
 
 from __future__ import annotations
@@ -16,39 +16,37 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.whole_file import write_whole
 
 VERSION: Final = 1
-"""Of the file; one of another version is refused."""
+"""Version of the file format. Files of other versions are rejected."""
 _MAX_BYTES: Final = 1 << 20
 _MAX_DEPTH: Final = 20
 
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Place = Annotated[float, msgspec.Meta(ge=-1, le=2)]
-"""Of a window of its own: of the screen's width or height."""
+"""Position of a floating window as a share of the screen's width or height."""
 AREAS: Final = ("left", "right", "bottom", "top")
 
 
 class LayoutPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Views behind tabs, parts side by side (`across`), or parts one below another (`down`): one of the three."""
+    """A tab group, or parts side by side (`across`), or parts stacked vertically (`down`): exactly one of the three."""
 
     share: Share = 1.0
-    """Of what it is part of; of an area, how much of the window's width (left, right) or height."""
+    """Share of the containing part; for an area, share of the window's width (left, right) or height."""
     tabs: tuple[str, ...] = ()
     front: str = ""
-    """Which of the tabs is seen; empty: the first."""
+    """Current tab; empty: the first."""
     across: tuple[LayoutPart, ...] = ()
     down: tuple[LayoutPart, ...] = ()
 
     @property
     def parts(self) -> tuple[LayoutPart, ...]:
-        """What it is divided into."""
         return self.across or self.down
 
     @property
     def first(self) -> str:
-        """The first view in it."""
         return self.tabs[0] if self.tabs else self.parts[0].first
 
     def leaves(self) -> Iterator[LayoutPart]:
-        """Its stacks of tabs."""
+        """Yield the tab groups."""
         if self.tabs:
             yield self
         for part in self.parts:
@@ -56,14 +54,14 @@ class LayoutPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Known(NamedTuple):
-    """The names that a layout may have."""
+    """The names that a layout may contain."""
 
     views: tuple[str, ...]
     color_modes: tuple[str, ...]
 
 
 class Choices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What is chosen in the views. What is not said stays as it is."""
+    """Choices made in the views. Absent ones leave the view as it is."""
 
     color_mode: str | None = None
     flashes: bool | None = None
@@ -71,32 +69,31 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     request_columns: dict[str, Annotated[int, msgspec.Meta(ge=1, le=4000)]] | None = None
     event_kinds: tuple[str, ...] | None = None
     views: dict[str, str] = {}
-    """What views keep between starts, by the names in `setting_names`."""
+    """Data that views save between runs, by the keys in `setting_names`."""
 
 
 class WindowLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Which views are open, and where. A view that is not named is closed."""
+    """Open views and their arrangement. Views that are not named are closed."""
 
     left: LayoutPart | None = None
     right: LayoutPart | None = None
     bottom: LayoutPart | None = None
     top: LayoutPart | None = None
     floating: dict[str, tuple[Place, Place, Share, Share]] = {}
-    """Views in windows of their own: left, top, width and height, of the screen."""
+    """Floating views: left, top, width and height as shares of the screen."""
     choices: Choices = Choices()
 
     @property
     def areas(self) -> dict[str, LayoutPart]:
-        """Those in which there is anything."""
+        """Areas that contain any view."""
         return {name: part for name in AREAS if (part := getattr(self, name)) is not None}
 
     def view_names(self) -> list[str]:
-        """All that are open."""
         docked = [name for part in self.areas.values() for leaf in part.leaves() for name in leaf.tabs]
         return [*docked, *self.floating]
 
     def check(self, known: Known) -> None:
-        """Raises BadInput for names that are not `known`, a view that stands twice, and what is no part."""
+        """Raise BadInput for names that are not in `known`, a view that occurs twice, and invalid parts."""
         for part in self.areas.values():
             _check_part(part)
         names = self.view_names()
@@ -111,7 +108,7 @@ class WindowLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def read_layout(path: str | Path, known: Known) -> WindowLayout:
-    """Raises BadInput, in one line, for what is no layout of this version of what is `known`."""
+    """Read and check a layout file. Raises BadInput with a one-line message."""
     try:
         if os.path.getsize(path) > _MAX_BYTES:
             raise BadInput(f"{path} is not a layout: it is larger than 1 MiB")
@@ -132,7 +129,7 @@ def read_layout(path: str | Path, known: Known) -> WindowLayout:
 
 
 def write_layout(path: str | Path, layout: WindowLayout) -> None:
-    """Save `layout`, in place of an earlier file. Raises BadInput where it cannot be written."""
+    """Save `layout`, replacing the file. Raises BadInput if it cannot be written."""
     said = {"kvscope_layout": VERSION, **msgspec.to_builtins(layout)}
     try:
         write_whole(Path(path), msgspec.json.format(msgspec.json.encode(said), indent=2) + b"\n")

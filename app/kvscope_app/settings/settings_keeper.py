@@ -1,4 +1,4 @@
-"""Holds the settings of this process and tells who follows them. One for all windows."""
+"""Holds the settings of this process for all its windows, and notifies when they change."""
 
 from __future__ import annotations
 
@@ -17,28 +17,27 @@ from kvscope_telemetry.whole_file import write_whole
 
 _TYPES: Final[dict[str, Any]] = get_type_hints(Settings, include_extras=True)
 _MAX_BYTES: Final = 4 << 20
-"""Nobody chooses so much: a larger file is not ours."""
+"""Larger files are ignored, because kvscope does not write such files."""
 
 Raws = dict[str, msgspec.Raw]
 
 
 def settings_file(settings: QSettings) -> SettingsFile:
-    """Beside the INI file, under its name."""
+    """Return the JSON file next to the INI file, with the same stem."""
     return SettingsFile(Path(settings.fileName()).with_suffix(".json"))
 
 
 def read_settings(settings: QSettings) -> Settings:
-    """What is chosen now."""
     return settings_file(settings).read()
 
 
 class SettingsKeeper(QObject):
-    """The settings in `values`. A change that cannot be written is kept for this run."""
+    """Current settings in `values`. A change that cannot be written remains in effect for this run."""
 
     changed = Signal(object)
-    """The `Settings` of before: who follows looks at what is another now."""
+    """Emitted with the previous `Settings`, to compare with `values`."""
     write_failed = Signal(str)
-    """A change could not be written to the file: the reason."""
+    """Emitted with the reason why a change could not be written."""
 
     def __init__(self, settings: QSettings, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -47,11 +46,10 @@ class SettingsKeeper(QObject):
         self.values = read_settings(settings)
 
     def change(self, **fields: object) -> None:
-        """Set these fields, here and in the file."""
         self.change_by(lambda _: fields)
 
     def change_by(self, make: Callable[[Settings], Mapping[str, object]]) -> None:
-        """The same for fields that are made of what is there, which another process may have changed meanwhile."""
+        """Set fields computed from the current settings, which another process may have changed."""
         before = self.values
         try:
             self.values = self._file.change(make)
@@ -63,7 +61,7 @@ class SettingsKeeper(QObject):
             self.changed.emit(before)
 
     def look(self) -> None:
-        """Take in what other processes changed; costs a look at the file's time where there is nothing."""
+        """Load changes of other processes. Costs one `stat` of the file if there are none."""
         stamp = self._file.stamp
         if stamp == self._stamp or not self._file.exists:
             return
@@ -74,13 +72,12 @@ class SettingsKeeper(QObject):
 
 
 class SettingsFile:
-    """The settings' file: reads it field by field, and changes only what is changed.
+    """The settings file, a JSON object at `path`: reads each field separately and writes only changed fields.
 
-    A value that cannot be read (damaged, or from a later version) falls back to its default by itself; it stays in
-    the file until it is changed here, and so does what a later version put beside it. A change is made to what the
-    file says now, under a lock: of two processes that change two things, neither loses its own.
-
-    One JSON object at `path`; the lock lies beside it.
+    A value that cannot be read (damaged, or from a later version) is replaced by its default. It remains in the file
+    until the field is changed, and so do fields of a later version. A change is applied to the file's present contents
+    under a lock, so that processes that change different fields do not overwrite each other. The lock file is next to
+    `path`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -88,12 +85,11 @@ class SettingsFile:
 
     @property
     def exists(self) -> bool:
-        """Whether anything was ever kept here."""
         return self.path.exists()
 
     @property
     def stamp(self) -> tuple[int, int]:
-        """Changes whenever somebody writes."""
+        """Modification time in ns and inode; changes with each write."""
         try:
             found = self.path.stat()
         except OSError:
@@ -101,11 +97,14 @@ class SettingsFile:
         return found.st_mtime_ns, found.st_ino
 
     def read(self) -> Settings:
-        """What it says; defaults for what it does not, or not readably."""
+        """Return the settings, with defaults for missing and unreadable values."""
         return _decoded(self._raws())
 
     def change(self, make: Callable[[Settings], Mapping[str, object]]) -> Settings:
-        """Set the fields that `make` gives, of what the file says now. Raises OSError where it cannot be written."""
+        """Set the fields that `make` computes from the file's present contents.
+
+        Raises OSError if the file cannot be written.
+        """
         with self._locked():
             raws = self._raws()
             changes = make(_decoded(raws))
@@ -138,7 +137,7 @@ class SettingsFile:
 
 
 def _encoded(name: str, value: object) -> bytes:
-    """Raises ValueError for what would not be read again."""
+    """Encode a value. Raises ValueError if it could not be read back."""
     data = msgspec.json.encode(value)
     msgspec.json.decode(data, type=_TYPES[name])
     return data
@@ -150,7 +149,7 @@ def _decoded(raws: Raws) -> Settings:
 
 
 def _value(name: str, raw: msgspec.Raw) -> Any:
-    """UNSET: it cannot be read. Of a dictionary, its readable entries."""
+    """Decode a field, or return UNSET if it cannot be read. For a dictionary, unreadable entries are left out."""
     try:
         if get_origin(_TYPES[name]) is not dict:
             return msgspec.json.decode(raw, type=_TYPES[name])

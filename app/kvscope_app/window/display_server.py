@@ -1,4 +1,4 @@
-"""Checks whether a window can be opened before Qt is asked, because Qt ends the program where it cannot."""
+"""Checks whether a window can be opened before Qt is used, because Qt ends the process if it cannot."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from kvscope_telemetry.errors import KvscopeError
 _ANSWER_S: Final = 2.0
 """Longest wait for a Wayland compositor."""
 _MIN_COLOR_DEPTH: Final = 15
-"""Bits per pixel. Qt crashes while it paints on an X screen of 8."""
+"""Bits per pixel. Qt crashes when it paints on an X screen with 8."""
 _ROOT_DEPTH_OFFSET: Final = 38
-"""Byte of `root_depth` in `xcb_screen_t`: five 32-bit fields, six 16-bit ones, the visual's id, and two bytes."""
+"""Byte offset of `root_depth` in `xcb_screen_t`: after five 32-bit fields, six 16-bit fields, the visual ID and two
+bytes.
+"""
 
 
 def is_display_named(environment: Mapping[str, str]) -> bool:
@@ -29,7 +31,7 @@ def is_display_named(environment: Mapping[str, str]) -> bool:
 
 
 def require_display(environment: Mapping[str, str]) -> None:
-    """Raise KvscopeError if Qt could open no window: it would end the program without an explanation."""
+    """Raise KvscopeError if Qt could not open a window; Qt itself would end the process without an explanation."""
     failures = []
     for platform in _platforms(environment):
         failure = _platform_failure(platform, environment)
@@ -49,7 +51,7 @@ def _platforms(environment: Mapping[str, str]) -> list[str]:
 
 
 def _platform_failure(platform: str, environment: Mapping[str, str]) -> str:
-    """Why Qt's `platform` cannot show a window; empty if nothing speaks against it."""
+    """Return why Qt's `platform` cannot show a window, or an empty text if no obstacle is known."""
     if not _has_plugin(platform, environment):
         return f"QT_QPA_PLATFORM={platform!r} is not accepted: one of {', '.join(_plugins())}"
     if platform == "xcb":
@@ -67,7 +69,7 @@ def _plugins() -> list[str]:
 
 def _has_plugin(platform: str, environment: Mapping[str, str]) -> bool:
     if any(environment.get(name) for name in ("QT_QPA_PLATFORM_PLUGIN_PATH", "QT_PLUGIN_PATH")):
-        return True  # plugins of the user's own
+        return True  # plugins installed by the user
     plugins = _plugins()
     return not plugins or platform.partition("-")[0] in plugins  # wayland-egl is in the plugin wayland
 
@@ -88,7 +90,7 @@ def _wayland_failure(environment: Mapping[str, str]) -> str:
 
 
 def require_qt() -> None:
-    """Raise KvscopeError naming the Debian package when Qt or its X11 plugin misses a system library."""
+    """Raise KvscopeError naming the Debian package if Qt or its X11 plugin lacks a system library."""
     try:
         from PySide6 import QtGui
     except ImportError as error:
@@ -113,7 +115,7 @@ def require_sound_qt() -> None:
 
 
 def missing_library(message: str) -> str:
-    """One line for the error of an import or a loader, with the package that mends it where it is known."""
+    """Return a one-line message for an import or loader error, with the package that provides the library if known."""
     found = re.search(r"(lib[\w.+-]+\.so(?:\.\d+)*): cannot open shared object file", message)
     if found is None:
         return f"Qt cannot be loaded: {message}"

@@ -1,4 +1,4 @@
-"""A dock with a quiet title bar of our own."""
+"""Dock widget with a custom title bar."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvscope_app.look.zoom import scaled
 
 
 class DockTitle(QWidget):
-    """Name, float and close; double click floats, dragging moves (Qt's own, through the title bar widget)."""
+    """Title bar with the name and buttons to float and close. Qt handles double click (float) and dragging (move)."""
 
     def __init__(self, dock: QDockWidget) -> None:
         super().__init__(dock)
@@ -40,18 +40,16 @@ class DockTitle(QWidget):
             row.addWidget(button)
 
     def follow_in_tab_order(self, widget: QWidget) -> None:
-        """Place the buttons after `widget`."""
         self.setTabOrder(widget, self._float)
         self.setTabOrder(self._float, self._close)
 
     def apply_theme(self, theme: Theme) -> None:
-        """Draw the icons in the colours of `theme`."""
         self._float.setIcon(icon("float", theme.muted, size=13))
         self._close.setIcon(icon("close", theme.muted, size=13))
 
 
 class Dock(QDockWidget):
-    """Holds one view. Its object name is the view's, in saved layouts."""
+    """Dock for one view. Its object name, which saved layouts use, contains the view's name."""
 
     def __init__(self, title: str, object_name: str, parent: QWidget) -> None:
         super().__init__(title, parent)
@@ -61,11 +59,10 @@ class Dock(QDockWidget):
         self.setWidget(QWidget())
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take the colours of `theme`."""
         self._title.apply_theme(theme)
 
     def setWidget(self, view: QWidget) -> None:
-        """Put `view` into the dock; Tab reaches the title's buttons after it."""
+        """Put `view` into the dock, and the title's buttons after it in the Tab order."""
         super().setWidget(view)
         last = view
         for following in takewhile(view.isAncestorOf, tab_order(view)):

@@ -1,6 +1,7 @@
-"""The docks of a window and the views in them: docks are there at once, views come one by one after the first paint.
+"""Docks of a window and their views. Docks exist from the start; views are loaded one by one after the first paint.
 
-Owns both, from loading a view to its end. Must not know where docks stand, nor what can be done in a window.
+Owns docks and views, from loading a view to closing it. Must not know the arrangement of the docks or the actions of
+the window.
 """
 
 from __future__ import annotations
@@ -28,19 +29,21 @@ if TYPE_CHECKING:
     from kvscope_app.views.refresher import Refresher
 
 _FIRST_VIEW_MS: Final = 40
-"""After the window is shown: first it paints."""
+"""Delay after the window is shown, so that it paints first."""
 
 
 class DockedViews(QObject):
-    """Of one window; `refresher` refreshes its views, and what is done in one is undone by `undo`."""
+    """Docks and views of one window. `refresher` refreshes the views, and their changes are pushed to `undo`."""
 
     loaded = Signal(str)
-    """A view is in its dock: its name."""
+    """Emitted with the name of a view after it was put into its dock."""
     all_loaded = Signal()
     _next_view = Signal()
     _last_view = Signal()
-    """To itself, in the next turn of the event loop. What `QTimer.singleShot` is to call at 0 ms is held for ever when
-    the window closes before its turn."""
+    """Queued signals to this object, delivered in the next turn of the event loop.
+
+    A `QTimer.singleShot` of 0 ms is not used, because its callback is never released if the window closes first.
+    """
 
     def __init__(
         self,
@@ -55,7 +58,7 @@ class DockedViews(QObject):
         self._session, self._themes, self._settings = session, themes, settings
         self._refresher, self._undo = refresher, undo
         self.views: dict[str, View] = {}
-        """Those that are loaded, and what else `add_view` was given, by name."""
+        """Loaded views, and those passed to `add_view`, by name."""
         self.docks = {spec.name: Dock(spec.title, spec.name, window) for spec in DOCKS}
         for name, dock in self.docks.items():
             dock.apply_theme(themes.theme)
@@ -65,14 +68,18 @@ class DockedViews(QObject):
         self._last_view.connect(self.all_loaded, Qt.ConnectionType.QueuedConnection)
 
     def begin(self) -> bool:
-        """The window is shown: load views, one a turn of the event loop, so that the window answers in between. False
-        where none is left to load."""
+        """Start loading views, one per turn of the event loop so that the window stays responsive.
+
+        Call once the window is shown.
+
+        Returns False if no view is left to load.
+        """
         if self._unloaded:
             QTimer.singleShot(_FIRST_VIEW_MS, self, self._load_next)
         return bool(self._unloaded)
 
     def add_view(self, name: str, view: View) -> None:
-        """From now on `view` is one of them, wherever it lies."""
+        """Register a view, also one outside of the docks."""
         self.views[name] = view
         label_boxes(view)
         view.recall(self._settings)
@@ -80,7 +87,7 @@ class DockedViews(QObject):
         view.done.connect(self._undo.did)
 
     def focus(self, name: str) -> None:
-        """Bring a dock up and give its view the keyboard, or the next Tab stop while the view shows nothing."""
+        """Raise a dock and focus its view, or the next Tab stop if the view has nothing visible to focus."""
         dock = self.docks[name]
         dock.show()
         dock.raise_()
@@ -91,7 +98,7 @@ class DockedViews(QObject):
                 focus_next(dock.window(), forward=True)
 
     def apply_theme(self, theme: Theme) -> None:
-        """Docks and what is in sight take the colours of `theme`, other views after that was painted."""
+        """Apply the theme to docks and visible views now, and to hidden views after those were painted."""
         for dock in self.docks.values():
             dock.apply_theme(theme)
         for view in self.views.values():
@@ -101,13 +108,13 @@ class DockedViews(QObject):
                 self._themes.afterwards(partial(_apply_late, view, theme))
 
     def close(self) -> str:
-        """Load no more views, end the loaded ones, and remember what was chosen in them.
+        """Stop loading views, save the choices made in the loaded ones, and close them.
 
-        Returns what the user must read although the views are gone.
+        Returns messages that the user must still read although the views are closed.
         """
         self._unloaded.clear()
         for view in self.views.values():
-            self._refresher.remove(view)  # or it would begin again what it ended
+            self._refresher.remove(view)  # or a refresh would restart what `shut_down` ends
             view.remember(self._settings)
             note_widths(view, self._themes.settings)
             view.shut_down()
@@ -123,9 +130,9 @@ class DockedViews(QObject):
     def _load(self, spec: DockSpec) -> None:
         view = spec.view_class()(self._session)
         view.apply_theme(self._themes.theme)
-        # Before it was shown it asks for more than it needs: a small window would grow for good.
+        # Before it is shown, a view requests more than it needs: a small window would grow permanently.
         view.setMinimumSize(1, 1)
-        QTimer.singleShot(1, view, lambda: view.setMinimumSize(0, 0))  # at 0 ms a view that went would be held
+        QTimer.singleShot(1, view, lambda: view.setMinimumSize(0, 0))  # 0 ms would keep a deleted view alive
         dock = self.docks[spec.name]
         placeholder = dock.widget()
         dock.setWidget(view)
@@ -143,9 +150,9 @@ class DockedViews(QObject):
             self.pass_focus_on()
 
     def pass_focus_on(self) -> None:
-        """Move the keyboard focus out of a dock that is not in sight: keys would act where nobody sees it.
+        """Move the keyboard focus out of a hidden dock, where shortcuts would act invisibly.
 
-        In the next turn of the event loop: the caller may be inside restoreState.
+        Deferred to the next turn of the event loop, because the caller may be inside `restoreState`.
         """
         QTimer.singleShot(1, self, self._pass_focus_on)
 
@@ -158,10 +165,10 @@ class DockedViews(QObject):
         assert isinstance(window, QMainWindow), "it was given at the start"
         in_front = [each for each in window.tabifiedDockWidgets(dock) if in_sight(each)]
         (in_front[0].widget() if in_front else self.views["page_map"]).setFocus(Qt.FocusReason.OtherFocusReason)
-        if focus.hasFocus():  # the other view has no visible part that takes it
+        if focus.hasFocus():  # the other view has no visible widget that accepts focus
             focus.clearFocus()
 
 
 def _apply_late(view: View, theme: Theme) -> None:
-    if shiboken6.isValid(view):  # its window may have closed meanwhile
+    if shiboken6.isValid(view):  # the window may have been closed meanwhile
         view.apply_theme(theme)

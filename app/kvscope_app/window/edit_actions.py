@@ -1,4 +1,4 @@
-"""The actions of the Edit menu: undo, and copying what tables show."""
+"""Actions of the Edit menu: undo, redo and copying table rows."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from kvscope_app.window.window_body import WindowBody
 
 EDIT: Final = "Edit"
 MAX_ROWS: Final = 200_000
-"""More rows than a spreadsheet takes are an export's work."""
+"""Row limit for copying. Larger tables should be exported instead."""
 _NOTICE_MS: Final = 4000
 
 
 def edit_actions(window: WindowBody) -> list[ActionSpec]:
-    """In this order. Undo and Redo say what, and are there only when there is something."""
+    """Return the actions in menu order. Undo and Redo name the change, and are enabled only if there is one."""
     return [
         ActionSpec(
             "undo",
@@ -47,7 +47,7 @@ def edit_actions(window: WindowBody) -> list[ActionSpec]:
 
 
 def _copy(window: WindowBody, *, whole: bool) -> None:
-    """Of the table that has the focus; text that has the focus is copied as text."""
+    """Copy rows of the focused table, or the selected text of a focused text field."""
     focus = QApplication.focusWidget()
     if isinstance(focus, QLineEdit | QTextEdit | QPlainTextEdit):
         focus.copy()

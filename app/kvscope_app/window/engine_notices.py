@@ -1,4 +1,4 @@
-"""Shows the person the engine's state: progress while it loads, a banner when it ended, and what can be done."""
+"""Shows the state of the engine: loading progress, and a banner with possible actions after it ended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LAST_STATE: Final = "Showing the last known state."
 
 
 class EngineNotices(QObject):
-    """Listens to the session and the keeper of one window."""
+    """Connects the session and the engine keeper of one window to its banner and welcome page."""
 
     def __init__(self, window: WindowBody, keeper: EngineKeeper | None) -> None:
         super().__init__(window)
@@ -48,30 +48,26 @@ class EngineNotices(QObject):
             window.welcome.show_waiting(doing, session.source.name)
 
     def forget(self) -> None:
-        """The window closes."""
+        """Disconnect from the keeper, because the window closes."""
         if self._keeper is not None:
             self._keeper.forget()
 
     def restart(self) -> None:
-        """End the engine and start it anew."""
         if self._keeper is not None:
             self._has_ended, self._epoch_lost = True, self._window.session.live_mirror.epoch
             self._window.banner.tell(_RESTARTING, _LAST_STATE)
             self._keeper.restart()
 
     def restart_with(self, flag: str, value: str) -> None:
-        """The same with another option of the engine."""
         if self._keeper is not None:
             self._keeper.engine.set_option(flag, value)
             self.restart()
 
     def show_log(self) -> None:
-        """What the engine printed."""
         if self._keeper is not None:
             log_sheet(self._window, self._keeper.engine.log_text()).show()
 
     def engine_ended(self, reason: str) -> None:
-        """The process ended by itself."""
         self._has_ended = True
         self._window.session.tell_end(reason)
         self._epoch_lost = self._window.session.live_mirror.epoch
@@ -109,7 +105,7 @@ class EngineNotices(QObject):
         if status.state is SourceState.REFUSED:
             self._refused(status.reason)
         elif status.state is SourceState.ENDED:
-            if self._keeper is None and not self._has_ended:  # of our own engine the keeper knows the reason
+            if self._keeper is None and not self._has_ended:  # for kvscope's own engine, the keeper reports the reason
                 self._source_ended(status.reason)
         elif status.state is SourceState.CONNECTING and self._keeper is None:
             self._connecting(status.reason)
@@ -120,7 +116,7 @@ class EngineNotices(QObject):
             banner.hide()
 
     def _connecting(self, why: str) -> None:
-        """Tried again and again; why it did not work so far, and another address in place of this one."""
+        """Show why connecting fails so far. It is retried automatically; the user can change the address or cancel."""
         if why == self._connecting_why:
             return
         self._connecting_why = why
@@ -136,7 +132,7 @@ class EngineNotices(QObject):
         self._window.close()
 
     def _change_address(self) -> None:
-        """Ask for another; this window goes once there is one for that."""
+        """Ask for another address. This window closes once one was entered."""
         window = self._window
 
         def attach(address: Address) -> None:
@@ -147,7 +143,7 @@ class EngineNotices(QObject):
         AttachSheet(window, attach, where=window.session.source.name).show()
 
     def _is_over(self, message: str) -> bool:
-        """Whether what the banner tells is no longer so, now that the engine is live."""
+        """Whether the banner's message is outdated now that the engine is live."""
         came_back = self._keeper is None and self._has_ended
         return came_back or message.startswith("The engine is stuck")
 

@@ -1,8 +1,9 @@
-"""Errors of our own, told in the window: what nobody caught in a slot, a handler of an event, a timer or a thread.
+"""Shows kvscope's internal errors in the window: exceptions not caught in a slot, event handler, timer or thread.
 
-Owns the hooks of Python and Qt while the desktop runs, what came through them, each error once with how often, and the
-strip that tells it and copies a report. Standard error still gets all of it. A report has versions, tracebacks and Qt's
-messages, and no text of a prompt: an error's message is in it only where Python wrote it, without what it quotes.
+Owns the exception hooks of Python and Qt while the desktop runs, the errors received (each once, with a count), and the
+strip that shows them and copies a report. Everything is still printed to standard error. A report contains versions,
+tracebacks and Qt's messages but never prompt text: an exception's message is included only if Python itself wrote it,
+and without its quoted parts.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.printable import print_line, print_text
 
 MAX_ERRORS: Final = 20
-"""Different errors that are kept; of more it is counted how often they came."""
+"""Maximum number of distinct errors stored. Further ones are only counted."""
 _MAX_MESSAGE: Final = 200
 _MAX_QT_MESSAGES: Final = 20
 _AGAIN_MS: Final = 1_000
-"""Until it is tried again where no window is open yet."""
+"""Retry interval while no window is open."""
 _OTHER_PARTS: Final = {"page_map": "Page map", "chart": "a chart"}
 _FEATURES: Final = {
     "recording": "Recording",
@@ -56,14 +57,14 @@ _FEATURES: Final = {
     "debugger": "the step debugger",
     "own_engine": "the start of the engine",
 }
-"""Packages beside the views, as the strip names them."""
+"""Names of the packages other than views, as shown in the strip."""
 _QUOTED: Final = re.compile(r"""['"](?:.*['"]|.*$)""")
-"""From the first mark to the last: a text that is quoted may have marks of its own, and may not end."""
+"""Matches from the first quote character to the last, because quoted text may contain quotes or be truncated."""
 _PYTHONS_WORDS: Final = (
     *(AttributeError, IndexError, KeyError, NameError, OverflowError, RecursionError, RuntimeError, TypeError),
     *(UnboundLocalError, ValueError, ZeroDivisionError),
 )
-"""What Python and extensions raise by themselves: their messages quote what they were given."""
+"""Exceptions raised by Python and extensions themselves, whose messages quote values."""
 _RAISES: Final = re.compile(r"\braise\b")
 _OUR_PACKAGES: Final = ("kvscope_app", "kvscope_telemetry", "site-packages")
 _SEVERE: Final = (QtMsgType.QtCriticalMsg, QtMsgType.QtFatalMsg)
@@ -71,12 +72,12 @@ _SEVERE: Final = (QtMsgType.QtCriticalMsg, QtMsgType.QtFatalMsg)
 
 @dataclass(slots=True)
 class InternalError:
-    """An error and how often it came."""
+    """A distinct error and its number of occurrences."""
 
     kind: str
-    """Name of the exception, or "Qt"."""
+    """Name of the exception class, or "Qt"."""
     part: str
-    """Which part of the desktop it was in, as its dock is called; empty where that is not known."""
+    """Title of the view or feature in which it was raised; empty if unknown."""
     trace: str
     action: str = ""
     """Text of the action that the user chose; empty if the error was raised elsewhere."""
@@ -84,7 +85,7 @@ class InternalError:
 
     @property
     def summary(self) -> str:
-        """Kind, place and, where Python wrote it, message: `TypeError in open (app/files.py:27): …`"""
+        """Kind, location and, if Python wrote it, message: `TypeError in open (app/files.py:27): message`."""
         *frames, last = self.trace.splitlines()
         kind, _, message = last.partition(": ")
         place = re.match(r"  (.+:\d+) in ([^:]+): ", frames[-1]) if frames else None
@@ -93,34 +94,36 @@ class InternalError:
 
 
 class InternalErrors(QObject):
-    """Hears errors on any thread, and tells of them on the GUI thread."""
+    """Collects errors from all threads, and reports them on the GUI thread."""
 
     reported = Signal()
-    """There is a new error, or one came again."""
     _heard = Signal()
 
     def __init__(self, *, debug: bool = False, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.num_more = 0
-        """Errors that came after `MAX_ERRORS` different ones."""
+        """Number of errors after `MAX_ERRORS` distinct ones."""
         self.newest: InternalError | None = None
         self._debug = debug
         self._errors: dict[str, InternalError] = {}
         self._qt_messages: deque[str] = deque(maxlen=_MAX_QT_MESSAGES)
-        self._lock = threading.RLock()  # the garbage collector may raise in the middle of what holds it
+        self._lock = threading.RLock()  # reentrant: the garbage collector may raise while it is held
         self._is_due = False
         self._qt_before: Any = None
         self._heard.connect(self._tell, Qt.ConnectionType.QueuedConnection)
 
     @property
     def errors(self) -> list[InternalError]:
-        """Different ones, the oldest first."""
+        """Distinct errors, oldest first."""
         with self._lock:
             return list(self._errors.values())
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Inside, what nobody caught comes here. Who listened before, unless it is Python itself, hears it as well."""
+        """Install the hooks within the context.
+
+        Hooks that were installed before are also called, except Python's own.
+        """
         before = sys.excepthook, threading.excepthook, sys.unraisablehook
         sys.excepthook = self._chained(before[0], sys.__excepthook__)
 
@@ -144,7 +147,7 @@ class InternalErrors(QObject):
             qInstallMessageHandler(self._qt_before)
 
     def hear(self, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
-        """An error that nobody caught. From any thread; never raises."""
+        """Record an uncaught error. Thread-safe; never raises."""
         if issubclass(kind, KeyboardInterrupt):
             return
         try:
@@ -152,12 +155,12 @@ class InternalErrors(QObject):
             text = "\n".join(_without_texts(exception))
             times = self._count(kind.__name__, _part_of(exception), text, _action_of(error))
             self._print(kind, error, trace, times)
-        except Exception:  # nobody is left to tell
+        except Exception:  # reporting itself failed
             traceback.print_exc()
 
     @property
     def report(self) -> str:
-        """What to send to whoever mends it."""
+        """Text of the report that the user can send to the developers."""
         parts = [
             f"kvscope {version('kvscope')}, {versions_text()}",
             f"Display: {QGuiApplication.platformName()}, machine: {platform.machine()}",
@@ -189,7 +192,10 @@ class InternalErrors(QObject):
             self._qt_before(kind, context, text)
 
     def _count(self, kind: str, part: str, trace: str, action: str = "") -> int:
-        """How often it came by now; 0 where too many others did."""
+        """Record an occurrence.
+
+        Returns the number of occurrences so far, or 0 if the error is not stored (`MAX_ERRORS`).
+        """
         with self._lock:
             found = self._errors.get(trace)
             if found is None and len(self._errors) >= MAX_ERRORS:
@@ -213,7 +219,7 @@ class InternalErrors(QObject):
     def _print(
         self, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None, times: int
     ) -> None:
-        """All of it, but one that comes again and again only now and then: the 1st, 10th, 100th time."""
+        """Print the error. A repeated error is printed only the 1st, 10th, 100th time, and so on."""
         if times and str(times).strip("0") != "1":
             return
         if self._debug:
@@ -227,23 +233,22 @@ class InternalErrors(QObject):
 
 
 class ErrorNotices(QObject):
-    """The strip that tells of `errors`, in the window in front. One that was dismissed comes back for another error."""
+    """Shows `errors` in a strip in the active window. A dismissed strip reappears for a different error."""
 
     def __init__(self, errors: InternalErrors, themes: ThemeKeeper, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.errors = errors
         self.strip: Banner | None = None
-        """There while something is told, or was."""
+        """The strip once an error was shown, until its window closes."""
         self._themes = themes
         self._reported_errors: set[str] = set()
-        """Tracebacks of what was told and dismissed."""
+        """Tracebacks of the errors that were shown before."""
         self._later = QTimer(self, singleShot=True, interval=_AGAIN_MS)
         self._later.timeout.connect(self._show)
         errors.reported.connect(self._show)
         themes.changed.connect(self._apply_theme)
 
     def copy_report(self) -> None:
-        """Put the report on the clipboard."""
         QGuiApplication.clipboard().setText(self.errors.report)
         if self.strip is not None:
             self._tell(self.strip, "Report copied.")
@@ -290,7 +295,6 @@ class ErrorNotices(QObject):
         return strip
 
     def _forget_strip(self) -> None:
-        """Its window was closed."""
         self.strip = None
 
     def _apply_theme(self) -> None:
@@ -310,7 +314,7 @@ def _action_of(error: BaseException | None) -> str:
 
 
 def _part_of(exception: traceback.TracebackException) -> str:
-    """The view or feature of the newest call inside one, as the strip names it; empty if there is none."""
+    """Return the title of the view or feature with the innermost call, or an empty text."""
     titles = {spec.folder: spec.title for spec in DOCKS} | _OTHER_PARTS
     for frame in reversed(exception.stack):
         parts = PurePath(frame.filename).parts
@@ -325,7 +329,7 @@ def _part_of(exception: traceback.TracebackException) -> str:
 
 
 def _without_texts(exception: traceback.TracebackException) -> Iterator[str]:
-    """The traceback with its causes, the first one first; files by their place in a package."""
+    """Yield the lines of the traceback with its causes first. File paths are relative to the package."""
     cause = exception.__cause__ or (None if exception.__suppress_context__ else exception.__context__)
     if cause is not None:
         yield from _without_texts(cause)
@@ -338,18 +342,18 @@ def _without_texts(exception: traceback.TracebackException) -> Iterator[str]:
 
 
 def _is_pythons(exception: traceback.TracebackException) -> bool:
-    """Whether nobody's `raise` wrote the message: such a one may hold any text, and its line is in the traceback."""
+    """Whether Python rather than a `raise` statement wrote the message. A message of a `raise` may hold any text."""
     line = exception.stack[-1].line if exception.stack else ""
     return exception.exc_type in _PYTHONS_WORDS and bool(line) and not _RAISES.search(line or "")
 
 
 def _place(path: str) -> str:
-    """Nobody's home folder."""
+    """Return the path without the user's home folder."""
     parts = PurePath(path).parts
     start = next((parts.index(name) for name in _OUR_PACKAGES if name in parts), len(parts) - 1)
     return "/".join(parts[start:])
 
 
 def _masked(message: str) -> str:
-    """The first line, without what is quoted: that may be somebody's text."""
+    """Return the first line without its quoted parts, which may be user text."""
     return _QUOTED.sub("'…'", message.partition("\n")[0])[:_MAX_MESSAGE]

@@ -1,4 +1,4 @@
-"""The window's actions that search for things and open the inspector."""
+"""Actions to search for blocks, requests or text, and to open the inspector."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from kvscope_app.window.window_body import WindowBody
 
 
 def inspector_actions(window: WindowBody, group: str) -> list[ActionSpec]:
-    """In the menu `group`."""
     finder = Finder(window.session, window)
     inspect = partial(window.focus_view, "inspector")
     window.page_map.inspect_wanted.connect(inspect)

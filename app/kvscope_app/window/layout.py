@@ -1,4 +1,4 @@
-"""Where views are docked at first, and how a layout is saved and restored."""
+"""Default arrangement of the docks, and saving and restoring of layouts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TOO_NEAR: Final = 24
 _LEAST_SHARE: Final = 0.75
 """Lower bound of a dock's default size, as a share of `DockSpec.size`."""
 _STACKED_FROM_HEIGHT: Final = 780
-"""Height of a window from which timeline and requests are shown one above the other."""
+"""Window height from which timeline and requests are stacked rather than tabbed."""
 _LEFT, _RIGHT, _BOTTOM = (
     Qt.DockWidgetArea.LeftDockWidgetArea,
     Qt.DockWidgetArea.RightDockWidgetArea,
@@ -38,20 +38,21 @@ AREAS: Final = {"left": _LEFT, "right": _RIGHT, "bottom": _BOTTOM}
 
 
 def prepare(window: QMainWindow) -> None:
-    """Set dock options, and which areas take the corners."""
+    """Set the dock options and which areas occupy the corners."""
     window.setDockOptions(QMainWindow.DockOption.AllowNestedDocks | QMainWindow.DockOption.AllowTabbedDocks)
     window.setCorner(Qt.Corner.BottomLeftCorner, _LEFT)  # the console is as high as the window
     window.setCorner(Qt.Corner.BottomRightCorner, _BOTTOM)  # timeline and requests are wide
 
 
 def arrange(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
-    """Put the docks where they are by default in a window of this size.
+    """Arrange the docks by default for the window's size.
 
-    Charts are right of the page map; below both are the timeline and, under it, the requests. In a low window timeline
-    and requests share one place, in a small one all docks but the left ones are tabs at the right, in a narrow one all.
+    Charts are to the right of the page map. Timeline and requests are below both, the requests at the bottom. In a low
+    window, timeline and requests are tabs of one dock area. In a small window all docks but the left ones are tabs at
+    the right, in a narrow one all docks.
     """
     size = window.size()
-    for spec in DOCKS:  # hidden while they move: side by side they need more room than there is, and the window grew
+    for spec in DOCKS:  # hidden while they move, because the window would grow: side by side they need more space
         docks[spec.name].hide()
     for spec in DOCKS:
         docks[spec.name].setFloating(False)
@@ -78,7 +79,6 @@ def arrange(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
 
 
 def share_out(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
-    """Give the docks their default sizes."""
     for orientation, areas in ((Qt.Orientation.Horizontal, ("left", "right")), (Qt.Orientation.Vertical, ("bottom",))):
         specs = [spec for spec in DOCKS if spec.area in areas]
         window.resizeDocks(
@@ -87,8 +87,7 @@ def share_out(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
 
 
 def default_length(spec: DockSpec, window: QMainWindow) -> int:
-    """The dock's default width or height in a window of this size. A smaller window takes room from docks and page map
-    alike."""
+    """Return the dock's default width or height, smaller in a small window so that docks and page map shrink alike."""
     is_below = spec.area == "bottom"
     share = window.height() / DEFAULT_SIZE.height() if is_below else window.width() / DEFAULT_SIZE.width()
     return round(spec.size * min(max(share, _LEAST_SHARE), 1.0))
@@ -99,19 +98,22 @@ def _is_small(window: QMainWindow) -> bool:
 
 
 def _is_narrow(window: QMainWindow) -> bool:
-    """Whether docks left and right of the page map need more width than there is."""
+    """Whether docks on both sides of the page map would need more width than the window has."""
     return window.width() < scaled(700)
 
 
 def save(window: QMainWindow, settings: QSettings, group: str = "window", *, with_docks: bool = True) -> None:
-    """Remember the window's place, and its layout where that is as a person wants it."""
+    """Save the geometry of the window and, with `with_docks`, its layout.
+
+    Pass False if the user did not choose the layout.
+    """
     settings.setValue(geometry_name(group), window.saveGeometry())
     if with_docks:
         settings.setValue(layout_name(group), window.saveState(LAYOUT_VERSION))
 
 
 def restore(window: QMainWindow, settings: QSettings, group: str = "window") -> bool:
-    """Put the window as it was; False when nothing fitting is remembered."""
+    """Restore the geometry and the layout. Returns False if no matching layout is saved."""
     geometry = settings.value(geometry_name(group))
     if isinstance(geometry, QByteArray):
         window.restoreGeometry(geometry)
@@ -153,12 +155,15 @@ def set_aside(settings: QSettings, group: str) -> Path | None:
 
 
 def has_place(settings: QSettings, group: str) -> bool:
-    """Whether it is remembered where this window stood."""
+    """Whether a geometry is saved for this window."""
     return isinstance(settings.value(geometry_name(group)), QByteArray)
 
 
 def place_beside(window: QMainWindow, others: Sequence[QMainWindow], has_own_place: bool) -> None:
-    """No window covers another exactly: one that would, or that was never anywhere, goes a little below the newest."""
+    """Cascade the window so that it covers no other window exactly.
+
+    A window without a saved geometry starts at the newest.
+    """
     if not others:
         return
     if not has_own_place:

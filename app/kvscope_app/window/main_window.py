@@ -1,6 +1,7 @@
-"""The main window: the page map in the middle, the other views docked around it.
+"""The main window: the page map in the center, the other views docked around it.
 
-Owns layout and the wiring between session, views and actions. Knows neither how views draw nor how an engine runs.
+Owns the layout and the connections between session, views and actions. Knows neither how views paint nor how an engine
+runs.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ if TYPE_CHECKING:
 
 
 class MainWindow(WindowBody):
-    """Shows one session. `keeper` is there when the engine is the desktop's own."""
+    """Main window of one session. `keeper` is given if kvscope started the engine."""
 
     views_loaded = Signal()
-    """All docked views are there (they are imported after the first paint)."""
+    """Emitted when all docked views are loaded, which happens after the first paint."""
 
     def __init__(
         self,
@@ -61,11 +62,14 @@ class MainWindow(WindowBody):
         openers: Openers = NO_OPENERS,
         slot: int = 1,
     ) -> None:
-        """`slot`: which of the open windows of its kind it is, from 1: each remembers its own place."""
+        """Create the window.
+
+        `slot` is its number among the open windows of its kind, from 1; each slot has its own geometry.
+        """
         super().__init__(session, themes, settings, keeper, openers)
         self.slot = slot
         self.last_words = ""
-        """What a person must read though the window is gone, once it is `closing`."""
+        """Messages that the user must read although the window is closed. Set before `closing` is emitted."""
         remember_map(self.page_map, themes.settings)
         self.notices = EngineNotices(self, keeper)
         self.alarm_strip = AlarmStrip(self.alarms, session.timeline.go_to, partial(self.focus_view, "bookmarks"))
@@ -94,7 +98,7 @@ class MainWindow(WindowBody):
         self.status_bar.recording_clicked.connect(lambda: recording_menu(self).popup(QCursor.pos()))
         self.docked.add_view("page_map", self.page_map)
         self._takes_prompts, self._is_console_spared = True, False
-        """The engine, as far as is known; whether the window, and not the person, closed the console."""
+        """Whether the engine accepts prompts, if known. Whether the window rather than the user closed the console."""
         self._has_own_layout, self.has_own_place = self._restore_layout()
         self._follow_state()
         self._paint_parts(themes.theme)
@@ -107,7 +111,7 @@ class MainWindow(WindowBody):
         super().reset_layout()
         self._spare_console()
 
-    # Qt's side
+    # Qt events
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
@@ -115,7 +119,7 @@ class MainWindow(WindowBody):
             self.page_map.canvas.setFocus()
 
     def changeEvent(self, event: QEvent) -> None:
-        """Out of sight nothing was painted: back again, everything is shown as it is now."""
+        """Refresh all views after the window was minimized, because they did not paint meanwhile."""
         super().changeEvent(event)
         if event.type() is QEvent.Type.WindowStateChange and not self.isMinimized():
             self.refresher.touch_all()
@@ -134,13 +138,13 @@ class MainWindow(WindowBody):
         open_dropped(self, event.mimeData())
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        # Spontaneous: from the window's frame. Our own actions have asked already, and a signal is not to be asked.
+        # Spontaneous: closed through the window's frame. Our actions have asked already; a signal must not ask.
         question = what_closing_ends(self) if event.spontaneous() else ""
         if question:
             event.ignore()
             ask(self, question, "Close window", self.close)
             return
-        if self._is_console_spared:  # the next engine may take prompts
+        if self._is_console_spared:  # the next engine may accept prompts
             self.docks["console"].show()
         layout.save(self, self.settings, self._group, with_docks=self.has_own_docks)
         if self.has_own_docks:
@@ -155,7 +159,7 @@ class MainWindow(WindowBody):
     # private
 
     def _follow_state(self) -> None:
-        """What can be done, and what is checked, follows whatever it depends on, whoever changed that."""
+        """Refresh the actions whenever anything changes that they depend on."""
         session, timeline = self.session, self.session.timeline
         for signal in (
             *(session.status_changed, timeline.paused_changed, timeline.epoch_changed, session.selection_changed),
@@ -170,12 +174,12 @@ class MainWindow(WindowBody):
         self.docked.all_loaded.connect(self._on_all_loaded)
 
     def _on_update(self, update: Update) -> None:
-        if update.snapshot is not None:  # an engine has said what it is
+        if update.snapshot is not None:  # the engine's capabilities are known now
             self.actions_by_name.refresh()
             self._follow_prompts()
 
     def _follow_prompts(self) -> None:
-        """Where nobody takes prompts the console gives its room to the others, until the person opens it."""
+        """Close the console if the engine accepts no prompts, unless the user opens it."""
         session = self.session
         if session.timeline.is_file or session.live_mirror.hello is None:
             return
@@ -185,7 +189,7 @@ class MainWindow(WindowBody):
             self.layout_watch.take_over()
 
     def _spare_console(self) -> None:
-        """Closed where it is of no use, and open again where it is and the person did not close it."""
+        """Close the console if it is useless, and reopen it when it is useful unless the user closed it."""
         console = self.docks["console"]
         if not self._takes_prompts:
             self._is_console_spared |= not console.isHidden()
@@ -207,7 +211,6 @@ class MainWindow(WindowBody):
         return corner
 
     def _build_playback(self) -> PlaybackBar:
-        """Under the page map."""
         names = ("to_start", "frame_back", "play", "frame_forward", "to_end")
         buttons = tuple(self.actions_by_name[name] for name in names)
         bar = PlaybackBar(self.session.timeline, self.session.bookmarks, buttons)
@@ -216,14 +219,14 @@ class MainWindow(WindowBody):
         return bar
 
     def _build_paused_bar(self) -> PausedBar:
-        """Below the other strips: it stays longest."""
+        """Create the bar of the paused engine, below the other strips because it stays longest."""
         labels = (("Step", "step"), (f"Step {NUM_STEPS}", "step_more"), ("Resume", "resume"))
         bar = PausedBar(self.debugger, tuple((label, self.actions_by_name[name]) for label, name in labels))
         self.strips.add(bar)
         return bar
 
     def _restore_layout(self) -> tuple[bool, bool]:
-        """Whether a layout of its own was remembered, and a place."""
+        """Return whether a saved layout was restored, and whether a geometry is saved."""
         default_size(self)
         self.reset_layout()
         self._lengths.restore(self.settings, self._group)
@@ -231,11 +234,10 @@ class MainWindow(WindowBody):
 
     @property
     def _group(self) -> str:
-        """Where its layout is remembered."""
         return window_group(window_kind(self.session), self.slot)
 
     def _keep_sizes(self) -> None:
-        """Views bring sizes of their own when they are loaded: the docks take back theirs."""
+        """Restore the dock sizes, because a loaded view brings its own size hints."""
         if self._has_own_layout:
             layout.restore_docks(self, self.settings, self._group)
         else:
@@ -246,10 +248,10 @@ class MainWindow(WindowBody):
         view = self.views[name]
         if name == "requests" and (table := getattr(view, "table", None)) is not None:
             add_to_requests(table, self.actions_by_name)
-        if in_sight(view):  # those behind a tab wait until all are there: it takes 10 ms, and nobody sees it
+        if in_sight(view):  # views behind a tab wait until all are loaded: this takes 10 ms
             self._keep_sizes()
         if name == DOCKS[0].name and not self.session.timeline.is_file:
-            view.setFocus()  # the prompt is where one begins
+            view.setFocus()  # the user starts by typing a prompt
 
     def _on_all_loaded(self) -> None:
         self._keep_sizes()
@@ -264,7 +266,7 @@ class MainWindow(WindowBody):
         self.refresher.touch_all()
 
     def _paint_parts(self, theme: Theme) -> None:
-        """All but docks and views."""
+        """Apply the theme to everything but docks and views."""
         parts = (
             *(self.actions_by_name, self._corner, self.status_bar, self.banner, self.alarm_strip),
             *(self.welcome, self.playback, self.paused_bar),
@@ -274,5 +276,5 @@ class MainWindow(WindowBody):
 
 
 def window_kind(session: Session) -> str:
-    """Where there is nobody to talk to, a person wants another layout."""
+    """Return the kind of the window. Playback has a separate layout, because there is no engine to talk to."""
     return "playback" if session.timeline.is_file else "window"

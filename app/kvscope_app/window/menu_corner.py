@@ -1,5 +1,4 @@
-"""The buttons at the right end of the menu bar, and what the window shows in a word: live, paused or playback,
-or that the engine stands still because somebody paused it."""
+"""Buttons at the right end of the menu bar, and the state of the window: live, paused, playback, or engine paused."""
 
 from __future__ import annotations
 
@@ -17,17 +16,17 @@ from kvscope_telemetry.source import SourceState
 
 _LOOK_MS: Final = 100
 _LATER_MS: Final = 1000
-"""How often the time behind moves on once nobody reads its tenths any more."""
+"""Update interval of the delay once its tenths of a second are no longer interesting."""
 _TENTHS_S: Final = 10.0
 _SPACING: Final = 2
 _AT_END: Final = 8
 
 
 class Corner(QWidget):
-    """Live state and a few buttons."""
+    """Label of the shown state and a few buttons."""
 
     _bar: QMenuBar | None = None
-    """Qt asks for sizes before all is built."""
+    """Menu bar; a class attribute, because Qt asks for sizes before the constructor has finished."""
 
     def __init__(self, session: Session, live: QAction | None, buttons: list[QAction], parent: QWidget) -> None:
         super().__init__(parent)
@@ -66,7 +65,7 @@ class Corner(QWidget):
         session.status_changed.connect(self.refresh)
 
     def lie_in(self, bar: QMenuBar) -> None:
-        """At the end of `bar`, and give way to its menus."""
+        """Place this widget at the end of `bar`, with less priority than its menus."""
         self._bar = bar
         bar.setCornerWidget(self, Qt.Corner.TopRightCorner)
         bar.installEventFilter(self)
@@ -82,13 +81,12 @@ class Corner(QWidget):
             self._fit()
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take the colours of `theme`."""
         self._theme = theme
         self._fit()
         self.refresh()
 
     def refresh(self) -> None:
-        """Show how far behind the present the window is."""
+        """Show the state, and for a paused timeline the delay behind the present."""
         timeline = self._session.timeline
         if timeline.paused:
             word = "PLAYING" if timeline.is_playing else "PAUSED"
@@ -106,10 +104,10 @@ class Corner(QWidget):
             self._show("", self._theme.muted)
 
     def _fit(self) -> None:
-        """Put the buttons into a menu, and shorten the state, where the bar's menus need the space.
+        """Move the buttons into a menu and shorten the state if the menu bar's menus need the space.
 
-        Where that is too wide still, the state goes, which the status bar has; then the menu, whose actions the bar's
-        menus have.
+        If that is still too wide, the state is hidden, which the status bar shows as well. Then the menu is hidden,
+        whose actions the menu bar has.
         """
         if self._bar is None:
             return
@@ -135,10 +133,10 @@ class Corner(QWidget):
             self.refresh()
         elif before == self._state.width() and had_more is has_more:
             return
-        self._bar.setCornerWidget(self, Qt.Corner.TopRightCorner)  # it does not follow a corner that grows
+        self._bar.setCornerWidget(self, Qt.Corner.TopRightCorner)  # Qt does not follow when the corner widget grows
 
     def _state_width(self, is_narrow: bool = False) -> int:
-        """Of the widest there is, so that nothing moves."""
+        """Return the width of the longest text, so that nothing moves."""
         bold = self.font()
         bold.setWeight(QFont.Weight.Bold)
         return QFontMetrics(bold).horizontalAdvance("ENGINE PAUSED" if is_narrow else "PLAYING  88.8 s behind") + 24
@@ -164,7 +162,7 @@ class Corner(QWidget):
         if color != self._color:
             self._color = color
             self._state.setStyleSheet(f"color: {color}; font-weight: 700; padding: 0 8px;")
-            self._state.setFixedHeight(self._state.sizeHint().height())  # or the window is laid out with each digit
+            self._state.setFixedHeight(self._state.sizeHint().height())  # or each new digit causes a window layout
 
 
 def _behind(seconds: float) -> str:
@@ -172,7 +170,7 @@ def _behind(seconds: float) -> str:
 
 
 def _more_button(actions: list[QAction]) -> QToolButton:
-    """Return a button with a menu of what finds no space."""
+    """Return a button with a menu of the actions that do not fit."""
     button = QToolButton()
     button.setText("»")
     button.setToolTip("More")

@@ -1,6 +1,6 @@
-"""Carries what a person chose in the views over to the next window. Knows the views' choices, not how they show them.
+"""Carries the user's choices in the views over to the next window. Knows the choices, not how the views show them.
 
-A new window begins with the newest choices of any window; open windows keep theirs.
+A new window starts with the most recent choices of any window. Open windows keep theirs.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from kvscope_app.views.page_map.color_modes import mode_named
 from kvscope_app.views.page_map.page_map_view import PageMapView
 
 _MADE: Final = "made_widths"
-"""Of a table: how wide its columns were made, at 100 %."""
+"""Property of a table: its initial column widths at 100 % zoom."""
 
 
 def remember_map(view: PageMapView, choices: SettingsKeeper) -> None:
-    """What colours mean, and whether cells light up."""
+    """Apply and save the colour mode, and apply the flashing of the page map."""
     chosen = choices.values
     view.set_mode(mode_named(chosen.color_mode))
     view.set_flashing(chosen.flashes)
@@ -34,7 +34,7 @@ def remember_map(view: PageMapView, choices: SettingsKeeper) -> None:
 
 
 def remember_view(view: View, choices: SettingsKeeper) -> None:
-    """Of a view that was just loaded. It is imported already: asking what it is costs nothing."""
+    """Apply and save the choices of a newly loaded view, whose module is imported already."""
     if view.object_name == "requests":
         _remember_requests(view, choices)
     elif view.object_name == "events":
@@ -42,20 +42,20 @@ def remember_view(view: View, choices: SettingsKeeper) -> None:
 
 
 def note_widths(view: View, choices: SettingsKeeper) -> None:
-    """The window closes: columns that have another width than they were made with are remembered."""
+    """Save the columns whose width differs from the initial one. Called when the window closes."""
     changed = _changed_widths(view)
     if changed is not None and changed != choices.values.request_columns:
         choices.change(request_columns=changed)
 
 
 def choices_of(views: Mapping[str, View]) -> Choices:
-    """What is chosen in these views now, as a layout keeps it."""
+    """Return the present choices of these views, as stored in a layout."""
     with TemporaryDirectory(prefix="kvscope-") as folder:
         kept = QSettings(str(Path(folder) / "choices.ini"), QSettings.Format.IniFormat)
         for view in views.values():
             view.remember(kept)
         choices = {name: str(kept.value(name)) for name in sorted(kept.allKeys())}
-        del kept  # it writes its file now: the folder is still there
+        del kept  # writes its file now, while the folder still exists
     found: dict[str, object] = {}
     page_map, requests, events = (views.get(name) for name in ("page_map", "requests", "events"))
     if isinstance(page_map, PageMapView):
@@ -71,7 +71,7 @@ def choices_of(views: Mapping[str, View]) -> Choices:
 
 
 def choose(views: Mapping[str, View], choices: Choices) -> None:
-    """Choose this in these views; what is not said, or not known here, stays."""
+    """Apply `choices` to these views. Choices that are absent or unknown do not change anything."""
     with TemporaryDirectory(prefix="kvscope-") as folder:
         kept = QSettings(str(Path(folder) / "choices.ini"), QSettings.Format.IniFormat)
         for view in views.values():
@@ -109,7 +109,7 @@ def _choose_in_requests(view: View, choices: Choices) -> None:
 
 
 def _changed_widths(view: View) -> dict[str, int] | None:
-    """By title, at 100 %; None where it is no table whose widths are known."""
+    """Return the changed widths by title at 100 % zoom, or None if the view has no table with known widths."""
     table = getattr(view, "table", None)
     made = table.property(_MADE) if isinstance(table, QTableView) else None
     if made is None or not isinstance(table, QTableView):

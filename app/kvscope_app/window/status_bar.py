@@ -1,4 +1,4 @@
-"""The status bar: connection, model, step rate, latency, and what was lost. Words beside each colour."""
+"""Status bar: connection, model, step rate, latency and losses. Every colour is accompanied by text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kvscope_telemetry.messages.telemetry import DeviceSample, Hello
 from kvscope_telemetry.source import SourceState, SourceStatus
 
 _MAX_STATE: Final = 80
-"""Letters of the state and its reason, and more where the other words leave room; the tooltip has all."""
+"""Length in characters of the state with its reason; more if there is space. The tooltip has the full text."""
 _CHANGING: Final = ("recording", "device", "rate", "frames", "latency", "display")
 _TIPS: Final = {
     "recording": "Click for the file and to stop recording",
@@ -54,32 +54,29 @@ _WORTH: Final = (
         "display",
     ),
 )
-"""Where there is no room for all, the last of these go first."""
+"""Labels by importance. If space is short, the last ones are hidden first."""
 _UNDER_MESSAGES: Final = ("state", "role", "model")
-"""Qt hides these while a message is told."""
+"""Labels that Qt hides while a message is shown."""
 _CLICKABLE: Final = ("recording", "address")
 _MAX_NAME: Final = 24
-"""Letters of a file's name or an address; the tooltip and the clipboard have all."""
+"""Length in characters of a file name or address. The tooltip and the clipboard have the full text."""
 _NOTICE_MS: Final = 6000
 _SPACING: Final = 10
 _EDGES: Final = 40
-"""Around the dot, and at the ends."""
+"""Pixels around the dot and at the ends."""
 _NARROWEST: Final = 240
 _MESSAGE_EDGE: Final = 6
 _MESSAGE_SHARE: Final = 0.8
-"""Of the bar, a message takes that much at most."""
+"""Maximum share of the bar's width for a message."""
 
 
 class Dot(QWidget):
-    """A small filled circle."""
-
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._color = QColor()
         self.setFixedSize(QSize(scaled(10), scaled(10)))
 
     def set_color(self, color: QColor) -> None:
-        """Fill with `color`."""
         if color != self._color:
             self._color = color
             self.update()
@@ -94,19 +91,22 @@ class Dot(QWidget):
 
 
 class StatusBar(QStatusBar):
-    """Follows a session's status, four times a second."""
+    """Shows the status of a session, updated up to four times per second."""
 
     recording_clicked = Signal()
 
     def __init__(self, session: Session, parent: QWidget | None = None, *, is_own: bool = False) -> None:
-        """`is_own`: the engine is a child of the desktop's, which is there before it can be connected to."""
+        """Create the bar.
+
+        `is_own`: whether kvscope started the engine, whose process exists before it can be connected to.
+        """
         super().__init__(parent)
         self._session, self._is_own = session, is_own
         self._theme = DARK
         self._dot = Dot()
         self._frames_color = ""
         self._labels = {name: _label(name) for name in _TIPS}
-        self._steps: list[tuple[int, int]] = []  # (our time, step) of the last second
+        self._steps: list[tuple[int, int]] = []  # (monotonic time in ns, step) of the last second
         self._updates: list[int] = []
         self._build()
         for name in _CLICKABLE:
@@ -117,12 +117,11 @@ class StatusBar(QStatusBar):
         self.messageChanged.connect(self._on_message)
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take the colours of `theme`."""
         self._theme = theme
         self.refresh()
 
     def minimumSizeHint(self) -> QSize:
-        """What changes all the time does not make the window wider."""
+        """Return a fixed width, so that changing texts do not widen the window."""
         return QSize(_NARROWEST, super().minimumSizeHint().height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -130,7 +129,7 @@ class StatusBar(QStatusBar):
         self._fit()
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """Qt cuts a message that there is no room for; here it ends in "…", and the tooltip has it all."""
+        """Elide a message that is too long, which Qt would clip. The tooltip has the full message."""
         message = self.currentMessage()
         if not message:
             super().paintEvent(event)
@@ -159,12 +158,11 @@ class StatusBar(QStatusBar):
         return False
 
     def refresh(self) -> None:
-        """Show how things stand."""
         self._show_words()
         self._fit()
 
     def show_linked(self, words: str) -> None:
-        """How this window's time is linked with that of others; empty: it is not."""
+        """Show how this window's time is linked with other windows; empty if it is not."""
         if self._labels["linked"].text() != words:
             self._set("linked", words)
             self._fit()
@@ -179,7 +177,7 @@ class StatusBar(QStatusBar):
         self._fit()
 
     def _fit(self) -> None:
-        """As many labels as there is room for, what matters most first; a message takes its room before them."""
+        """Show as many labels as fit, the most important first. A message takes precedence."""
         message = self.currentMessage()
         taken = self.fontMetrics().horizontalAdvance(message) + 2 * _SPACING if message else _EDGES
         room = self.width() - min(taken, round(self.width() * _MESSAGE_SHARE))
@@ -305,7 +303,7 @@ class StatusBar(QStatusBar):
 
 
 def frames_tip(status: SourceStatus) -> str:
-    """What the number of frames means, and what a newer engine said that this desktop does not know."""
+    """Return the tooltip of the frame count, with what an engine newer than this desktop sent that is unknown here."""
     lines = [_TIPS["frames"]]
     if status.num_skipped:
         lines.append(
@@ -319,7 +317,7 @@ def frames_tip(status: SourceStatus) -> str:
 
 
 def _reason(status: SourceStatus, failure: str) -> str:
-    """`failure`: why what came did not fit."""
+    """Return the reason of the state. `failure` is why the last update could not be applied."""
     if status.state is SourceState.PAUSED:
         return f" {status.reason}"
     reason = status.reason or failure
@@ -340,7 +338,7 @@ def _label(name: str) -> QLabel:
     if name in _CHANGING:
         made.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
     if name != "state":
-        made.setProperty("look", "muted")  # before it is shown: the stylesheet looks once
+        made.setProperty("look", "muted")  # before it is shown: the stylesheet reads it only once
     return made
 
 
@@ -353,8 +351,10 @@ def _model(hello: Hello | None) -> str:
 
 
 def rounded_words(quantization: str) -> str:
-    """`4-bit weights` of `int4`, with activations in `int4-a8`; what is not known by a number of bits keeps its name;
-    empty where none are."""
+    """Return for example `4-bit weights` for `int4`, with activations for `int4-a8`.
+
+    Quantizations that are not named by a number of bits keep their name. Empty without quantization.
+    """
     weights, _, activations = quantization.partition("-a")
     bits = weights.removeprefix("int")
     if not bits.isdigit():
@@ -363,7 +363,7 @@ def rounded_words(quantization: str) -> str:
 
 
 def device_text(sample: DeviceSample, hello: Hello) -> str:
-    """`GPU 87 %  ·  212 W  ·  64 °C`, as far as it is known; of an engine on a CPU `Engine 87 % of the CPUs`."""
+    """Return the known values: `GPU 87 %  ·  212 W  ·  64 °C`, or for an engine on a CPU `Engine 87 % of the CPUs`."""
     name = {"cuda": "GPU", "cpu": "CPU"}.get(hello.device.kind, "Device")
     busy = percent(sample.utilization, 0)
     parts = (

@@ -1,4 +1,4 @@
-"""Moves the keyboard focus of a window with docks from one Tab stop to the next."""
+"""Keyboard navigation between the Tab stops of a window with docks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from kvscope_app.views.in_sight import in_sight
 
 
 def focus_next(window: QWidget, *, forward: bool) -> bool:
-    """Give the focus to the next Tab stop of `window`, and scroll to it. Returns whether there is another one.
+    """Focus the next Tab stop of `window` and scroll to it. Returns whether there is one.
 
-    Qt's own search stops at widgets in docks behind other tabs too: Qt moves such docks outside the window and leaves
-    them visible.
+    Replaces Qt's search, which also stops at widgets in docks behind other tabs: Qt moves such docks outside the window
+    but leaves them visible.
     """
     others = tab_order(window.focusWidget() or window, forward=forward)
     found = next((each for each in others if each.window() is window and is_tab_stop(each)), None)
@@ -29,7 +29,7 @@ def focus_next(window: QWidget, *, forward: bool) -> bool:
 
 
 def is_tab_stop(widget: QWidget) -> bool:
-    """Whether Tab stops at `widget` and it is in a dock that is in sight, or in none."""
+    """Whether Tab stops at `widget`, and its dock, if any, is in sight."""
     if not widget.focusPolicy() & Qt.FocusPolicy.TabFocus or widget.focusProxy() is not None:
         return False
     if not widget.isVisible() or not widget.isEnabled():

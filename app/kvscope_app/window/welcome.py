@@ -1,4 +1,4 @@
-"""The middle of the window before there is an engine to show: progress, or a preview of what will be shown here."""
+"""Center of the window before an engine is connected: progress, and a preview of what will be shown."""
 
 from __future__ import annotations
 
@@ -47,12 +47,10 @@ _STAGES: Final = {
 _STEPS: Final = 1000
 _WIDEST: Final = 560
 _AROUND, _WITHIN = 24, 30
-"""Room at the sides, outside and inside of the card."""
+"""Horizontal margins outside and inside of the card."""
 
 
 class Welcome(QWidget):
-    """A card with a progress bar."""
-
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.title, self._detail = PlainLabel("Starting the engine"), PlainLabel()
@@ -68,13 +66,12 @@ class Welcome(QWidget):
         self.show_waiting("Starting the engine", "")
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take the colours of `theme`."""
         self._mark.setPixmap(pixmap("kvscope", "#000001", scaled(44)))
         for sign, (name, _, _) in zip(self._signs, _TOLD, strict=True):
             sign.setPixmap(pixmap(name, theme.accent, scaled(20)))
 
     def offer(self, action: QAction) -> None:
-        """Something to do meanwhile, as a button."""
+        """Add a button for something to do in the meantime."""
         button = QPushButton(action.text())
         button.setMinimumWidth(1)  # a small window stays small
         button.setToolTip(action.toolTip())
@@ -82,8 +79,10 @@ class Welcome(QWidget):
         self._offers.insertWidget(self._offers.count() - 1, button)
 
     def show_waiting(self, title: str, detail: str, choices: Sequence[Choice] = ()) -> None:
-        """Something is waited for; nobody knows how long. `choices`: what can be done beside waiting, the first of them
-        what most people want."""
+        """Show that something of unknown duration is awaited.
+
+        `choices` are alternatives to waiting, the most common one first.
+        """
         self._show_choices(choices)
         self.title.setText(title)
         self._detail.setText(detail)
@@ -92,7 +91,7 @@ class Welcome(QWidget):
         self._fit()
 
     def show_ended(self, title: str, detail: str) -> None:
-        """Nothing is waited for."""
+        """Show a message without a progress bar."""
         self._show_choices(())
         self.title.setText(title)
         self._detail.setText(detail)
@@ -100,7 +99,6 @@ class Welcome(QWidget):
         self._fit()
 
     def show_progress(self, progress: Progress) -> None:
-        """A download, conversion or load goes on."""
         self._show_choices(())
         self.title.setText(_STAGES.get(progress.stage, progress.stage.capitalize()))
         self._detail.setText(progress_text(progress))
@@ -110,7 +108,7 @@ class Welcome(QWidget):
         self._fit()
 
     def minimumSizeHint(self) -> QSize:
-        """A small window stays small, and what does not fit goes."""
+        """Return a small size, so that a small window can stay small. Contents that do not fit are hidden."""
         return QSize(scaled(240), scaled(150))
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -123,7 +121,7 @@ class Welcome(QWidget):
             self._choices.addStretch(1)
 
     def _fit(self) -> None:
-        """Nothing is cut: buttons go below one another where it is narrow, the list of views goes where it is low."""
+        """Avoid clipping: stack the buttons if the card is narrow, and hide the list of views if it is low."""
         wide = min(self.width() - 2 * _AROUND, _WIDEST)
         is_narrow = self._buttons_width() > wide - 2 * _WITHIN
         directions = QBoxLayout.Direction
@@ -192,7 +190,7 @@ class Welcome(QWidget):
 
 
 def progress_text(progress: Progress) -> str:
-    """How far, in words: `model.gguf: 12.3 MiB of 98.1 MiB`."""
+    """Return the progress as text: `model.gguf: 12.3 MiB of 98.1 MiB`."""
     if progress.unit == "bytes":
         done, total = num_bytes(progress.done), num_bytes(progress.total)
     else:

@@ -1,4 +1,4 @@
-"""The actions of the main window and the menus they are in."""
+"""The actions of the main window and its menus."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ _AFTER_A_LINE: Final = frozenset(
         *("theme_toggle", "about", "segments"),
     }
 )
-"""In menus a new section begins with these."""
+"""Actions that start a new section in their menu."""
 
 
 def add_actions(window: WindowBody, actions: Actions, notices: EngineNotices) -> None:
-    """Everything a person can do in `window`; `notices` restarts its own engine."""
+    """Add all actions of `window`. `notices` restarts kvscope's own engine."""
     jumps = EventJumps(window.session.timeline, lambda text: window.statusBar().showMessage(text, _NOTICE_MS))
     time = (
         *playback_actions(window.session.timeline, jumps),
@@ -118,7 +118,7 @@ def add_actions(window: WindowBody, actions: Actions, notices: EngineNotices) ->
 
 
 def build_menus(window: WindowBody, actions: Actions, layouts: KeptLayouts) -> None:
-    """Menus in the order of the groups."""
+    """Create the menus in the order of the action groups."""
     bar = window.menuBar()
     file = bar.addMenu("&File")
     _fill(file, actions, FILE)
@@ -218,7 +218,7 @@ def _own_engine(window: WindowBody, notices: EngineNotices) -> list[ActionSpec]:
 
 
 def _rounds_activations(window: WindowBody) -> bool | None:
-    """Whether activations have 8 bits: known once the engine said so, and a question on a CPU alone."""
+    """Whether activations have 8 bits. None if unknown, or if the engine does not run on a CPU."""
     hello = window.session.live_mirror.hello
     return None if hello is None or hello.device.kind != "cpu" else hello.model.quantization.endswith("-a8")
 
@@ -245,7 +245,7 @@ def _view(window: WindowBody) -> list[ActionSpec]:
 
 
 def _clear(window: WindowBody) -> None:
-    """What Esc does: first what a view shows until then goes, then the loop or the selection."""
+    """Handle Esc: first dismiss what a view shows temporarily, then clear the loop or the selection."""
     if not any(view.dismiss() for view in list(window.views.values())):
         clear_choice(window.session)
 
@@ -341,7 +341,7 @@ def _zoom(window: WindowBody) -> list[ActionSpec]:
 
 
 def _in_docks(window: WindowBody) -> list[ActionSpec]:
-    """What keys mean only where the focus is in one view. It may not be loaded yet."""
+    """Return the actions whose shortcuts apply only while one view has the focus. The view may not be loaded yet."""
 
     def ask(name: str, view: str) -> Callable[[], object]:
         return lambda: getattr(window.views[view], name)() if view in window.views else None
@@ -375,7 +375,7 @@ def _add_dock_toggles(window: WindowBody, actions: Actions) -> None:
 
 
 def _raise_shown(dock: QDockWidget) -> None:
-    """One that others stand before was asked for to be seen."""
+    """Raise a dock that was opened, in case it is behind other tabs."""
     if not dock.isHidden():
         dock.raise_()
 
@@ -388,7 +388,7 @@ def _fill(menu: QMenu, actions: Actions, group: str) -> None:
 
 
 def entries(window: WindowBody) -> list[tuple[str, QAction]]:
-    """Everything there is to do, for the palette and the sheet."""
+    """Return (group, action) of all actions, for the command palette and the shortcut sheet."""
     actions = window.actions_by_name
     return [(spec.group, actions[spec.name]) for spec in actions]
 
@@ -426,7 +426,7 @@ def _ask_about_unfinished(windows: list[WindowBody]) -> str:
 
 
 def _what_a_restart_ends(window: WindowBody) -> str:
-    """Nothing is asked where no engine runs."""
+    """Return the question to ask before a restart, or an empty text if no engine runs."""
     if window.session.status.state in (SourceState.ENDED, SourceState.CONNECTING):
         return ""
     running = int((window.session.live_mirror.requests.state == RequestState.RUNNING).sum())

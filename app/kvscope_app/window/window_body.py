@@ -1,6 +1,7 @@
-"""What a window is made of, as those see it that act on it: its session, its parts, and how they are brought up.
+"""The parts of a main window as needed by code that acts on it: session, central widgets, docks, and how to show them.
 
-Owns the parts in the middle and the docks around them. Knows nobody who acts on it: who adds actions is told of it.
+Owns the parts in the center and the docks around them. Does not know the code that adds actions, which is given the
+window.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ from kvscope_app.window.welcome import Welcome
 
 
 class WindowBody(SessionWindow):
-    """The page map or the welcome in the middle, strips that float over it, and a dock for each other view."""
+    """Window with the page map or the welcome page in the center, floating strips above it, and a dock per other
+    view.
+    """
 
     linking = Signal(bool)
-    """The person links the times of all windows, or no longer."""
+    """Emitted when the user turns the linking of all windows' times on or off."""
     link_changed = Signal()
-    """`link_words` or `may_link` may be others now."""
+    """Emitted when `link_words` or `may_link` may have changed."""
 
     def __init__(
         self,
@@ -46,10 +49,16 @@ class WindowBody(SessionWindow):
         super().__init__(session, themes, settings, openers)
         self.keeper = keeper
         self.has_own_docks = True
-        """The docks are where a person wants them; false once they were moved for an address that has no pool."""
+        """Whether the user chose the arrangement of the docks.
+
+        False once they were rearranged for a source without a KV pool.
+        """
         self._is_squeezed = False
         self.may_link, self.link_words = False, ""
-        """Whether there is another window whose time may be linked with this one's, and how it is; empty: it is not."""
+        """`may_link`: whether another window exists to link times with.
+
+        `link_words`: state of the link, empty if not linked.
+        """
         self.setWindowTitle("kvscope")
         self.debugger = Debugger(session, self)
         self.plans = PlanProcess(self)
@@ -65,7 +74,7 @@ class WindowBody(SessionWindow):
         self.views = self.docked.views
 
     def show_map(self) -> None:
-        """There is a pool to look at."""
+        """Show the page map in place of the welcome page, or a notice if the source has no KV pool."""
         live = self.session.live_mirror
         middle = self.page_map if live.hello is None or live.capabilities.blocks else self.no_pool_label
         if self._stack.currentWidget() is not middle:
@@ -75,7 +84,7 @@ class WindowBody(SessionWindow):
             self.show_capabilities()
 
     def show_capabilities(self) -> None:
-        """Where devices are all that the source tells of, they are in sight, wherever the docks were left."""
+        """Show the devices dock, wherever it is, if the source reports devices only."""
         mirror = self.session.live_mirror
         if mirror.hello is not None and not mirror.capabilities.blocks:
             self.has_own_docks = False
@@ -83,17 +92,16 @@ class WindowBody(SessionWindow):
             self.docks["devices"].raise_()
 
     def add_below(self, bar: QWidget) -> None:
-        """Put `bar` under the map."""
         label_boxes(bar)
         self._column.addWidget(bar)
 
     def reset_layout(self) -> None:
-        """Everything where it was at the first start."""
+        """Restore the layout of the first start."""
         layout.arrange(self, self.docks)
         self.docks["console"].setVisible(not self.session.timeline.is_file)
 
     def zoom_by(self, steps: int) -> None:
-        """The page map, while nothing else that can be zoomed has the keyboard."""
+        """Zoom the page map (1: in, -1: out, 0: fit). Used unless a focused view handles zooming itself."""
         (self.page_map.fit_all, self.page_map.zoom_in, self.page_map.zoom_out)[steps]()
 
     def event(self, event: QEvent) -> bool:
@@ -111,25 +119,24 @@ class WindowBody(SessionWindow):
         return focus_next(self, forward=forward)
 
     def focus_view(self, name: str) -> None:
-        """Bring a dock up and give it the keyboard."""
         self.docked.focus(name)
 
     def can_link(self, possible: bool) -> None:
-        """Whether there is another window whose time may be linked with this one's."""
+        """Set whether another window exists to link times with."""
         self.may_link = possible
         self.link_changed.emit()
 
     def show_linked(self, words: str) -> None:
-        """How this window's time is linked with that of the others; empty: it is not."""
+        """Set the state of the time link; empty if not linked."""
         if words != self.link_words:
             self.link_words = words
             self.link_changed.emit()
 
     def _stay_on_screen(self) -> None:
-        """Let the window be smaller than its parts ask for, where they ask for more than the screen has.
+        """Allow the window to be smaller than its minimum size hint if that exceeds the screen.
 
-        Without a minimum of its own the window grows to what its layout needs: at large zooms and on small screens a
-        part of it would be outside the screen.
+        Without an explicit minimum, the window grows to what its layout requires. With a large zoom or on a small
+        screen, part of it would be off-screen.
         """
         room = self.screen().availableGeometry().size() - (self.frameGeometry().size() - self.size())
         least = self.minimumSizeHint()
@@ -144,7 +151,7 @@ class WindowBody(SessionWindow):
                 )
         elif self._is_squeezed:
             self._is_squeezed = False
-            self.setMinimumSize(0, 0)  # the layout sets it again
+            self.setMinimumSize(0, 0)  # the layout sets the minimum again
 
     def _build_middle(self) -> None:
         self._stack = QStackedWidget()

@@ -1,8 +1,9 @@
-"""Which of the windows of its kind a window is, among all desktops of a person: each slot has a place of its own.
+"""Numbers the open windows of each kind across all kvscope processes of a user, so that each slot has its own geometry.
 
-Owns the locks, one file a slot beside the settings. The system lets them go when a process ends, however it ends. A
-file has content only while the window of its slot is being opened: content without a lock means that a process ended
-before its window was open. Where there can be no locks, the windows of this desktop are told apart, and no others.
+Owns the locks: one file per slot in a folder next to the settings. The system releases them when a process ends for any
+reason. A file has content only while the window of its slot is being opened; content without a lock means that a
+process ended before its window was open. If locking is not supported, only the windows of this process are
+distinguished.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from typing import Final
 _FOLDER: Final = "open-windows"
 _OPENING: Final = b"opening\n"
 MAX_SLOTS: Final = 64
-"""More windows than anybody looks at: later ones are not told from those of other desktops."""
+"""Further windows are not distinguished from those of other processes."""
 
 
 class WindowSlots:
-    """Numbers from 1, for each kind of window."""
+    """Slot numbers from 1, for each kind of window."""
 
     def __init__(self, settings_file: Path) -> None:
         self._folder = settings_file.parent / _FOLDER
         self._held: dict[tuple[str, int], int | None] = {}
-        """The lock's descriptor of each slot that is ours; None: without a lock."""
+        """File descriptor of the lock for each slot of this process; None without a lock."""
 
     def take(self, kind: str) -> int:
-        """The first that is free."""
+        """Acquire and return the first free slot."""
         for slot in itertools.count(1):
             if (kind, slot) in self._held:
                 continue
@@ -47,31 +48,30 @@ class WindowSlots:
         if descriptor is None:
             return False
         failed_before = os.fstat(descriptor).st_size > 0
-        with suppress(OSError):  # on a full disk a failed start is not noticed
+        with suppress(OSError):  # on a full disk, failed starts are not detected
             os.pwrite(descriptor, _OPENING, 0)
         return failed_before
 
     def finish_opening(self, kind: str, slot: int) -> None:
-        """Record that the window of `slot` is open, or was closed in good order."""
+        """Record that the window of `slot` is open, or was closed normally."""
         descriptor = self._held.get((kind, slot))
         if descriptor is not None:
             with suppress(OSError):
                 os.ftruncate(descriptor, 0)
 
     def give_back(self, kind: str, slot: int) -> None:
-        """Its window closed."""
+        """Release the slot of a closed window."""
         self.finish_opening(kind, slot)
         descriptor = self._held.pop((kind, slot), None)
         if descriptor is not None:
             os.close(descriptor)
 
     def close(self) -> None:
-        """All windows are gone."""
         for kind, slot in list(self._held):
             self.give_back(kind, slot)
 
     def _lock(self, kind: str, slot: int) -> bool:
-        """False: another desktop has it."""
+        """Lock the slot. Returns False if another process has it."""
         descriptor = -1
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)

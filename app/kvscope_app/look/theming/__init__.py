@@ -1,1 +1,1 @@
-"""Putting a theme onto the application: the stylesheet, the colour-blind palette, and which one was chosen."""
+"""Applies themes to the application: the stylesheet, the colour-blind palette, and the user's choice."""

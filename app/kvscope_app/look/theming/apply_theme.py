@@ -1,4 +1,4 @@
-"""Giving the whole application a theme: Qt's palette and the stylesheet on top of it."""
+"""Applies a theme to the whole application: Qt's palette, and the stylesheet on top of it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from kvscope_app.look.zoom import fit_own_font, zoom_of
 
 
 def apply_theme(app: QApplication, theme: Theme) -> None:
-    """Give the whole application the palette and stylesheet of `theme`."""
     for _ in restyled(app, theme):
         pass
 
 
 def restyled(app: QApplication, theme: Theme) -> Iterator[None]:
-    """The same in two steps: the first is for what is seen, the second for the rest.
+    """Apply a theme in two steps: first the visible widgets, then the others.
 
-    Qt itself would go to every widget three times: to take back the old stylesheet, to forget it, and for the new one.
+    Qt itself would visit every widget three times: to remove the old stylesheet, to clear its cache, and for the new
+    one.
     """
-    if app.style().objectName().lower() != "fusion" and not app.styleSheet():  # a stylesheet's style has no name
+    if app.style().objectName().lower() != "fusion" and not app.styleSheet():  # the style of a stylesheet has no name
         app.setStyle("Fusion")
-    forget_rules(app)  # who is remembered would be polished by Qt, and his children, and theirs again
+    forget_rules(app)  # Qt would polish cached widgets and repeatedly their descendants
     app.setPalette(palette(theme))
     app.setStyleSheet(stylesheet(theme, zoom_of(app)))
     polished = [widget for widget in app.allWidgets() if widget.testAttribute(Qt.WidgetAttribute.WA_WState_Polished)]
@@ -44,13 +44,16 @@ def restyled(app: QApplication, theme: Theme) -> Iterator[None]:
             _polish(app, widget)
             around.add(widget.parentWidget())
     for parent in around:
-        if parent is not None and parent.isVisible():  # a status bar is as high as its hidden labels too
+        if parent is not None and parent.isVisible():  # hidden labels also determine a status bar's height
             QCoreApplication.sendEvent(parent, QEvent(QEvent.Type.LayoutRequest))
 
 
 def _parents_first(widgets: Sequence[QWidget]) -> list[QWidget]:
-    """Sort `widgets` by depth. Polishing gives a widget the font that its parent has at that moment, and Qt passes no
-    later one on: before its parent a widget would keep the text size of a zoom that was left before all was polished.
+    """Sort `widgets` by depth.
+
+    Polishing gives a widget its parent's present font, and Qt does not propagate later changes. If a widget were
+    polished before its parent, it would keep the text size of an earlier zoom that was changed before everything was
+    polished.
     """
     depths: dict[QWidget | None, int] = {None: 0}
 
@@ -70,17 +73,17 @@ def _polish(app: QApplication, widget: QWidget) -> None:
 
 
 def forget_rules(app: QApplication) -> None:
-    """Give back what the stylesheet remembers of widgets that are gone.
+    """Clear the stylesheet's cache, including entries of deleted widgets.
 
-    Qt remembers by address which rules are a widget's until the widget is destroyed, but never hears of the end of the
-    line edit in a spin box and the frame of a combo box's list: some 60 KB stay with each window. So all is forgotten;
-    what lives is looked up again when it is next drawn.
+    Qt caches the rules of a widget by address until the widget is destroyed, but is not notified for the line edit in a
+    spin box and the frame of a combo box's list: about 60 KB leak per window. Entries of living widgets are recreated
+    when they are next painted.
     """
     app.style().unpolish(app)
 
 
 def palette(theme: Theme) -> QPalette:
-    """The Qt palette of `theme`, with readable disabled text."""
+    """Return the Qt palette of `theme`, with readable disabled text."""
     result = QPalette()
     roles = QPalette.ColorRole
     names = {

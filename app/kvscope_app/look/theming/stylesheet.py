@@ -17,7 +17,7 @@ from kvscope_app.look.theme import Theme, mix
 
 _LENGTH: Final = re.compile(r"(radius: )?\b(\d+)px\b")
 _THIN: Final = 3
-"""Shorter lengths are those of lines."""
+"""Lengths below this are lines, which are not scaled."""
 _SHEET: Final = Template("""
 QMainWindow, QMainWindow > QWidget#body { background: $window; }
 QWidget#page_map { background: $base; }
@@ -181,7 +181,7 @@ QDialogButtonBox { dialogbuttonbox-buttons-have-icons: 0; }
 
 
 def stylesheet(theme: Theme, zoom_percent: int = 100) -> str:
-    """The sheet with the colours of `theme`, its lengths at `zoom_percent`; lines keep their width."""
+    """Return the stylesheet with the colours of `theme` and lengths at `zoom_percent`. Lines keep their width."""
     names = (
         "window",
         "base",
@@ -215,7 +215,10 @@ def stylesheet(theme: Theme, zoom_percent: int = 100) -> str:
 
 
 def _at_zoom(found: re.Match[str], zoom_percent: int) -> str:
-    """A radius of more than half of its side would be none to Qt, and a circle a square."""
+    """Scale a length.
+
+    A radius is rounded down: Qt ignores one of more than half the side, so a circle would be a square.
+    """
     what, length = found[1] or "", int(found[2])
     fit = math.floor if what else round
     return f"{what}{length if length < _THIN else fit(length * zoom_percent / 100)}px"

@@ -1,4 +1,4 @@
-"""Which theme is on and how large all is: the person's choice, or what the system prefers. One for all windows."""
+"""Holds the current theme and zoom for all windows: the user's choice, or the system's preference."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from kvscope_app.settings.settings_keeper import SettingsKeeper
 CHOICES: Final = ("auto", "dark", "light")
 PALETTES: Final = {"usual": THEMES, "safe": SAFE_THEMES}
 _UNSEEN_MS: Final = 20
-"""Between turns of the event loop that restyle what is not seen: what is seen is painted first."""
+"""Interval between steps of restyling hidden widgets, so that visible ones are painted first."""
 
 
 class ThemeKeeper(QObject):
-    """Applies the theme to the application and tells whoever paints for himself."""
+    """Applies the theme to the application, and notifies widgets that paint themselves."""
 
     changed = Signal(object)
-    """The `Theme` that is on now. It is told as well when all becomes larger or smaller."""
+    """Emitted with the current `Theme` after a change of the theme or the zoom."""
 
     zooming = Signal()
-    """All becomes larger or smaller now."""
+    """Emitted before the zoom changes."""
 
     def __init__(self, app: QApplication, settings: QSettings, choice: str | None = None) -> None:
-        """`choice` is for this run alone; without it, what was chosen last time."""
+        """Apply the saved theme, or `choice` for this run only."""
         super().__init__(app)
         self._app = app
         self.settings = SettingsKeeper(settings, self)
@@ -41,7 +41,7 @@ class ThemeKeeper(QObject):
         apply_theme(app, self.theme)
         self._waiting: list[Callable[[], None]] = []
         self._unseen: Iterator[None] = iter(())
-        """What is still to be restyled, a part a step."""
+        """Pending restyling, one part per step."""
         self._turns = QTimer(self, interval=_UNSEEN_MS)
         self._turns.timeout.connect(self._restyle_more)
         app.styleHints().colorSchemeChanged.connect(self._follow)
@@ -49,21 +49,20 @@ class ThemeKeeper(QObject):
         self.settings.changed.connect(self._on_settings)
 
     def choose(self, choice: str) -> None:
-        """Take and remember a choice of `CHOICES`."""
+        """Apply and save one of `CHOICES`."""
         self.choice = choice
         self.settings.change(theme=choice)
         self._follow()
 
     def toggle(self) -> None:
-        """The other of dark and light."""
         self.choose("light" if self.theme.is_dark else "dark")
 
     def choose_palette(self, palette: str) -> None:
-        """Take and remember one of `PALETTES`."""
+        """Apply and save one of `PALETTES`."""
         self.settings.change(palette=palette)
 
     def zoom(self, steps: int) -> None:
-        """So many steps larger, smaller, or back to 100 % for none."""
+        """Zoom in (positive) or out (negative) by one step, or reset to 100 % (0)."""
         now = self.settings.values.zoom_percent
         if steps > 0:
             wanted = next((step for step in ZOOM_STEPS if step > now), now)
@@ -74,16 +73,19 @@ class ThemeKeeper(QObject):
         self.settings.change(zoom_percent=wanted)
 
     def afterwards(self, work: Callable[[], None]) -> None:
-        """Whoever is told of a change has this done once what is seen was painted, unless all changes again first."""
+        """Call `work` after the visible widgets were painted, unless another change comes first.
+
+        For receivers of `changed`.
+        """
         self._waiting.append(work)
 
     def finish(self) -> None:
-        """Do now what waits for its turn: something comes in sight."""
+        """Complete the pending restyling now, because hidden widgets are about to be shown."""
         while self._turns.isActive():
             self._restyle_more()
 
     def _look(self, state: Qt.ApplicationState) -> None:
-        """Another desktop may have changed something while this one had no focus."""
+        """Load settings that another process may have changed while this one was inactive."""
         if state == Qt.ApplicationState.ApplicationActive:
             self.settings.look()
 
@@ -105,7 +107,7 @@ class ThemeKeeper(QObject):
             self._restyle(theme)
 
     def _restyle(self, theme: Theme) -> None:
-        """What is seen at once, the rest after it was painted."""
+        """Restyle visible widgets now and the others after those were painted."""
         self.theme = theme
         restyling = restyled(self._app, theme)
         next(restyling)
@@ -117,12 +119,12 @@ class ThemeKeeper(QObject):
     def _restyle_more(self) -> None:
         if next(self._unseen, self) is self:
             self._turns.stop()
-            self._unseen, self._waiting = iter(()), []  # they know windows
+            self._unseen, self._waiting = iter(()), []  # they refer to windows
 
     def _wanted(self) -> Theme:
         themes = PALETTES[self.settings.values.palette]
         if self.choice != "auto":
             return themes[self.choice]
-        # Unknown without a platform theme: dark, as monitors are.
+        # Unknown without a platform theme: dark, as usual for monitoring tools.
         is_light = self._app.styleHints().colorScheme() == Qt.ColorScheme.Light
         return themes["light" if is_light else "dark"]

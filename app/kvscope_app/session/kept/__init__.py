@@ -1,1 +1,1 @@
-"""What is kept of a session: its ring, recordings, bookmarks and texts."""
+"""Stored data of a session: its ring, recordings, bookmarks and texts."""

@@ -1,8 +1,8 @@
-"""Bookmarks of a recording that nobody writes any more: in a file of their own, beside the person's data.
+"""Sidecar files for bookmarks of finished recordings, in the user's data folder.
 
-A finished recording is never written anew. Which file belongs to which recording is known by the engine start and the
-moment it begins with: a recording that is moved, renamed or recovered keeps its bookmarks. Knows no Qt: what exports
-recordings without a window reads them as well.
+A finished recording is never rewritten. The file name contains the first epoch and the start time of the recording, so
+a recording that is moved, renamed or recovered keeps its bookmarks. Imports no Qt, because exports without a window
+read bookmarks, too.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ _WHAT = "file of bookmarks"
 
 
 def bookmark_file(recording: Recording) -> Path:
-    """Where those of `recording` are."""
     epoch = recording.info.epochs[0] if recording.info.epochs else 0
     return _data_folder() / "kvscope" / "bookmarks" / f"{epoch:016x}-{recording.start_ns:016x}.json"
 
 
 def read_bookmarks(path: Path) -> list[Bookmark]:
-    """What was said of them; none where there is no file. Raises BadInput for one that cannot be read."""
+    """Return the saved bookmark revisions, or none if there is no file. Raises BadInput for an unreadable file."""
     if not path.exists():
         return []
     try:
@@ -36,7 +35,7 @@ def read_bookmarks(path: Path) -> list[Bookmark]:
 
 
 def keep_bookmarks(path: Path, said: list[Bookmark]) -> str:
-    """Add `said` to what is there, which another window may have written; why that cannot be, else empty."""
+    """Merge `said` into the file, which another window may have written. Returns the error text, empty on success."""
     try:
         path.parent.parent.mkdir(parents=True, exist_ok=True)
         make_private_folder(path.parent, "folder of bookmarks")
@@ -50,7 +49,7 @@ def keep_bookmarks(path: Path, said: list[Bookmark]) -> str:
 
 
 def _data_folder() -> Path:
-    """Qt's GenericDataLocation."""
+    """Return the folder that Qt calls GenericDataLocation."""
     data_home = os.environ.get("XDG_DATA_HOME", "")
     if os.path.isabs(data_home):
         return Path(data_home)

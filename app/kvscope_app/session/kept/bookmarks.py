@@ -1,7 +1,7 @@
-"""The bookmarks of a session: those that were kept, and those that the alarm rules produce.
+"""Bookmarks of a session: stored ones, and those derived from the alarm rules.
 
-Owns what stands, and what deleting took away. Where they are kept is its keeper's: the ring of a live session, a file
-beside the person's data for a recording.
+Owns the current bookmarks and the deleted ones for undo. `keep` stores them: in the ring of a live session, or in a
+sidecar file of a recording.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from PySide6.QtCore import QObject, Signal
 from kvscope_telemetry.summaries.bookmark import MAX_TEXT, Bookmark, in_order, new_bookmark, settled
 
 Keep = Callable[[list[Bookmark]], str]
-"""Is given what was said of bookmarks; why that could not be kept, else empty."""
+"""Function that stores new bookmark revisions. Returns the error text, empty on success."""
 MAX_UNDONE: Final = 100
 
 
 class Bookmarks(QObject):
-    """`shown` is all there are, in the order of time."""
+    """All bookmarks of a session. `shown` has them in the order of time."""
 
     changed = Signal()
     deleted = Signal(list)
-    """Those that a person took away: `undo` brings them back."""
+    """Emitted with the bookmarks that the user deleted. `undo` restores them."""
     failed = Signal(str)
-    """Why what was said could not be kept."""
+    """Emitted with the reason why bookmarks could not be stored."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -37,17 +37,15 @@ class Bookmarks(QObject):
         self._deleted: list[Bookmark] = []
 
     def add(self, time_ns: int, text: str = "") -> Bookmark:
-        """Add a person's bookmark."""
         made = new_bookmark(time_ns, text)
         self.say([made])
         return made
 
     def rename(self, bookmark: Bookmark, text: str) -> None:
-        """Give a bookmark another text."""
         self._say_anew(bookmark, text=text.strip()[:MAX_TEXT])
 
     def delete(self, bookmarks: Iterable[Bookmark]) -> None:
-        """Delete some; each call of `undo` restores one deletion."""
+        """Delete stored bookmarks. `undo` restores the last one deleted, `restore` all of them."""
         gone = [each for each in bookmarks if self.is_kept(each) and not self._said[each.bookmark_id].is_deleted]
         self._deleted = [*self._deleted, *gone][-MAX_UNDONE:]
         for bookmark in gone:
@@ -57,11 +55,10 @@ class Bookmarks(QObject):
 
     @property
     def can_undo(self) -> bool:
-        """Whether there is a deletion to undo."""
         return bool(self._deleted)
 
     def undo(self) -> Bookmark | None:
-        """Restore what was deleted last."""
+        """Restore the bookmark that was deleted last. Returns it, or None if there is none."""
         if not self._deleted:
             return None
         back = self._deleted[-1]
@@ -69,7 +66,7 @@ class Bookmarks(QObject):
         return self._said[back.bookmark_id]
 
     def restore(self, deleted: list[Bookmark]) -> None:
-        """Restore those of these that are not there."""
+        """Restore those of the given bookmarks that are deleted."""
         ids = {bookmark.bookmark_id for bookmark in deleted}
         self._deleted = [bookmark for bookmark in self._deleted if bookmark.bookmark_id not in ids]
         for bookmark in deleted:
@@ -77,28 +74,31 @@ class Bookmarks(QObject):
                 self._say_anew(bookmark, is_deleted=False)
 
     def is_kept(self, bookmark: Bookmark) -> bool:
-        """Whether it is kept, and can be renamed and deleted; one that follows from the rules of alarms cannot."""
+        """Whether the bookmark is stored, so that it can be renamed and deleted.
+
+        One derived from alarm rules is not.
+        """
         return bookmark.bookmark_id in self._said
 
     def say(self, bookmarks: list[Bookmark]) -> None:
-        """Add new bookmarks, and have them kept."""
+        """Add new bookmarks or revisions and store them."""
         self._take(bookmarks)
         failure = self.keep(bookmarks) if self.keep is not None else ""
         if failure:
             self.failed.emit(failure)
 
     def load(self, bookmarks: Iterable[Bookmark]) -> None:
-        """Take in what was kept before."""
+        """Add bookmarks that were stored before."""
         if said := list(bookmarks):
             self._take(said)
 
     def derive(self, bookmarks: Iterable[Bookmark]) -> None:
-        """Those that follow from the session's overview by the rules of now; nothing of them is kept."""
+        """Replace the bookmarks that are derived from the overview by the current alarm rules. They are not stored."""
         self._derived = list(bookmarks)
         self._show()
 
     def forget_before(self, time_ns: int) -> None:
-        """There is nothing to go to before `time_ns` any more. What still rings stays, however old it is."""
+        """Remove bookmarks that end before `time_ns`, where no history is left. Alarms that are still active stay."""
         gone = [
             key
             for key, each in self._said.items()
@@ -110,7 +110,7 @@ class Bookmarks(QObject):
             self._show()
 
     def nearest(self, time_ns: int, *, forward: bool) -> Bookmark | None:
-        """The first after `time_ns`, or the last before."""
+        """Return the first bookmark after `time_ns`, or the last one before it."""
         if forward:
             return next((each for each in self.shown if each.time_ns > time_ns), None)
         return next((each for each in reversed(self.shown) if each.time_ns < time_ns), None)
@@ -125,7 +125,7 @@ class Bookmarks(QObject):
         self._show()
 
     def _show(self) -> None:
-        """Of an alarm that was kept and follows from the rules of now as well, what was kept."""
+        """Update `shown`. A stored alarm replaces a derived one of the same incident."""
         kept = list(self._said.values())
         derived = [each for each in self._derived if not any(_is_same(each, other) for other in kept)]
         shown = in_order([*kept, *derived])
@@ -135,7 +135,7 @@ class Bookmarks(QObject):
 
 
 def _is_same(one: Bookmark, other: Bookmark) -> bool:
-    """Whether both are of one trouble: of one kind, and overlapping."""
+    """Whether both are alarms of one incident: the same kind, and overlapping in time."""
     if one.kind != other.kind or one.is_note:
         return False
     return one.time_ns <= max(other.until_ns, other.time_ns) and other.time_ns <= max(one.until_ns, one.time_ns)

@@ -1,6 +1,6 @@
-"""What a live session keeps of itself: the ring on the disk, its overview, and a recording that runs beside it.
+"""Stored history of a live session: the ring on disk, its overview, and an optional recording written concurrently.
 
-Owns both. Whoever is given everything that the source accepts is given it once (`Both`). Knows no Qt.
+Owns the ring and the recording. The source has a single sink, so `Both` forwards its data to the two. Imports no Qt.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ from kvscope_telemetry.summaries.summary import Summary
 from kvscope_telemetry.texts.block_texts import RecordedText
 
 _END_S: Final = 10.0
-"""The longest that the end of a session waits for its recording to be whole."""
+"""Longest time that the end of a session waits for its recording to be completed."""
 
 
 class Both:
-    """A sink that gives to two. What either of them lost is lost: a snapshot makes it good for both."""
+    """Sink that forwards to a ring and a recording.
+
+    A message lost by either is reported as lost; a snapshot repairs both.
+    """
 
     def __init__(self, ring: Sink, recording: Sink) -> None:
         self._ring = ring
@@ -35,7 +38,7 @@ class Both:
 
     @property
     def failure(self) -> str:
-        """Of both; while one goes on there is none."""
+        """Failure text once both have failed, else empty."""
         recording = self.recording
         return self._ring.failure and (recording.failure if recording is not None else self._ring.failure)
 
@@ -46,31 +49,36 @@ class Both:
 
 
 class KeptTimeline:
-    """Begins with `ring`, which `set_sink` gives to the source; `close` ends both."""
+    """History in `ring`, which becomes the sink of the source through `set_sink`.
+
+    `close` ends the ring and the recording.
+    """
 
     def __init__(self, ring: RingClient, set_sink: Callable[[Sink | None], None]) -> None:
         self.ring = ring
         self.recorder: Recorder | None = None
-        """The recording that runs beside it."""
         self.has_texts = False
-        """Whether texts of blocks were ever written to the ring."""
+        """Whether block texts were ever written to the ring."""
         self._set_sink = set_sink
         self._both: Both | None = None
         set_sink(ring)
 
     @property
     def failure(self) -> str:
-        """Why nothing (more) is kept, or nothing for now; empty while all is well."""
+        """Why nothing is stored any more, or at present; empty without an error."""
         return self.ring.failure or self.ring.pause
 
     @property
     def range_ns(self) -> tuple[int, int] | None:
-        """What is there to go to, by the wall clock; None before there is anything."""
+        """Stored range on the wall clock, or None while it is empty."""
         start_ns, end_ns = self.ring.start_ns, self.ring.end_ns
         return None if start_ns is None or end_ns is None else (start_ns, end_ns)
 
     def take_into(self, overview: SessionOverview) -> bool:
-        """Add what was summarized since the last call; whether there was anything. What left the ring is forgotten."""
+        """Add new summaries and events to `overview` and drop what left the ring.
+
+        Returns whether there was anything new.
+        """
         fresh = self.ring.take_overview()
         if not fresh:
             return False
@@ -81,7 +89,7 @@ class KeptTimeline:
         return True
 
     def mark(self, bookmarks: list[Bookmark]) -> str:
-        """Keep what was said of bookmarks, in a recording that runs as well; why that cannot be, else empty."""
+        """Store bookmark revisions, also in a running recording. Returns the error text, empty on success."""
         taken = [self.ring.mark(bookmark) for bookmark in bookmarks]
         if self.recorder is not None:
             for bookmark in bookmarks:
@@ -89,7 +97,7 @@ class KeptTimeline:
         return "" if all(taken) else f"bookmarks last as long as this window: {self.failure or 'nothing is kept'}"
 
     def write_texts(self, texts: list[RecordedText]) -> None:
-        """What blocks hold, where a person agreed: into the ring and the recording that runs."""
+        """Write block texts to the ring and to a running recording. Only called if the user agreed to record texts."""
         self.has_texts = self.has_texts or bool(texts)
         self.ring.write_texts(texts)
         recorder = self.recorder
@@ -97,8 +105,10 @@ class KeptTimeline:
             recorder.writer.write_texts(texts)
 
     def save(self, path: Path, seconds: float) -> Background[str]:
-        """Write the last `seconds` of the ring to `path`; made is what is wrong with the ring, in a few words, mostly
-        nothing."""
+        """Write the last `seconds` of the ring to `path`.
+
+        The result is a note on defects of the ring, usually empty.
+        """
 
         def work(watch: ProgressCallback) -> str:
             recording = self.open_recording(watch)
@@ -108,13 +118,16 @@ class KeptTimeline:
         return Background(work, "kvscope-save")
 
     def start_recording(self, path: Path) -> None:
-        """Record to `path` from now on. Raises BadInput for one that will not do."""
+        """Start a recording. Raises BadInput if the path cannot be written."""
         self.recorder = Recorder(path)
         self._both = Both(self.ring, self.recorder.writer)
         self._set_sink(self._both)
 
     def stop_recording(self) -> Background[Path] | None:
-        """No more; the file is ended by a thread. The ring goes on without a hole."""
+        """Stop the recording; a thread completes the file.
+
+        The ring continues without a gap. Returns None if none was running.
+        """
         recorder, self.recorder = self.recorder, None
         if self._both is not None:
             self._both.recording = None
@@ -128,7 +141,7 @@ class KeptTimeline:
         return Background(end, "kvscope-end")
 
     def close(self) -> None:
-        """End a recording that still runs, whole, and delete the ring."""
+        """Complete a running recording and delete the ring."""
         self._set_sink(None)
         ending = self.stop_recording()
         if ending is not None:
@@ -136,6 +149,6 @@ class KeptTimeline:
         self.ring.close()
 
     def open_recording(self, watch: ProgressCallback) -> Recording:
-        """Open what the ring has now, on the thread that reads it; it grows."""
+        """Open the current contents of the ring, on the calling thread. The recording can grow."""
         self.ring.flush()
         return Recording.open(self.ring.folder, watch, origin_ns=self.ring.origin_ns)

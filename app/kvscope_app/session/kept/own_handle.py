@@ -1,6 +1,6 @@
-"""A separate handle on a session's recording, for work on a thread beside the session's.
+"""Separate handle on a session's recording, for work on another thread.
 
-Owns when it is opened and looked at anew. Used by one thread at a time. Knows no Qt.
+Owns when the recording is opened and extended. Used by one thread at a time. Imports no Qt.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 
 class OwnHandle:
-    """`open_it` opens it, all that was kept until then; `flush` has what is in memory written, before a second look."""
+    """Lazily opened handle.
+
+    `open_it` opens the recording with everything written so far. `flush` has buffered data written before the recording
+    is read again.
+    """
 
     def __init__(self, open_it: Callable[[ProgressCallback], Recording], flush: Callable[[], object]) -> None:
         self._open_it = open_it
@@ -22,7 +26,7 @@ class OwnHandle:
         self._recorded: Recording | None = None
 
     def get(self, watch: ProgressCallback) -> Recording:
-        """With all that was recorded until now. Waits; raises BadInput where it cannot be read."""
+        """Return the recording with everything recorded so far. Blocks. Raises BadInput if it cannot be read."""
         if self._recorded is None:
             self._recorded = self._open_it(watch)
         elif self._recorded.may_grow:

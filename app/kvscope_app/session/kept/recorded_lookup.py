@@ -1,6 +1,6 @@
-"""Looks things up in a recording one at a time, on a thread; the one that was asked for last comes next.
+"""Looks up keys in a recording on a thread, one at a time. The key requested last is looked up next.
 
-Owns what was found, which one is wanted and which is being read. Must not know what is looked for, nor who asks.
+Owns the results, the wanted key and the current key. Must not know the meaning of the keys or the callers.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _Found = TypeVar("_Found")
 
 
 class RecordedLookup(QObject, Generic[_Key, _Found]):
-    """Ask `get`; `found` tells that asking again is worth it. Keeps the `most_kept` newest answers.
+    """Cache of the `most_kept` newest results. Call `get`, and again after `found` was emitted.
 
-    `read` is called on the thread: it looks for a key about a wall-clock time in ns; None where it is not there.
+    `read` runs on the thread: it looks up a key near a wall-clock time in ns and returns None if there is no result.
     """
 
     found = Signal()
@@ -48,16 +48,16 @@ class RecordedLookup(QObject, Generic[_Key, _Found]):
 
     @property
     def is_reading(self) -> bool:
-        """Whether `found` will tell."""
+        """Whether a lookup is in progress, so that `found` will be emitted."""
         return self._reading.is_reading
 
     @property
     def failure(self) -> str:
-        """Why the last look failed, empty where it did not: what it looked for may be there."""
+        """Why the last lookup failed, else empty. Its key may exist nevertheless."""
         return self._reading.failure
 
     def get(self, key: _Key, at_ns: int) -> _Found | None:
-        """What was found for `key`, about at `at_ns`; None while it is not known, and where it is not there."""
+        """Return the result for `key` near `at_ns`, or None if it does not exist or is not known yet."""
         if key in self._known:
             return self._known[key]
         if key != self._key:
@@ -66,7 +66,6 @@ class RecordedLookup(QObject, Generic[_Key, _Found]):
         return None
 
     def close(self) -> None:
-        """No more."""
         self._wanted = None
         self._reading.close()
 

@@ -1,6 +1,6 @@
-"""Runs one reading of a recording at a time on a thread, and reports when it has ended.
+"""Runs one read of a recording at a time on a thread and emits a signal when it has ended.
 
-Owns the handle, the thread and the timer that polls it. Must not know what is read, nor who asks.
+Owns the handle, the thread and the timer that polls it. Must not know what is read or by which caller.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _Made = TypeVar("_Made")
 
 
 class RecordedReading(QObject, Generic[_Made]):
-    """`begin` as often as the one before is over; `made` is what the last one returned, or `failure` says why not."""
+    """Call `begin` whenever no read is in progress.
+
+    `made` is the last result, or `failure` the reason why there is none.
+    """
 
     over = Signal()
 
@@ -39,11 +42,11 @@ class RecordedReading(QObject, Generic[_Made]):
 
     @property
     def is_reading(self) -> bool:
-        """Whether `over` will tell."""
+        """Whether a read is in progress, so that `over` will be emitted."""
         return self._work is not None
 
     def begin(self, read: Callable[[Recording, ProgressCallback], _Made]) -> bool:
-        """Have `read` called on the thread; False where nothing was recorded."""
+        """Call `read` on the thread. Returns False if nothing was recorded."""
         assert self._work is None, "one reading at a time"
         handle = self._handle = self._handle or self._session.own_handle()
         if handle is None:
@@ -53,13 +56,13 @@ class RecordedReading(QObject, Generic[_Made]):
         return True
 
     def finish(self, seconds: float) -> None:
-        """Wait for what is read, so long at most."""
+        """Block until the read ends, for at most `seconds`."""
         if self._work is not None:
             self._work.wait(seconds)
             self._look()
 
     def close(self) -> None:
-        """No more; `over` does not tell."""
+        """Cancel the read. `over` is not emitted for it."""
         self._timer.stop()
         work, self._work = self._work, None
         if work is not None:

@@ -1,6 +1,6 @@
-"""What blocks held, as a recording tells it: read on a thread of its own, looked up in memory. No Qt.
+"""Block texts of a recording: read on a separate thread, then looked up in memory. Imports no Qt.
 
-Owns the recording it reads and what it has read of it. One look-up is done at a time.
+Owns its handle on the recording and the index of texts. Lookups run one at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOOK_EVERY: Final = 512
 
 
 def recorded_texts(player: Player | None, kept: KeptTimeline | None) -> RecordedTexts | None:
-    """Of the recording that is played, or of what a live session keeps; None where there are none."""
+    """Return the texts of a played recording or of a live session's history, or None if there cannot be any."""
     if player is not None:
         played = player.recording
         if played.has_texts or played.may_grow:
@@ -31,7 +31,7 @@ def recorded_texts(player: Player | None, kept: KeptTimeline | None) -> Recorded
 
 
 class RecordedTexts:
-    """Of the recording that `open_recording` opens, for us alone: once somebody asks."""
+    """Texts of the recording that `open_recording` opens on the first lookup, exclusively for this object."""
 
     def __init__(self, open_recording: Callable[[ProgressCallback], Recording]) -> None:
         self._open = open_recording
@@ -43,16 +43,16 @@ class RecordedTexts:
 
     @property
     def has_any(self) -> bool | None:
-        """Whether there is a text in it; None while nobody has looked."""
+        """Whether the recording has any text; None before the first lookup."""
         return None if self._recording is None else self._newest_ns >= 0
 
     @property
     def may_grow(self) -> bool:
-        """Whether what is not there now may come."""
+        """Whether texts that are missing now may appear later."""
         return self._recording is None or self._recording.may_grow
 
     def look_up(self, asked: Sequence[Asked], at_ns: int) -> Background[list[BlockContent | None]]:
-        """What each block held then, in their order; None where the recording does not tell."""
+        """Return the content of each block at `at_ns`, in the given order; None where it was not recorded."""
 
         def work(watch: ProgressCallback) -> list[BlockContent | None]:
             with self._lock:
@@ -62,7 +62,7 @@ class RecordedTexts:
         return Background(work, "kvscope-texts")
 
     def search(self, words: str, limit: int) -> Background[list[RecordedText]]:
-        """The first places of `words` in all that was recorded."""
+        """Return the first `limit` texts that contain `words`."""
 
         def work(watch: ProgressCallback) -> list[RecordedText]:
             with self._lock:
@@ -72,11 +72,10 @@ class RecordedTexts:
         return Background(work, "kvscope-texts")
 
     def close(self) -> None:
-        """Nobody asks any more."""
         self._is_closed.set()
 
     def _read(self, watch: ProgressCallback) -> None:
-        """What is new."""
+        """Add new texts of the recording to the index."""
         if self._recording is None:
             self._recording = self._open(watch)
         elif not self._recording.grow():

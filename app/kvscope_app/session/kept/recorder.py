@@ -1,4 +1,4 @@
-"""A recording that the window writes beside the ring: since when, how much, and why it ended. Knows no Qt."""
+"""A recording that the window writes in addition to the ring: its duration, size and failure. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvscope_telemetry.recordings.writer import RecordingWriter
 
 
 class Recorder:
-    """Writes `path` from now on. Raises BadInput for a path that will not do."""
+    """Writes to `path` from its creation on. Raises BadInput if the path cannot be written."""
 
     def __init__(self, path: Path) -> None:
         self.writer = RecordingWriter(path)
@@ -17,17 +17,17 @@ class Recorder:
 
     @property
     def path(self) -> Path:
-        """What it is called once it is whole."""
+        """Final path of the completed recording."""
         return self.writer.path
 
     @property
     def failure(self) -> str:
-        """Why it ended before its time; empty while all is well."""
+        """Why the recording ended prematurely; empty without an error."""
         return self.writer.failure
 
     @property
     def text(self) -> str:
-        """`0:12  3.4 MB`."""
+        """Duration and size, for example `0:12  3.4 MB`."""
         seconds = int(time.monotonic() - self._began_s)
         try:
             num_bytes = self.writer.part.stat().st_size

@@ -1,4 +1,4 @@
-"""Where live sessions keep their past, how much of it, and what crashed ones left there. Knows no window."""
+"""Location and size limits of the rings of live sessions, and cleanup after crashes. Knows no windows."""
 
 from __future__ import annotations
 
@@ -21,20 +21,22 @@ _numbers = itertools.count(1)
 
 
 def rings_folder() -> Path:
-    """In the user's cache folder; one folder a live session in it."""
+    """Return the parent folder of all rings, in the user's cache folder. Each live session has its own folder there."""
     cache = QStandardPaths.writableLocation(QStandardPaths.StandardLocation.GenericCacheLocation)
     return Path(cache) / "kvscope" / "rings"
 
 
 def kept_bounds(settings: QSettings) -> tuple[int, int]:
-    """Minutes and megabytes that are kept at most."""
+    """Return the maximum (minutes, megabytes) to store."""
     chosen = read_settings(settings)
     return chosen.timeline_minutes, chosen.timeline_megabytes
 
 
 def make_ring(settings: QSettings) -> RingClient:
-    """The ring of a session that begins now; another process writes it. What is wrong with the folder is told in its
-    `failure`."""
+    """Create the ring of a new session, which another process writes.
+
+    Problems with the folder are reported in its `failure`.
+    """
     from kvscope_telemetry.errors import BadInput
     from kvscope_telemetry.keys.private_files import make_private_folder
     from kvscope_telemetry.recordings.ring_client import RingClient
@@ -45,13 +47,13 @@ def make_ring(settings: QSettings) -> RingClient:
         make_private_folder(parent.parent, "cache folder")
         make_private_folder(parent, "ring folder")
     except BadInput:
-        pass  # the ring says the same of its own folder, or can be made all the same
+        pass  # the ring reports it for its own folder, or can be created nevertheless
     folder = parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{next(_numbers)}"
     return RingClient(folder, max_bytes=megabytes << 20, max_seconds=minutes * 60.0)
 
 
 def find_left_rings() -> Background[TidiedRings]:
-    """Those of crashed sessions, the newest first; what is too old or too much is deleted."""
+    """Find the rings of crashed sessions, newest first, and delete those that are too old or too large."""
     parent = rings_folder()
 
     def find(_: object) -> TidiedRings:

@@ -1,6 +1,6 @@
-"""Texts of blocks into what a live session keeps, once a person agreed: asked of the engine, written beside the frames.
+"""Records block texts into the history of a live session if the user agreed: requests them and stores the replies.
 
-Owns what is asked and when. Knows no widget; whether somebody agreed is in the settings.
+Owns which texts are requested and when. Knows no widgets. The user's consent is in the settings.
 """
 
 from __future__ import annotations
@@ -19,27 +19,26 @@ from kvscope_telemetry.texts.text_collector import TextCollector
 
 ASK_EVERY_MS: Final = 500
 MAX_ASKED: Final = 320
-"""Blocks at a time."""
+"""Maximum number of blocks per request."""
 _RESTATE_S: Final = 30.0
 _MAX_RESTATED: Final = 4096
-"""A ring forgets its oldest segments: where there are no more blocks than this, all texts are written again."""
+"""The ring drops its oldest segments. With at most this many blocks, all texts are rewritten periodically."""
 _GIVE_UP_S: Final = 5.0
 _FIRST_TAG: Final = 1 << 44
 
 
 def texts_agreed(settings: QSettings) -> bool | None:
-    """Whether a person agreed that recordings hold texts; None: was never asked."""
+    """Whether the user agreed that recordings contain texts; None if never asked."""
     value = str(settings.value(RECORD_TEXTS, ""))
     return None if value not in ("yes", "no") else value == "yes"
 
 
 def agree_texts(settings: QSettings, agreed: bool) -> None:
-    """Remember what a person said."""
     settings.setValue(RECORD_TEXTS, "yes" if agreed else "no")
 
 
 class TextKeeping(QObject):
-    """Of one live session. It does nothing until `set_on`."""
+    """Text recording of one live session. Off until `set_on`."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
@@ -54,11 +53,9 @@ class TextKeeping(QObject):
 
     @property
     def is_on(self) -> bool:
-        """Whether texts are kept now."""
         return self._clock.isActive()
 
     def set_on(self, on: bool) -> None:
-        """Keep texts from now on, or no more."""
         if on == self.is_on:
             return
         if on:
@@ -72,7 +69,7 @@ class TextKeeping(QObject):
             self._session.replies.disconnect(self._take)
 
     def look(self) -> None:
-        """Write what was answered, ask for what is due."""
+        """Store received texts and request those that are due."""
         session, now_s = self._session, time.monotonic()
         mirror, kept = session.live_mirror, session.kept
         if kept is None or mirror.epoch is None or not session.may_operate:
@@ -80,7 +77,7 @@ class TextKeeping(QObject):
         recorder = kept.recorder
         if recorder is not self._recorder and (recorder is None or recorder.writer.num_written):
             self._recorder = recorder
-            self._collector.forget_written()  # a file begins that has nothing yet
+            self._collector.forget_written()  # the new file has no texts yet
         elif now_s - self._restated_s > _RESTATE_S and mirror.ledger.num_blocks <= _MAX_RESTATED:
             self._restated_s = now_s
             self._collector.forget_written()

@@ -1,1 +1,1 @@
-"""What blocks hold as text, for every view: one place that knows whether the engine tells it or what was recorded."""
+"""Block contents as text for all views, from the engine or a recording."""

@@ -1,6 +1,6 @@
-"""What blocks hold, of a source that was told it and needs to ask nobody: the same questions, the same answers.
+"""Block contents of a source that knows them itself, with the same requests and replies as an engine.
 
-Owns the thread that reads it: the first answer may read a tokenizer. Knows no Qt.
+Owns the reading threads: the first reply may have to load a tokenizer. Imports no Qt.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from kvscope_telemetry.recordings.read_budget import ProgressCallback
 
 
 class KnownContents:
-    """Ask, and take the replies later."""
+    """Accepts questions and returns the replies later."""
 
     def __init__(self, source: KnowsContents) -> None:
         self._source = source
         self._open: list[Background[BlockText]] = []
 
     def ask(self, question: GetBlockText) -> None:
-        """Never blocks."""
+        """Read the contents on a thread. Never blocks."""
         self._open.append(Background(partial(self._answer, question), "kvscope-contents"))
 
     def take_replies(self) -> list[Reply]:
-        """Answers since the last call; a question that failed has none."""
+        """Return and remove the replies since the last call. A failed question has none."""
         if not self._open:
             return []
         over = [work for work in self._open if work.is_over]

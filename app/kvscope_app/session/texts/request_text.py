@@ -1,6 +1,6 @@
-"""Prompt and output of a request, as its blocks hold them: which blocks those are, and how they are joined. No Qt.
+"""Prompt and output text of a request: finds its blocks and joins their texts. Imports no Qt.
 
-Texts are by blocks. Of a long request both ends of prompt and output are told; what lies between is three dots.
+Texts are stored per block. For a long request, only both ends of prompt and output are read.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.texts.block_texts import Asked
 
 MOST_BLOCKS: Final = 64
-"""Of each end of a prompt and of an output."""
+"""Maximum number of blocks at each end of the prompt and of the output."""
 _MOST_OWNERS: Final = 8
-"""Whose blocks a text may have gone through."""
+"""Maximum number of requests whose cached blocks are followed."""
 _MOST_FOUND: Final = 8192
 PROMPT, BETWEEN, OUTPUT = "Prompt", "Prompt ends, output begins", "Output"
 NOT_IN_BLOCKS: Final = "None of its tokens is in a block at this time."
@@ -29,16 +29,14 @@ NOT_IN_BLOCKS: Final = "None of its tokens is in a block at this time."
 
 @dataclass(frozen=True, slots=True)
 class TextBlock:
-    """A block of a request's text."""
-
     index: int
-    """Among the request's blocks."""
+    """Index among the request's blocks."""
     part: str
     asked: Asked
 
 
 def text_blocks(mirror: Mirror, number: int) -> list[TextBlock]:
-    """What is to be read of request `number`; of one that ended, what it left in the cache."""
+    """Return the blocks to read for request `number`. For a finished request, those that it left in the cache."""
     row = mirror.requests.row_of(number)
     if row is None or mirror.hello is None:
         return []
@@ -60,7 +58,7 @@ def text_blocks(mirror: Mirror, number: int) -> list[TextBlock]:
 def text_parts(
     blocks: list[TextBlock], get: Callable[[Asked], BlockContent | None], why_not: str
 ) -> Iterator[tuple[str, str]]:
-    """The text, a name and a value a part. `why_not`: what is said where nothing is known, and nothing comes."""
+    """Yield (name, text) of each part. `why_not` is shown if no text is known or expected."""
     if not blocks:
         yield "Text", NOT_IN_BLOCKS
         return
@@ -73,7 +71,9 @@ def text_parts(
 
 
 def rows_left(mirror: Mirror, number: int) -> list[int]:
-    """Full blocks that a request left in the cache, and those of others that its text begins with, in order."""
+    """Return the ledger rows of the full blocks that a request left in the cache, including its shared prefix, in
+    order.
+    """
     assert mirror.hello is not None, "a request is shown only once there is an engine"
     ledger, group = mirror.ledger, group_of_tree(mirror.hello.cache) or 0
     own = np.flatnonzero((ledger.owner == number) & (ledger.hash != 0) & (ledger.group == group))

@@ -1,8 +1,9 @@
-"""The texts of a session at the time that is shown. Who looks says which blocks, and is told; from where is known here.
+"""Block texts of a session at the shown time, from the engine or a recording.
 
-The engine is asked for what a block holds now, some blocks at once and one question at a time. Of any other time, and
-where there is no engine, what was recorded tells, if texts are in it: prompts are private, and are there only where a
-person asked for them. What is known is kept: a hash names a text for as long as an engine runs.
+Views say which blocks they need and are notified. The engine is asked for current contents, several blocks per question
+and one question at a time. Other times, and sources without an engine, use recorded texts. Prompts are private, so a
+recording has them only if the user agreed. Known texts are cached: a hash identifies a text for the lifetime of an
+engine.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ if TYPE_CHECKING:
 
 MAX_KEPT: Final = 16_384
 MAX_ASKED: Final = 128
-"""Blocks in one question to the engine; it answers between steps."""
+"""Maximum number of blocks per question; the engine replies between steps."""
 ASK_EVERY_MS: Final = 60
 GIVE_UP_MS: Final = 2000
 _RETRY_S: Final = 2.0
-"""What was not there is looked for again after so long, where more is still written."""
+"""Interval for retrying missing texts while the source or recording is still growing."""
 _FIRST_TAG: Final = 1 << 40
-"""Tags of ours are above those of other askers on the same socket."""
+"""Separates these tags from those of other requesters on the same socket."""
 
 NOT_IN_RECORDING: Final = "This recording has no text. Record with text to include it."
 NOT_TOLD: Final = "The engine did not report this text."
@@ -44,30 +45,33 @@ Key = tuple[int, int, int, int]
 
 
 def asked_of(mirror: Mirror, block: int) -> Asked:
-    """What `block` holds now, 0 <= block < mirror.num_rows. When it differs, its text may too."""
+    """Return the identity of the content of `block`, 0 <= block < mirror.num_rows.
+
+    A different value may mean other text.
+    """
     ledger = mirror.ledger
     columns = (int(column[block]) for column in (ledger.owner, ledger.filled, ledger.hash))
     return Asked(mirror.epoch or 0, block, *columns)
 
 
 class SessionTexts(QObject):
-    """Of one session. Contents are by what was asked; of blocks that are full, by their hash alone."""
+    """Text cache of one session. Full blocks are keyed by their hash, others by block, owner and fill."""
 
     arrived = Signal()
-    """More is known, or known not to be there."""
+    """Emitted when more texts are known, or known to be missing."""
 
     def __init__(self, session: TextSession, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._session = session
         self._kept: OrderedDict[Key, BlockContent] = OrderedDict()
         self._filling: dict[tuple[int, int, int], BlockContent] = {}  # epoch, block, owner
-        self._missing: dict[Key, float] = {}  # and when that was seen
-        self._wanted: dict[int, dict[Key, Asked]] = {}  # by who: told by identity, for views come and go
+        self._missing: dict[Key, float] = {}  # time of the last failed lookup
+        self._wanted: dict[int, dict[Key, Asked]] = {}  # by id() of the view
         self._asked: list[Asked] = []
         self._tag = 0
         self._tags = itertools.count(_FIRST_TAG)
         self._looked_for: list[Asked] = []
-        self._failure = ""  # of the last look into what was recorded
+        self._failure = ""  # reason why the last lookup in the recording failed
         self._looking: Background[list[BlockContent | None]] | None = None
         self._timer = QTimer(self, singleShot=True, interval=ASK_EVERY_MS)
         self._timer.timeout.connect(self.look)
@@ -76,7 +80,7 @@ class SessionTexts(QObject):
         session.replies.connect(self._take)
 
     def get(self, asked: Asked) -> BlockContent | None:
-        """The content, as far as it is known: of a block that fills perhaps some tokens less."""
+        """Return the known content, or None. For a block that is being filled it may lack the newest tokens."""
         key = _key(asked)
         found = self._kept.get(key)
         if found is not None:
@@ -86,7 +90,7 @@ class SessionTexts(QObject):
         return before if before is not None and len(before.token_ids) <= asked.filled else None
 
     def want(self, who: object, wanted: Iterable[Asked]) -> None:
-        """`who` looks at these, and at nothing else any more; `arrived` tells."""
+        """Replace the blocks that view `who` needs. `arrived` is emitted when they are known."""
         unknown = {key: asked for asked in wanted if (key := _key(asked)) not in self._kept}
         self._wanted.pop(id(who), None)
         if unknown:
@@ -95,11 +99,11 @@ class SessionTexts(QObject):
                 self._timer.start()
 
     def is_coming(self, asked: Asked) -> bool:
-        """Whether it is not known, and somebody can still tell it."""
+        """Whether the text is unknown but can still arrive."""
         return _key(asked) not in self._kept and not self.why_not(asked)
 
     def why_not(self, asked: Asked) -> str:
-        """Why its text is not there, in a sentence; "" where it is, or comes."""
+        """Return a sentence on why the text is missing, or "" if it is known or can still arrive."""
         key = _key(asked)
         if key in self._kept:
             return ""
@@ -113,12 +117,11 @@ class SessionTexts(QObject):
 
     @property
     def is_reading(self) -> bool:
-        """Whether a recording is being read."""
         return self._looking is not None
 
     @property
     def why_none(self) -> str:
-        """Why there are no texts of the time that is shown, in a sentence; "" where there are, or may be."""
+        """Sentence on why there are no texts at the shown time, or "" if there may be some."""
         session = self._session
         recorded = self._recorded
         if session.mirror.hello is None or (recorded is not None and recorded.has_any is not False):
@@ -132,13 +135,14 @@ class SessionTexts(QObject):
         return NOT_KEPT if session.mirror.epoch != session.live_mirror.epoch else ""
 
     def containing(self, words: str) -> set[tuple[int, int]]:
-        """Epochs and hashes of the full blocks with `words` in them, or in what is noted of them (`LoRA sql`), whatever
-        their case, as far as texts are known."""
+        """Return (epoch, hash) of the cached full blocks whose text or notes (`LoRA sql`) contain `words`, ignoring
+        case.
+        """
         needle = words.casefold()
         return {(key[0], key[3]) for key, content in self._kept.items() if key[3] and _has(content, needle)}
 
     def look(self) -> None:
-        """Ask for what is wanted; the timer calls it."""
+        """Request the wanted texts. Called by the timer."""
         self._take_found()
         wanted = {key: asked for each in self._wanted.values() for key, asked in each.items()}
         open_ = [asked for key, asked in wanted.items() if key not in self._kept and not self._is_missing(key)]
@@ -153,7 +157,6 @@ class SessionTexts(QObject):
             self._timer.start()
 
     def close(self) -> None:
-        """Nobody looks any more."""
         self._timer.stop()
         self._give_up.stop()
         self._wanted.clear()
@@ -165,8 +168,11 @@ class SessionTexts(QObject):
         return self._session.recorded_texts
 
     def _is_live(self, asked: Asked) -> bool:
-        """Whether there is an engine that may be asked, and its block is what is meant: away from the end it may hold
-        another's text. At the end a block that fills may have some tokens more."""
+        """Whether the engine can be asked and its block still has the requested content.
+
+        Away from the live end, the block may hold other text by now. At the live end, a block that is being filled may
+        have more tokens than requested.
+        """
         session, live = self._session, self._session.live_mirror
         if session.is_viewer or not session.tells_texts or live.epoch != asked.epoch or asked.block >= live.num_rows:
             return False
@@ -190,7 +196,7 @@ class SessionTexts(QObject):
                 self._keep(reply.contents if isinstance(reply, BlockText) else ())
 
     def _keep(self, contents: tuple[BlockContent, ...]) -> None:
-        """What the engine answered: believed of a block that is still what was meant."""
+        """Store the engine's reply, but only for blocks that still have the requested content."""
         asked, self._asked = self._asked, []
         self._give_up.stop()
         contents_of = dict(zip(asked, contents, strict=False))
@@ -205,7 +211,6 @@ class SessionTexts(QObject):
         self._keep(())
 
     def _take_found(self) -> None:
-        """What was recorded, once it was read."""
         if self._looking is None or not self._looking.is_over:
             return
         found = self._looking.made or [None] * len(self._looked_for)
@@ -245,14 +250,10 @@ def _key(asked: Asked) -> Key:
 
 
 class TextSession(Protocol):
-    """What texts ask of a session: what is shown, what is at the end, and who may be asked.
-
-    A session, as far as texts go.
-    """
+    """The members of a session that texts use."""
 
     @property
-    def replies(self) -> SignalInstance:
-        """A signal with a list of replies."""
+    def replies(self) -> SignalInstance: ...
 
     @property
     def timeline(self) -> Timeline: ...

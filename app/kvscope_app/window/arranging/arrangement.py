@@ -1,7 +1,7 @@
-"""Reads a window's layout off its docks, and puts the docks where a layout says. Knows no file.
+"""Converts between the arrangement of a window's docks and a portable layout value. Reads and writes no files.
 
-Qt packs a layout in pixels, for the same window at the next start; this is for other windows and other screens. Where
-docks lie is read off their rectangles: docks always lie so that straight cuts part them.
+Qt's packed state is in pixels, for the same window at the next start; this is for other windows and screens. The
+structure is derived from the rectangles of the docks, which can always be separated by straight cuts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from kvscope_app.window.remembered import choices_of, choose
 from kvscope_app.window.window_body import WindowBody
 
 KNOWN: Final = Known(tuple(spec.name for spec in DOCKS), MODE_NAMES)
-"""The names that a layout may have."""
 _AREAS: Final = {
     "left": Qt.DockWidgetArea.LeftDockWidgetArea,
     "right": Qt.DockWidgetArea.RightDockWidgetArea,
@@ -34,7 +33,7 @@ _DIGITS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class _Stack:
-    """Views behind tabs, and where they are."""
+    """Views in one tab group, and its rectangle."""
 
     tabs: tuple[str, ...]
     front: str
@@ -42,7 +41,7 @@ class _Stack:
 
 
 def layout_of(window: WindowBody) -> WindowLayout:
-    """Where its docks are now, and what is chosen in its views."""
+    """Return the present arrangement of the docks and the choices in the views."""
     stacks = _stacks(window)
     areas = {}
     for name, area in _AREAS.items():
@@ -56,8 +55,10 @@ def layout_of(window: WindowBody) -> WindowLayout:
 
 
 def show_layout(window: WindowBody, layout: WindowLayout) -> None:
-    """Put the docks where `layout` says, in a window of this size; take its choices. Raises BadInput for names that
-    there are not, and changes nothing then."""
+    """Arrange the docks as in `layout`, scaled to the window's size, and apply its choices.
+
+    Raises BadInput for unknown names, before changing anything.
+    """
     layout.check(KNOWN)
     docks, size = window.docks, window.size()
     for dock in docks.values():
@@ -77,7 +78,7 @@ def show_layout(window: WindowBody, layout: WindowLayout) -> None:
         for leaf in part.leaves():
             docks[leaf.front or leaf.tabs[0]].raise_()
     if window.isVisible() and not window.isMaximized() and not window.isFullScreen():
-        window.resize(size)  # while docks moved side by side they may have asked for more
+        window.resize(size)  # docks that moved side by side may have enlarged it
     for name, part in layout.areas.items():
         is_side = name in ("left", "right")
         length = part.share * (window.width() if is_side else window.height())
@@ -90,13 +91,15 @@ def show_layout(window: WindowBody, layout: WindowLayout) -> None:
 
 
 def _below(layout: WindowLayout, width: int) -> float:
-    """Width of the docks below the page map: `layout.prepare` gives the left corner to the docks at the left."""
+    """Return the width of the docks below the page map; the bottom left corner belongs to the left docks
+    (`layout.prepare`).
+    """
     left = layout.areas.get("left")
     return width * max(1 - (left.share if left else 0.0), 0.1)
 
 
 def _split(window: WindowBody, part: LayoutPart) -> None:
-    """The first view of each part has its place; within tabs the others follow later, as a tab cannot be split."""
+    """Split the area by the first view of each part. The other tabs follow later, because a tab cannot be split."""
     orientation = _ACROSS if part.across else _DOWN
     for before, after in zip(part.parts, part.parts[1:], strict=False):
         window.splitDockWidget(window.docks[before.first], window.docks[after.first], orientation)
@@ -117,7 +120,7 @@ def _share_out(window: WindowBody, part: LayoutPart, across: float, down: float)
 
 
 def _place_others(window: WindowBody, layout: WindowLayout) -> None:
-    """Those that stand alone, and those that are closed: they open where they were at first, behind what is there."""
+    """Place floating views, and closed views, which reopen as a tab of their default area."""
     screen, names = window.screen().availableGeometry(), layout.view_names()
     for spec in DOCKS:
         dock, stands = window.docks[spec.name], layout.floating.get(spec.name)
@@ -155,11 +158,11 @@ def _stacks(window: WindowBody) -> list[_Stack]:
 
 
 def _stack(window: WindowBody, tabs: tuple[str, ...]) -> _Stack:
-    """The stack of these docks, which Qt reports as tabs of one place. Only their tab bar knows their order.
+    """Return the stack of these docks, which Qt reports as tabs of one group. Only their tab bar knows their order.
 
-    For a while after docks moved, a window also has the tab bar of the former place, perhaps with the same titles and
-    with another current tab. The dock in front is therefore the one that lies in the window: Qt moves the docks of
-    the other tabs out of it.
+    For a while after docks moved, a window also has the tab bar of the former group, perhaps with the same titles and
+    with another current tab. The dock in front is therefore the one inside the window: Qt moves the docks of the other
+    tabs out of it.
     """
     front = next((name for name in tabs if window.docks[name].geometry().intersects(window.rect())), tabs[0])
     rect = window.docks[front].geometry()
@@ -206,7 +209,7 @@ def _part(stacks: Sequence[_Stack], share: float) -> LayoutPart:
 
 
 def _cut(stacks: Sequence[_Stack], orientation: Qt.Orientation) -> list[list[_Stack]]:
-    """Bundles between which a straight cut goes through, in their order."""
+    """Return groups of stacks that straight cuts separate, in order of position."""
     begin: Callable[[QRect], int] = QRect.left if orientation is _ACROSS else QRect.top
     bundles: list[list[_Stack]] = []
     end = -1

@@ -1,4 +1,4 @@
-"""Layouts under names, the same in all windows, and as files: keep the present one, go back to one, forget one."""
+"""Named layouts, shared by all windows, and layout files: save, apply, delete."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOTICE_MS: Final = 6000
 
 
 class KeptLayouts(QObject):
-    """An action for each name, in `actions` and in `menu`, as names come and go."""
+    """Maintains an action in `actions` and in `menu` for each named layout."""
 
     def __init__(self, window: WindowBody, actions: Actions, watch: LayoutWatch) -> None:
         super().__init__(window)
@@ -46,13 +46,13 @@ class KeptLayouts(QObject):
         self._choices.changed.connect(self._on_settings)
 
     def fill(self, menu: QMenu) -> None:
-        """Keep the entries of `menu` up to date from now on."""
+        """Add the actions to `menu`, and keep it up to date."""
         self.menu = menu
         for spec in self._actions.in_group(LAYOUTS):
             menu.addAction(self._actions[spec.name])
 
     def save(self, name: str) -> None:
-        """The layout of now gets this name; one that had it is taken back by an undo."""
+        """Save the present layout as `name`. Overwriting can be undone."""
         name = name.strip()[:_MAX_NAME]
         if not name:
             return
@@ -66,7 +66,7 @@ class KeptLayouts(QObject):
         self._window.statusBar().showMessage(f"Layout saved as “{name}”", _NOTICE_MS)
 
     def forget(self, name: str) -> None:
-        """This name is no layout any more."""
+        """Delete the layout. Can be undone."""
         old = self._choices.values.layouts.get(name)
         if old is not None:
             self._put(name, None)
@@ -75,7 +75,6 @@ class KeptLayouts(QObject):
             )
 
     def show(self, name: str) -> None:
-        """Put the docks where they are in this one."""
         kept = self._choices.values.layouts.get(name)
         if kept is None:
             return
@@ -85,7 +84,10 @@ class KeptLayouts(QObject):
             self._window.banner.tell(f"The layout “{name}” cannot be used", str(error), passes=True)
 
     def put(self, layout: WindowLayout, words: str) -> None:
-        """Put the docks where `layout` has them. Raises BadInput, and changes nothing, where a name is not known."""
+        """Apply `layout`.
+
+        Raises BadInput for an unknown name, before changing anything. `words` describes the change for undo.
+        """
         layout.check(KNOWN)
         views = self._window.views
         before = partial(choose, views, choices_of(views))
@@ -93,7 +95,6 @@ class KeptLayouts(QObject):
         show_layout(self._window, layout)
 
     def write(self, path: str) -> None:
-        """The layout of now, as a file."""
         try:
             write_layout(path, layout_of(self._window))
         except BadInput as error:
@@ -102,7 +103,7 @@ class KeptLayouts(QObject):
         self._window.statusBar().showMessage(f"Layout saved to {path}", _NOTICE_MS)
 
     def read(self, path: str) -> None:
-        """Put the docks where the file has them; one that cannot be read is told, and changes nothing."""
+        """Apply the layout in a file. An unreadable file is reported in the window and changes nothing."""
         try:
             self.put(read_layout(path, KNOWN), f"opening the layout {Path(path).name}")
         except BadInput as error:

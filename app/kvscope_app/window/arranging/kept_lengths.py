@@ -1,7 +1,7 @@
-"""Gives docks back the widths (below the map: the heights) that they had, once a window that was made smaller grows.
+"""Restores the widths of docks (below the map: heights) when a window that was made smaller grows again.
 
-Qt takes from docks what a smaller window has no room for, and gives a larger one's room to the middle alone. Owns the
-lengths that a person or a layout gave; whoever moves an edge by hand replaces them.
+Qt shrinks docks that do not fit into a smaller window, and gives the space of a larger window to the center only. Owns
+the lengths that the user or a layout set; moving an edge by hand replaces them.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from kvscope_app.window.window_body import WindowBody
 
 _MAX_LENGTH: Final = 100_000
 _WINDOW: Final = "window"
-"""No dock has this name."""
+"""Key of the window's size. No dock has this name."""
 _SIDES: Final = (Qt.DockWidgetArea.LeftDockWidgetArea, Qt.DockWidgetArea.RightDockWidgetArea)
 _ACROSS, _DOWN = Qt.Orientation.Horizontal, Qt.Orientation.Vertical
 
 
 class KeptLengths(QObject):
-    """Of one window, from when `watch` says that its docks settled."""
+    """Dock lengths of one window, recorded from the first `settled` of `watch` on."""
 
     def __init__(self, window: WindowBody, watch: LayoutWatch) -> None:
         super().__init__(window)
         self._window = window
         self._wanted: dict[str, int] = {}
         self._noted_at = QSize()
-        """How large the window was when all of them were given."""
+        """Window size at which all lengths were recorded."""
         self._pressed: dict[str, int] = {}
         self._later = QTimer(self, singleShot=True, interval=0)
         self._later.timeout.connect(self._give_back)
@@ -41,7 +41,7 @@ class KeptLengths(QObject):
         window.installEventFilter(self)
 
     def restore(self, settings: QSettings, group: str) -> None:
-        """What was saved: a window that was closed while it was small opens small."""
+        """Load the saved lengths, because a window that was closed while it was small opens small."""
         kept = settings.value(lengths_name(group))
         if isinstance(kept, Mapping):
             size, known = kept.get(_WINDOW), {name: kept.get(name) for name in self._window.docks}
@@ -49,7 +49,6 @@ class KeptLengths(QObject):
             self._wanted = {name: n for name, n in known.items() if isinstance(n, int) and 0 < n <= _MAX_LENGTH}
 
     def save(self, settings: QSettings, group: str) -> None:
-        """For the next start."""
         settings.setValue(lengths_name(group), {**self._wanted, _WINDOW: self._noted_at})
 
     def eventFilter(self, _watched: QObject, event: QEvent) -> bool:
@@ -57,7 +56,7 @@ class KeptLengths(QObject):
             before, now = event.oldSize(), event.size()
             if now.width() > before.width() or now.height() > before.height():
                 self._later.start()
-        elif event.type() is QEvent.Type.MouseButtonPress:  # edges of docks are the window's own
+        elif event.type() is QEvent.Type.MouseButtonPress:  # the window itself receives mouse events on dock edges
             self._pressed = self._now()
         elif event.type() is QEvent.Type.MouseButtonRelease:
             self._moved.start()
@@ -71,7 +70,7 @@ class KeptLengths(QObject):
             self._window.resizeDocks([docks[name] for name in short], lengths, orientation)
 
     def _take(self, is_whole: bool) -> None:
-        """Docks were moved: the layout as a whole, or some, while others may be short of room."""
+        """Record the lengths after docks were moved: the whole layout, or some docks while others may be too short."""
         size, now = self._window.size(), self._now()
         is_smaller = size.width() < self._noted_at.width() or size.height() < self._noted_at.height()
         if is_whole or not is_smaller:
@@ -80,11 +79,11 @@ class KeptLengths(QObject):
             self._wanted |= {name: length for name, length in now.items() if length > self._wanted.get(name, 0)}
 
     def _take_moved(self) -> None:
-        """A person moved an edge, if any is another now."""
+        """Record the lengths that changed while the mouse button was pressed, because the user moved an edge."""
         self._wanted |= {name: length for name, length in self._now().items() if length != self._pressed.get(name)}
 
     def _now(self) -> dict[str, int]:
-        """Of docks at the window's sides and below the map, those behind tabs too."""
+        """Return the lengths of docks at the sides and below the map, including those behind tabs."""
         window = self._window
         names = {dock: name for name, dock in window.docks.items()}
         found: dict[str, int] = {}

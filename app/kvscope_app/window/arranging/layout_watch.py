@@ -1,4 +1,4 @@
-"""Notices what a person does to the docks, so that it can be undone. Knows Qt's packed layouts, not what is in them."""
+"""Detects changes of the dock arrangement and makes them undoable. Knows Qt's packed layouts, not their contents."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _SETTLE_MS: Final = 250
 
 
 class LayoutWatch(QObject):
-    """Of one window, from when all its views are there."""
+    """Watches one window, from when all its views are loaded."""
 
     settled = Signal(bool)
-    """Docks are where they stay; whether the layout changed as a whole."""
+    """Emitted when the docks have stopped moving. The argument is whether the whole layout was replaced."""
 
     def __init__(self, window: WindowBody) -> None:
         super().__init__(window)
@@ -37,24 +37,30 @@ class LayoutWatch(QObject):
                 signal.connect(partial(self._note, name))
 
     def begin(self, *, is_whole: bool = False) -> None:
-        """Where the docks are now is what the first undo goes back to; `is_whole`: the layout is another."""
+        """Take the present arrangement as the state that the next undo restores.
+
+        `is_whole`: whether the layout was replaced.
+        """
         self._settled, self._stood = self._window.saveState(LAYOUT_VERSION), self._stand()
         self.settled.emit(is_whole)
 
     def take_over(self) -> None:
-        """The window itself moved docks: nothing that a person would undo."""
+        """Accept a change that the window made itself, so that it cannot be undone by the user."""
         if self._settled is not None:
             self.begin()
 
     def about_to(self, words: str, beside: tuple[Callable[[], object], Callable[[], object]] | None = None) -> None:
-        """The whole layout changes now, in one go; `beside`: what undoes and does again what changes with it."""
+        """Announce that the whole layout will be replaced.
+
+        `beside` has functions that undo and redo accompanying changes.
+        """
         if self._settled is not None and not self._window.undo.is_at_work:
-            self._settled = self._window.saveState(LAYOUT_VERSION)  # with sizes as they are
+            self._settled = self._window.saveState(LAYOUT_VERSION)  # with the current sizes
             self._words, self._beside = words, beside
             self._clock.start()
 
     def _note(self, name: str, *_: object) -> None:
-        if not isValid(self._window):  # it is being deleted, and its docks say that they go
+        if not isValid(self._window):  # being deleted: its docks emit signals meanwhile
             return
         if self._settled is not None and not self._window.undo.is_at_work and self._window.isVisible():
             self._moved = name
@@ -71,7 +77,10 @@ class LayoutWatch(QObject):
             self._window.undo.did(words, partial(self._put, before, undo), partial(self._put, now, redo))
 
     def _what_changed(self) -> str:
-        """What it is called: what a dock became comes before what moved for it."""
+        """Describe the change for undo.
+
+        A dock that was opened, closed, floated or docked takes precedence over moved docks.
+        """
         for name, (hidden, floats) in self._stand().items():
             title = self._window.docks[name].windowTitle().lower()
             was_hidden, floated = self._stood.get(name, (hidden, floats))
@@ -82,7 +91,7 @@ class LayoutWatch(QObject):
         return f"moving {self._window.docks[self._moved].windowTitle().lower()}"
 
     def _stand(self) -> dict[str, tuple[bool, bool]]:
-        """Whether each dock is closed, and whether it stands alone."""
+        """Return (is closed, is floating) of each dock."""
         return {name: (dock.isHidden(), dock.isFloating()) for name, dock in self._window.docks.items()}
 
     def _put(self, state: QByteArray, beside: Callable[[], object] | None = None) -> None:

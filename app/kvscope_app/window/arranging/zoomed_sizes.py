@@ -1,7 +1,7 @@
-"""Keeps the sizes of a window and its docks while text is made larger and smaller again.
+"""Restores the sizes of a window and its docks when text is enlarged and reduced again.
 
-Larger text needs more room, and Qt makes a dock or the window larger for it, never smaller again. So they get back what
-they had before, as far as there is room, until somebody moves an edge.
+Qt enlarges docks and windows for larger text but never reduces them. The sizes before the zoom are restored as far as
+possible, until the user moves an edge.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from PySide6.QtWidgets import QDockWidget, QMainWindow
 from kvscope_app.look.theming.theme_keeper import ThemeKeeper
 
 _SETTLE_MS: Final = 50
-"""Views lay themselves out anew in later turns of the event loop."""
+"""Views are laid out again in later turns of the event loop."""
 _NUM_LOOKS: Final = 6
-"""How often the sizes are compared after a change of the zoom: on a busy machine views lay themselves out late."""
+"""Number of size checks after a zoom change. On a busy machine, views are laid out late."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
     window: QSize
     docks: dict[str, QSize] = field(default_factory=dict)
-    """Of those that are seen, by name."""
+    """Sizes of the visible docks, by name."""
 
 
 class ZoomedSizes(QObject):
-    """Of one window and its `docks`, by name."""
+    """Sizes of one window and its `docks`, by name."""
 
     def __init__(self, window: QMainWindow, docks: Mapping[str, QDockWidget], themes: ThemeKeeper) -> None:
         super().__init__(window)
         self._window, self._docks, self._themes = window, docks, themes
         self._wanted: _Sizes | None = None
         self._left: _Sizes | None = None
-        """As they were after the last change of the zoom."""
+        """Sizes after the last zoom change."""
         self._pressed: _Sizes | None = None
-        """As they were when a mouse button was pressed."""
+        """Sizes when a mouse button was pressed."""
         self._was_moved = False
-        """A person moved an edge since the last change of the zoom."""
+        """Whether the user moved an edge since the last zoom change."""
         self._is_resizing = False
         self._looks_left = 0
         self._later = QTimer(self, singleShot=True, interval=_SETTLE_MS)
@@ -52,20 +52,20 @@ class ZoomedSizes(QObject):
     def eventFilter(self, _watched: QObject, event: QEvent) -> bool:
         if isinstance(event, QResizeEvent):
             self._was_moved |= not self._is_resizing and not self._is_forced(event.oldSize(), event.size())
-        elif event.type() is QEvent.Type.MouseButtonPress:  # edges of docks are the window's own
+        elif event.type() is QEvent.Type.MouseButtonPress:  # the window itself receives mouse events on dock edges
             self._pressed = self._now()
         elif event.type() is QEvent.Type.MouseButtonRelease:
             self._was_moved |= self._pressed is not None and self._pressed != self._now()
         return False
 
     def _is_forced(self, before: QSize, now: QSize) -> bool:
-        """Whether the window only became as large as its contents need."""
+        """Whether the window was only enlarged to the minimum size of its contents."""
         least = self._window.minimumSize()
         width_is_forced = now.width() in (before.width(), least.width())
         return width_is_forced and now.height() in (before.height(), least.height())
 
     def _note(self) -> None:
-        """The zoom changes now."""
+        """Record the sizes before a zoom change."""
         if not self._window.isVisible():
             return
         now = self._now()
@@ -77,7 +77,7 @@ class ZoomedSizes(QObject):
         self._later.start()
 
     def _settle(self) -> None:
-        self._themes.finish()  # what is not seen asks for room as well
+        self._themes.finish()  # hidden widgets need space, too
         wanted = self._wanted
         if wanted is None or self._was_moved or not self._window.isVisible():
             return

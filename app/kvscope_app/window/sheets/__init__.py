@@ -1,1 +1,1 @@
-"""Sheets and dialogs over a window: they ask or explain something."""
+"""Dialogs over a window that ask for or show something."""

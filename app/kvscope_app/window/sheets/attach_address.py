@@ -1,4 +1,4 @@
-"""What a person types of an engine to attach to, as its address. Knows no Qt."""
+"""Converts the user's input in the attach dialog to an engine address. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ OWN: Final = "kvscope"
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """The fields of the sheet, without spaces around them."""
+    """Contents of the dialog's fields, without surrounding spaces."""
 
     kind: str
     """One of `kinds()`."""
     where: str
-    """An address, or HOST:PORT of another engine's server; http:// and https:// are understood."""
+    """Address, or HOST:PORT of another engine's server, optionally with http:// or https://."""
     key_file: str = ""
     api_key: str = ""
     tls: bool = False
@@ -30,7 +30,7 @@ class Typed:
 
     @property
     def address(self) -> Address:
-        """Raises BadInput where nothing was typed, or what was typed says another kind."""
+        """The address. Raises BadInput if nothing was entered or its scheme contradicts `kind`."""
         if not self.where:
             raise BadInput("an engine is needed: " + ("its endpoint" if self.kind == OWN else "HOST:PORT"))
         if self.kind == OWN:
@@ -50,23 +50,22 @@ class Typed:
         )
 
     def connection(self, address: Address, label: str) -> Connection:
-        """What is remembered of it: no API key."""
+        """Return what is saved of the input, which excludes the API key."""
         if self.kind == OWN:
             return Connection(address.text, self.key_file, label)
         return Connection(address.text, "", label, self.kv_events, address.tls, self.ca_file)
 
 
 def kinds() -> tuple[str, ...]:
-    """Of engines, as they stand in the sheet: kvscope's own, then others by the scheme of their addresses."""
+    """Return the kinds of engines in the dialog's order: kvscope's own, then the schemes of other engines."""
     return (OWN, *[engine.scheme for engine in engines.ENGINES])
 
 
 def kind_of(text: str) -> str:
-    """What kind of engine an address is of."""
     scheme = text.partition("://")[0]
     return scheme if engines.find_engine(scheme) is not None else OWN
 
 
 def shown_of(text: str) -> str:
-    """As the sheet shows it: of another engine without the scheme, which its kind says."""
+    """Return the address as the dialog shows it: for other engines without the scheme, which the kind implies."""
     return text.partition("://")[2] if kind_of(text) != OWN else text

@@ -1,4 +1,4 @@
-"""Which fields the attach sheet has for each kind of engine. Knows no address."""
+"""Input fields of the attach dialog for each kind of engine. Does not interpret addresses."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class AttachFields:
 
     @property
     def typed(self) -> Typed:
-        """What is in the fields of the kind that is shown."""
+        """Contents of the fields of the shown kind."""
         own = self.kind == OWN
         return Typed(
             kind=self.kind,
@@ -66,7 +66,7 @@ class AttachFields:
         return engine is not None and not engine.tells_slots
 
     def show_kind(self, kind: str) -> None:
-        """The fields that are for such an engine, and no others."""
+        """Show only the fields that apply to this kind of engine."""
         self.kind = kind
         self.kinds.set_current(kinds().index(kind))
         own = kind == OWN
@@ -81,7 +81,6 @@ class AttachFields:
         self._show_ca()
 
     def show_connection(self, chosen: Connection, where: str, api_key: str) -> None:
-        """One that is remembered."""
         self.where.setText(where)
         self.key.setText(chosen.key)
         self.name.setText(chosen.label)
@@ -129,7 +128,7 @@ def _button(text: str, tip: str) -> QPushButton:
     button = QPushButton(text)
     button.setToolTip(tip)
     button.setAccessibleName(tip)
-    button.setAutoDefault(False)  # Enter in a field attaches
+    button.setAutoDefault(False)  # Enter in a field must trigger Attach
     return button
 
 

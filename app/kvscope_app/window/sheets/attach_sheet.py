@@ -1,5 +1,7 @@
-"""Asks for an engine that runs elsewhere: which kind, where, and how one gets in; or one of those remembered, which it
-names and forgets."""
+"""Dialog to attach to a running engine: its kind, address and credentials, or a saved connection.
+
+Saved connections can be renamed and deleted here.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ _HOW_TO_ATTACH: Final = (
 
 
 class AttachSheet(Sheet):
-    """Gives a checked address to `attach`, and remembers it; an API key only where that is asked for."""
+    """Passes a checked address to `attach` and saves the connection.
+
+    The API key is saved only if the user asks for it.
+    """
 
     def __init__(
         self,
@@ -40,7 +45,7 @@ class AttachSheet(Sheet):
         action: str = "Attach",
         where: str = "",
     ) -> None:
-        """`where`: the address that it begins with."""
+        """Open with `where` as the initial address."""
         super().__init__(title, parent)
         self._attach, self._action = attach, action
         self._connections: list[Connection] = []
@@ -95,7 +100,7 @@ class AttachSheet(Sheet):
         self._take_height()
 
     def _follow_typed(self, text: str) -> None:
-        """A whole address says what kind of engine it is."""
+        """Switch to the kind of engine that a complete address implies."""
         kind = kind_of(text)
         if kind != OWN and kind != self.fields.kind:
             self._show_kind(kind)
@@ -109,7 +114,7 @@ class AttachSheet(Sheet):
         self.fields.where.setFocus()
 
     def _list(self, row: int = 0) -> None:
-        """Those remembered, with `row` chosen: 0 is another one."""
+        """List the saved connections and select `row`; row 0 is a new one."""
         known = self.fields.known
         known.clear()
         known.addItem(_NEW)
@@ -150,7 +155,7 @@ class AttachSheet(Sheet):
         self._choose(0)
 
     def _rename(self) -> None:
-        """A remembered one has its new name at once."""
+        """Save the new name of the selected connection immediately."""
         row, label = self.fields.known.currentIndex(), self.fields.name.text().strip()
         if row < 1 or shown_of(self._connections[row - 1].endpoint) != self.fields.where.text().strip():
             return
@@ -193,8 +198,8 @@ class AttachSheet(Sheet):
         self.close()
 
     def _label_of(self, endpoint: str) -> str:
-        """What a remembered one is called, typed here again."""
-        is_chosen = self.fields.known.currentIndex() > 0  # then its name was here to be taken away
+        """Return the saved name of an address that was typed rather than selected."""
+        is_chosen = self.fields.known.currentIndex() > 0  # then an empty name means that the user removed it
         known = [] if is_chosen else self._connections
         return next((connection.label for connection in known if connection.endpoint == endpoint), "")
 
@@ -204,6 +209,6 @@ class AttachSheet(Sheet):
         self._take_height()
 
     def _take_height(self) -> None:
-        """Or the fields above are squeezed."""
+        """Enlarge the dialog to fit its contents, so that fields are not squeezed."""
         needed = self.column.totalHeightForWidth(self.width())
         self.resize(self.width(), max(self.height(), needed))

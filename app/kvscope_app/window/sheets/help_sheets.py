@@ -1,4 +1,4 @@
-"""The sheets about the program and the engine's log. None of them is modal."""
+"""Non-modal dialogs about the program and with the engine's log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kvscope_app.look.zoom import scaled
 
 
 def versions_text() -> str:
-    """What this runs on, in one line."""
+    """Return the versions of Python, Qt and the system in one line."""
     return (
         f"Python {platform.python_version()}, Qt {qVersion()}, PySide6 {version('PySide6-Essentials')},"
         f" {platform.system()} {platform.release()}"
@@ -29,7 +29,6 @@ def versions_text() -> str:
 
 
 def about_sheet(parent: QWidget) -> Sheet:
-    """What this is, in which versions."""
     sheet = Sheet("About kvscope", parent)
     mark, name = PlainLabel(), PlainLabel("kvscope")
     mark.setPixmap(pixmap("kvscope", "#000001", scaled(64)))
@@ -54,7 +53,6 @@ def about_sheet(parent: QWidget) -> Sheet:
 
 
 def log_sheet(parent: QWidget, log: str) -> Sheet:
-    """The end of the engine's log."""
     sheet = Sheet("Engine log", parent)
     text = QPlainTextEdit(log or "The engine printed nothing.")
     text.setReadOnly(True)
