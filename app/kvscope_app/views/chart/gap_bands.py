@@ -1,7 +1,7 @@
 """Shaded time stretches behind the curves, over the full height of the plot, as a single graphics item.
 
-pyqtgraph's item for one stretch takes 37 KiB, and a few minutes of a lightly used or delayed engine have hundreds of
-them in each chart.
+pyqtgraph's item for one stretch takes 37 KiB, and a few minutes of an engine that answers only now and then, or
+that shares its machine with a busy process, have hundreds of them in each chart.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class BlockFacts:
 
     block: int
     title: str
-    """"Block 7", "Host place 12"."""
+    """For example "Block 7" or "Host block 12"."""
     state: str
     """"free", "active", "cached", "shared", "unmapped", "reserved", "swapped out" or "unknown"."""
     color: str
