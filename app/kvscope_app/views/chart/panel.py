@@ -363,8 +363,8 @@ class CurveItem(pg.PlotCurveItem):  # type: ignore[misc]
     """Curve whose line width is the same on any screen and at any picture scale, and which can be drawn to SVG.
 
     A cosmetic pen of one pixel would be too thin on high-resolution screens, so on screens pyqtgraph paints the curve
-    with a scaled pen. For SVG the curve is drawn in picture coordinates: numbers there have six digits, too few for seconds
-    since boot, and viewers differ in how they draw a one-pixel line under scaled coordinates.
+    with a scaled pen. For SVG the curve is drawn in picture coordinates: numbers there have six digits, too few for
+    seconds since boot, and viewers differ in how they draw a one-pixel line under scaled coordinates.
     """
 
     def paint(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None) -> None:
