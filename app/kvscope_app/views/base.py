@@ -29,7 +29,8 @@ class View(QWidget):
     """Name of the dock in saved layouts; must never change."""
     refresh_hz: ClassVar[float] = 10.0
     in_step: ClassVar[bool] = False
-    """Whether the view must agree with the page map: after a pause in the data, both show a new frame at once."""
+    """Whether the view must agree with the page map: after a pause in the data, both show a new frame in the same
+    turn."""
 
     done = Signal(str, object, object)
     """Emitted after an undoable action, with its description ("deleting the chat"), the function that undoes it, and

@@ -18,8 +18,6 @@ Area = Literal["left", "right", "bottom"]
 
 @dataclass(frozen=True, slots=True)
 class DockSpec:
-    """Docked view."""
-
     name: str
     """The view's `object_name`, used in layouts and settings; must never change. Names of pictures replace `_` by
     `-`."""
@@ -75,5 +73,5 @@ DOCKS: Final = (
     DockSpec("prefixes", "Prefixes", "prefixes", "PrefixesView", "bottom", 260, "tree", _REQUESTS, pictures="still"),
     DockSpec("roofline", "Roofline", "roofline", "RooflineView", "right", 400, "chart", _CHARTS, False, "still"),
 )
-"""In the order of menus and shortcuts."""
+"""All views other than the page map, in the order of menus and shortcuts."""
 VIEWS_ON_TIME: Final = tuple(spec.name for spec in DOCKS if spec.is_on_time)

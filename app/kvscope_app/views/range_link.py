@@ -40,7 +40,6 @@ class RangeLink(QObject):
 
     @property
     def is_linked(self) -> bool:
-        """Whether the view follows the visible range."""
         return self.button.isChecked()
 
     def begin(self) -> None:

@@ -51,8 +51,6 @@ _LEISURE_NS: Final = 3_000_000_000
 
 
 class Refresher(QObject):
-    """Refreshes the views of one session."""
-
     def __init__(self, session: Session, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._session = session
@@ -78,7 +76,6 @@ class Refresher(QObject):
         session.timeline.moved.connect(self.touch_all)  # a paused recording emits no other signal
 
     def add_view(self, view: View) -> None:
-        """Refresh this view from now on."""
         self._last_ns[view] = 0
         self.touch(view)
 
@@ -87,12 +84,10 @@ class Refresher(QObject):
         self._dirty.discard(view)
 
     def touch(self, view: View) -> None:
-        """Mark a view's data as changed."""
         self._dirty.add(view)
         self._schedule({view: self._wait_ns(view, time.monotonic_ns())})
 
     def touch_all(self) -> None:
-        """Mark the data of all views as changed."""
         self._dirty.update(self._last_ns)
         self._refresh_fast()
 
@@ -161,7 +156,6 @@ class Refresher(QObject):
             self._schedule(waits)
 
     def _wait_ns(self, view: View, now_ns: int) -> float:
-        """Return the ns until the view may be refreshed again."""
         grace_ns = _FAST_GRACE_NS if view.refresh_hz >= _FAST_HZ else _GRACE_NS
         return 1e9 / view.refresh_hz - grace_ns - (now_ns - self._last_ns[view])
 

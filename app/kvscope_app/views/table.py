@@ -44,7 +44,6 @@ class TableHead:
 
     @classmethod
     def of(cls, columns: Sequence[TableColumn[...]]) -> Self:
-        """Return the head of a table with these columns."""
         numbers = frozenset(place for place, column in enumerate(columns) if column.is_number)
         return cls([column.title for column in columns], [column.tip for column in columns], numbers)
 

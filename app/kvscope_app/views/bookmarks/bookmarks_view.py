@@ -52,14 +52,11 @@ _NUM_BUTTONS: Final = 5
 
 
 class MarkList(QListView):
-    """List that reports the selection and the actions on it."""
-
     delete_pressed = Signal()
     undo_pressed = Signal()
 
     @property
     def is_edited(self) -> bool:
-        """Whether a line is being edited."""
         return self.state() == QAbstractItemView.State.EditingState
 
     def event(self, event: QEvent) -> bool:
@@ -84,8 +81,6 @@ class MarkList(QListView):
 
 
 class BookmarksView(View):
-    """View with the list and the actions above it."""
-
     title: ClassVar[str] = "Bookmarks"
     object_name: ClassVar[str] = "bookmarks"
     refresh_hz: ClassVar[float] = 4.0

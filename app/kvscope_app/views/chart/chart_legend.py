@@ -161,7 +161,6 @@ class ChartLegend(QWidget):
 
 
 def _dashes(swatch: QRectF) -> tuple[QRectF, QRectF]:
-    """Return two dashes of a dashed line."""
     dash = QRectF(swatch.left() - 3, swatch.center().y() - 1, 5, 2)
     return dash, dash.translated(7, 0)
 

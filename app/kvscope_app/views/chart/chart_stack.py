@@ -53,7 +53,6 @@ class PanelGrid(QWidget):
 
     @property
     def num_columns(self) -> int:
-        """Current number of columns."""
         return self._num_columns
 
     def set_panels(self, panels: Mapping[str, ChartPanel]) -> None:
@@ -193,7 +192,6 @@ class ChartStack(PanelGrid):
         return self.clock_text(x)
 
     def clock_text(self, x: float) -> str:
-        """Return the time of day at `x`."""
         return next(iter(self.panels.values())).clock_text(x)
 
     # for the view
@@ -210,7 +208,7 @@ class ChartStack(PanelGrid):
         return timeline.paused if timeline.player is None else not timeline.player.is_playing
 
     def refresh(self) -> None:
-        """Draw the next `at_once` visible charts; if time stands still, draw all visible ones."""
+        """Draw the next `at_once` visible charts; draw all visible ones if the shown time does not advance."""
         if self.stands_still:
             self.refresh_seen()
             return
@@ -252,14 +250,12 @@ class ChartStack(PanelGrid):
         self.link.apply_theme(theme)
 
     def recall(self, settings: QSettings) -> None:
-        """Restore the range from the settings."""
         kept = str(settings.value(self.range_setting, ""))
         if kept in RANGES_S:
             self.range_s = RANGES_S[kept]
             self.bar.show_range(self.range_s)
 
     def remember(self, settings: QSettings) -> None:
-        """Save the range to the settings."""
         settings.setValue(self.range_setting, next(name for name, s in RANGES_S.items() if s == self.range_s))
 
     def is_seen(self, name: str) -> bool:
@@ -371,8 +367,6 @@ class ChartStack(PanelGrid):
 
 
 class ChartedView(View):
-    """View with a stack of charts."""
-
     charts: ChartStack
 
     def recall(self, settings: QSettings) -> None:

@@ -63,7 +63,7 @@ class Mark:
     x: float
     text: str
     about: object = None
-    """Object that `mark_chosen` emits on a click; None if the mark stands for several unknown events."""
+    """Object that `mark_chosen` emits on a click; None if the mark represents events that are not known one by one."""
 
 
 class ChartPanel(QWidget):
@@ -153,11 +153,9 @@ class ChartPanel(QWidget):
         self.range_dragged.emit(middle - (middle - first) * share, middle + (last - middle) * share)
 
     def clock_text(self, x: float) -> str:
-        """Return the time of day at `x`."""
         return self._time_axis.clock_text(x)
 
     def show_time_labels(self, shown: bool) -> None:
-        """Show or hide the time labels below this plot."""
         self._time_axis.show_labels(shown)
         self._has_time_labels = shown
         self._leave_room()

@@ -19,8 +19,6 @@ _GAP = 12
 
 @dataclass(frozen=True, slots=True)
 class CurvePeak:
-    """Maximum of a curve in the visible time."""
-
     x: float
     """Position in seconds."""
     text: str

@@ -18,8 +18,6 @@ _ENDINGS: dict[str, Ending] = {"stop": "stop", "length": "length", "abort": "sto
 
 
 class AnswerPhase(Enum):
-    """Phase of an answer."""
-
     SENT = auto()
     QUEUED = auto()
     """Accepted, but no token yet."""
@@ -62,7 +60,6 @@ class ChatAnswer:
             self.phase = AnswerPhase.STOPPING
 
     def accepted(self, reply: Accepted) -> None:
-        """Record that the engine accepted the request."""
         if self.phase is AnswerPhase.SENT:
             self.phase = AnswerPhase.QUEUED
         number = reply.numbers[0] if reply.numbers else 0
@@ -87,7 +84,6 @@ class ChatAnswer:
         self._update(num_tokens=num_tokens, first_seen_s=self._first_s - self._sent_s, tokens_per_s=speed)
 
     def finished(self, reply: Finished) -> None:
-        """Record the engine's end of the request, with its own timings."""
         usage, timing = reply.usage, reply.timing
         stats = self.message.stats
         self._update(
@@ -108,11 +104,9 @@ class ChatAnswer:
         self.end(_ENDINGS.get(reply.finish_reason, "stopped"), reply.error or reason)
 
     def refused(self, reply: Refused) -> None:
-        """End the answer because the engine refused the request."""
         self.end("refused", reply.reason)
 
     def end(self, ending: Ending, note: str = "") -> None:
-        """End the answer for this reason."""
         self.message.ending, self.message.note = ending, note
         self.phase = AnswerPhase.ENDED
 

@@ -122,7 +122,6 @@ class Chat(QObject):
         self.listed.emit()
 
     def restore(self, conversation: Conversation) -> None:
-        """Restore a deleted conversation."""
         for message in conversation.messages:
             if message.role == "assistant" and not message.ending:
                 message.ending = "stopped"
@@ -189,7 +188,6 @@ class Chat(QObject):
         self._keeper.look()
 
     def save(self) -> None:
-        """Save changes now."""
         self._keeper.save()
 
     def shut_down(self) -> str:

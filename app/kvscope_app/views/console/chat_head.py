@@ -53,11 +53,9 @@ class ChatHead(QWidget):
 
     @property
     def is_renaming(self) -> bool:
-        """Whether the field for renaming is shown."""
         return not self.title_line.isHidden()
 
     def cancel_rename(self) -> None:
-        """Cancel renaming."""
         with QSignalBlocker(self.title_line):
             self._show_title_line(False)
         self.rename_ended.emit()

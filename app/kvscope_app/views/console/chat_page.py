@@ -66,8 +66,6 @@ _LIST_WIDTH: Final = 220
 
 
 class ChatPage(QWidget):
-    """Widget with the whole chat."""
-
     done = Signal(str, object, object)
     """See `View.done`."""
 
@@ -97,7 +95,6 @@ class ChatPage(QWidget):
         self.show_conversation(self.current)
 
     def show_conversation(self, conversation: Conversation) -> None:
-        """Show a conversation and its draft."""
         if conversation is not self.current:
             self._select_request_of(conversation)
         self.current = conversation
@@ -188,7 +185,6 @@ class ChatPage(QWidget):
         return self.chat.draft_of(self.current.key)
 
     def _show_draft(self) -> None:
-        """Fill the prompt field with the draft of this conversation."""
         draft = self._draft
         self.composer.edit.setPlainText(draft.shown)
         self.composer.edit.moveCursor(self.composer.edit.textCursor().MoveOperation.End)
@@ -294,7 +290,6 @@ class ChatPage(QWidget):
         self.composer.edit.setFocus()
 
     def delete(self) -> None:
-        """Delete the shown conversation; this can be undone."""
         self._delete(self.current)
 
     def _delete_row(self, row: int) -> None:

@@ -151,7 +151,6 @@ class Composer(QWidget):
             button.setFixedHeight(self.edit.height_of(1))
 
     def set_text(self, text: str) -> None:
-        """Put a text into the field for editing."""
         self.edit.setPlainText(text)
         self.edit.moveCursor(self.edit.textCursor().MoveOperation.End)
         self.edit.setFocus()

@@ -63,17 +63,14 @@ class ConsoleView(View):
         self.load.remember(settings)
 
     def new_conversation(self) -> None:
-        """Start a conversation."""
         self._tabs.setCurrentWidget(self.page)
         self.page.new_conversation()
 
     def rename(self) -> None:
-        """Rename the shown conversation."""
         self._tabs.setCurrentWidget(self.page)
         self.page.rename()
 
     def delete(self) -> None:
-        """Delete the shown conversation; this can be undone."""
         self.page.delete()
 
     def refresh(self) -> None:

@@ -25,7 +25,7 @@ UNKNOWN_MODEL: Final = ModelSampling(temperature=0.7, top_p=0.95)
 """Defaults for a model without a generation config."""
 
 Ending: TypeAlias = Literal["", "stop", "length", "stopped", "refused", "error", "interrupted"]
-"""How an answer ended; empty while it is being written."""
+"""Reason for the end of an answer; empty while it is being written."""
 
 
 class AnswerStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -119,7 +119,6 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
         return next(answered, None)
 
     def append(self, role: Literal["user", "assistant"], content: str = "") -> Message:
-        """Append a message to the shown path."""
         message = Message(role=role, content=content, key=secrets.token_hex(6), parent=self.last)
         self.messages.append(message)
         self.last = message.key
@@ -149,7 +148,6 @@ class Draft(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def shown(self) -> str:
-        """Text in the prompt field."""
         return self.edited_text if self.edited else self.text
 
 

@@ -80,11 +80,9 @@ class ConversationSaver(QObject):
         self._save_within(SAVE_AFTER_MS)
 
     def is_written_elsewhere(self, key: str) -> bool:
-        """Whether another window is writing an answer in this conversation."""
         return key in self.store.written_elsewhere
 
     def delete(self, conversation: Conversation) -> None:
-        """Delete a conversation and its draft from the disk."""
         self._unsaved.discard(conversation.key)
         self._unsaved_drafts.discard(conversation.key)
         try:

@@ -49,8 +49,6 @@ _CAN_TAKE = (SourceState.LIVE, SourceState.PAUSED, SourceState.STUCK, SourceStat
 
 
 class LoadView(View):
-    """Settings, one button, and counts."""
-
     title: ClassVar[str] = "Load"
     object_name: ClassVar[str] = "load"
     refresh_hz: ClassVar[float] = 4.0

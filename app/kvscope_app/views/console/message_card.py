@@ -66,7 +66,6 @@ class MessageCard(QFrame):
         self.show_whole()
 
     def show_whole(self) -> None:
-        """Show the complete message."""
         reasoning, answer = self._parts()
         is_markdown = self._is_answer and self.message.ending != ""
         (self.body.show_markdown if is_markdown else self.body.show_plain)(answer)

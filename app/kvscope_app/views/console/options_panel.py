@@ -116,7 +116,6 @@ class OptionsPanel(QWidget):
         return self.error.text()
 
     def show_conversation(self, conversation: Conversation) -> None:
-        """Show the options of a conversation."""
         self._conversation = None  # filling in the fields is not a change
         if self.system.toPlainText() != conversation.system:
             self.system.setPlainText(conversation.system)
@@ -147,7 +146,6 @@ class OptionsPanel(QWidget):
                 self.fields[field.name].setToolTip(f"{field.tip}. Empty: {source}")
 
     def apply_theme(self, theme: Theme) -> None:
-        """Show errors in red."""
         self.error.setStyleSheet(f"color: {theme.bad};")
 
     def read(self) -> SamplingParams:

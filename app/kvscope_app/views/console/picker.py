@@ -45,7 +45,6 @@ class ConversationModel(QAbstractListModel):
         self._shown: list[Conversation] = list(chat.conversations)
 
     def follow(self) -> None:
-        """Update to the chat's current conversations."""
         if self._shown != self._chat.conversations or len(self._shown) != len(self._chat.conversations):
             self.beginResetModel()
             self._shown = list(self._chat.conversations)
@@ -139,11 +138,9 @@ class ConversationList(QListView):
         self.activated.connect(lambda index: on_chosen(index.row()))
 
     def show_row(self, row: int) -> None:
-        """Highlight the shown conversation."""
         self.setCurrentIndex(self.model().index(row, 0))
 
     def menu_of(self, row: int) -> QMenu:
-        """Return the context menu of the conversation in a row."""
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         index = QPersistentModelIndex(self.model().index(row, 0))
@@ -170,7 +167,6 @@ class ConversationCombo(QComboBox):
         self.activated.connect(on_chosen)
 
     def show_row(self, row: int) -> None:
-        """Display the shown conversation."""
         self.setCurrentIndex(row)
 
     @property

@@ -17,8 +17,6 @@ _NEAR_END_PX: Final = 24
 
 
 class Transcript(QScrollArea):
-    """Shows one conversation at a time."""
-
     request_wanted = Signal(object, object)
     again_wanted = Signal(object)
     """Emitted with the answer to regenerate."""
@@ -67,7 +65,6 @@ class Transcript(QScrollArea):
         self._rebuild(conversation)
 
     def show_text(self, message: Message) -> None:
-        """Show new text of a message."""
         if (card := self._card_of(message)) is not None:
             card.show_text()
             self._tell_width()

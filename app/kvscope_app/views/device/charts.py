@@ -92,8 +92,6 @@ _BY_TITLE: Final = {quantity.title: quantity for quantity in QUANTITIES}
 
 
 class DeviceCharts(ChartStack):
-    """Stack with a chart for each quantity that has data."""
-
     range_setting: ClassVar[str] = DEVICES_RANGE
     at_once: ClassVar[int] = 5
 

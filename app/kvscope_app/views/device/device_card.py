@@ -72,7 +72,6 @@ class DeviceCard(QWidget):
             set_look(value, "warning" if told.is_bad else "muted" if told.value == UNKNOWN else "")
 
     def value(self, name: str) -> str:
-        """Return the text shown for figure `name`."""
         return self._figures[name][1].text()
 
     def apply_theme(self, theme: Theme) -> None:

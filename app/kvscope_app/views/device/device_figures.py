@@ -41,7 +41,6 @@ def gpu_state(gpu: Gpu) -> tuple[str, str]:
 
 
 def gpu_figures(gpu: Gpu) -> list[DeviceFigure]:
-    """Return the figures of a GPU other than its memory use."""
     return [
         DeviceFigure("Busy", percent(gpu.utilization, 0), "Share of time that a kernel was running"),
         DeviceFigure(
@@ -70,7 +69,6 @@ def gpu_figures(gpu: Gpu) -> list[DeviceFigure]:
 
 
 def host_figures(host: Host) -> list[DeviceFigure]:
-    """Return the figures of the host."""
     return [
         DeviceFigure(
             "CPU utilization", _of(percent(busy_share(host), 0), plural(len(host.cores or ()), "core")), "Total"
@@ -95,7 +93,6 @@ def memory_line(used: int | None, total: int | None) -> str:
 
 
 def gpu_memory_line(gpu: Gpu) -> str:
-    """Return `memory_line` for a GPU."""
     return memory_line(taken_bytes(gpu), gpu.memory_total_bytes)
 
 
@@ -105,7 +102,6 @@ def no_gpu_words(devices: Devices) -> str:
 
 
 def rate_text(value: float | None) -> str:
-    """Return text for bytes per second."""
     return UNKNOWN if value is None else f"{num_bytes(value)}/s"
 
 

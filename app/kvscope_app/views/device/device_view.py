@@ -169,8 +169,6 @@ class DeviceView(ChartedView):
 
 # Table of the processes on GPUs and on the host, which can be sorted and copied.
 class ProcessModel(TableModel):
-    """Processes of the newest sample."""
-
     table_head: ClassVar[TableHead] = _HEAD
 
     def __init__(self) -> None:

@@ -26,7 +26,6 @@ class MemoryUser:
 
 
 def gpu_pieces(gpu: Gpu) -> list[MemoryUser]:
-    """Return the users of a GPU's memory."""
     taken = taken_bytes(gpu)
     if taken is None:
         return []

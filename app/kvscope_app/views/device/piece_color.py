@@ -6,6 +6,6 @@ from kvscope_app.look.theme import Theme
 
 
 def piece_color(place: int, theme: Theme) -> str:
-    """Return the colour `#rrggbb` of the segment at index `place`; a negative index stands for no single process."""
+    """Return the colour `#rrggbb` of the segment at index `place`; a negative index means no single process."""
     *series, grey = theme.series
     return grey if place < 0 else series[place % len(series)]

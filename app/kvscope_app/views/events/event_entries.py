@@ -35,8 +35,7 @@ class EventEntries(TableModel):
         """Session's cursor in ns since 1970, after which events are shown muted; None: the cursor is at the end."""
 
     @abstractmethod
-    def entry_at(self, row: int) -> LoggedEvent | None:
-        """Return the event in a row."""
+    def entry_at(self, row: int) -> LoggedEvent | None: ...
 
     def wall_ns(self, entry: LoggedEvent) -> int:
         """Return the time of an event in ns since 1970."""
@@ -61,7 +60,6 @@ class EventEntries(TableModel):
         return self.cursor_ns is not None and self.wall_ns(entry) > self.cursor_ns
 
     def kind_color(self, entry: LoggedEvent) -> QColor:
-        """Return the colour of the event's kind."""
         kind = BY_NAME.get(entry.event.kind)
         return self.theme.color("text" if kind is None else kind.color)
 

@@ -17,8 +17,6 @@ MAX_SHOWN: Final = 2_000
 
 
 class EventFilter(StrEnum):
-    """Filter of events."""
-
     ALL = "All events"
     REQUESTS = "Without evictions"
     PREEMPTIONS = "Preemptions"

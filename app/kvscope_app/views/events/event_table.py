@@ -176,7 +176,6 @@ class EventCard(QStyledItemDelegate):
         return (1 + _most_lines(width)) * line + 2 * _PADDING
 
     def height(self, row: int, font: QFont, width: int) -> int:
-        """Return the height of the card of a row."""
         entry = self._events.entry_at(row)
         text = "" if entry is None else why_text(entry.event)
         num_lines = len(_lines(text, font, width - 2 * _MARGIN, _most_lines(width)))

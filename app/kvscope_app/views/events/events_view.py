@@ -46,8 +46,6 @@ EMPTY_TEXT: Final = "No events yet.\nAdmissions, preemptions, completions and re
 
 
 class EventsView(View):
-    """View with the table and the filter bar above it."""
-
     title: ClassVar[str] = "Events"
     object_name: ClassVar[str] = "events"
     refresh_hz: ClassVar[float] = 5.0
@@ -260,7 +258,6 @@ class IndexModel(EventEntries):
         return int(self._serials.size - np.searchsorted(self._serials, first))
 
     def shown_events(self) -> list[TimedEvent]:
-        """Return the listed events, oldest first."""
         places = self._serials - self._events.num_forgotten
         return [self._events[place] for place in places[places >= 0].tolist()]
 

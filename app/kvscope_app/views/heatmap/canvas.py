@@ -47,15 +47,11 @@ class RowLabel(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """Moment and row of a store."""
-
     time_ns: int
     row: int
 
 
 class HeatCanvas(TimeArea):
-    """Widget that shows a `KeyStore`."""
-
     cell_pointed = Signal(object)
     """Emitted with the `Cell` under the mouse or the keyboard cursor, None if there is none."""
 

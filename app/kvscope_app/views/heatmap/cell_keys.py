@@ -32,8 +32,6 @@ _OWNER: Final = 128
 
 
 class HeatMode(StrEnum):
-    """Meaning of the cell colours."""
-
     STATE = "state"
     USED = "used slots"
     OWNER = "owner"
@@ -80,7 +78,6 @@ def cell_keys(mode: HeatMode, overview: SessionOverview, places: IntArray, tiers
 
 
 def look_up(mode: HeatMode, theme: Theme) -> Pixels:
-    """Return the pixel of each of the 256 keys."""
     colors = [theme.base] * 256
     colors[NO_ADDRESS] = theme.base
     colors[FREE] = theme.block_free

@@ -28,7 +28,6 @@ _OWNERS_WORD: Final = "one colour per request"
 
 
 def heat_swatches(mode: HeatMode, theme: Theme, shown: ShownItems, device: DeviceInfo) -> list[LegendSwatch]:
-    """Return the discrete colours of `mode`."""
     if mode is HeatMode.STATE:
         return [swatch for swatch in STATE.legend(theme, shown) if swatch.word not in _NOT_DRAWN]
     free = LegendSwatch(theme.block_free, "free")

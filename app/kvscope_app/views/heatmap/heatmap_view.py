@@ -89,7 +89,6 @@ class HeatmapView(View):
         self._connect()
 
     def set_mode(self, mode: HeatMode) -> None:
-        """Change the meaning of the colours."""
         self.mode = mode
         self._modes.set_current(MODES.index(mode))
         self._stores = None
@@ -97,7 +96,6 @@ class HeatmapView(View):
         self.refresh()
 
     def refresh(self) -> None:
-        """Draw what is new since the last call."""
         overview = self.session.overview
         reason = why_no_addresses(self.session.mirror.capabilities)
         self._modes.setEnabled(not reason)

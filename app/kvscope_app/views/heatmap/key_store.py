@@ -44,12 +44,10 @@ class KeyStore:
 
     @property
     def first_ns(self) -> int:
-        """Start of the first second."""
         return int(self._begin_ns[0]) if self._size else 0
 
     @property
     def last_ns(self) -> int:
-        """End of the last second."""
         return int(self._end_ns[self._size - 1]) if self._size else 0
 
     def follow(self, overview: SessionOverview) -> int | None:

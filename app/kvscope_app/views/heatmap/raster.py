@@ -39,7 +39,6 @@ class Raster:
         self._colors, self._gap, self._is_stale = colors, (gap, hatch), True
 
     def forget(self) -> None:
-        """Redraw everything the next time."""
         self._is_stale = True
 
     def show(self, store: KeyStore, scale: TimeScale, height: int, from_ns: int | None = None) -> int:

@@ -155,8 +155,6 @@ class CurveStrip(TimeArea):
 
 
 class Ruler(TimeArea):
-    """Ruler with the times of day below the parts."""
-
     def __init__(self, frame: TimeFrame, parent: QWidget | None = None) -> None:
         super().__init__(frame, parent)
         self.setAccessibleName("Time of day")

@@ -56,7 +56,6 @@ class TimeArea(QWidget):
         self.update()
 
     def show_cursor(self, time_ns: int) -> None:
-        """Show the session's cursor."""
         before, self.cursor_ns = self.cursor_ns, time_ns
         if round(self.x_of(time_ns)) != round(self.x_of(before)):
             self.update()
@@ -74,11 +73,9 @@ class TimeArea(QWidget):
             self.update()
 
     def x_of(self, time_ns: int) -> float:
-        """Return the widget's x coordinate of a moment."""
         return gutter() + self.frame.scale.x_of(time_ns) / self.devicePixelRatioF()
 
     def time_at(self, x: float) -> int:
-        """Return the moment at `x` of the widget."""
         return self.frame.scale.time_at((x - gutter()) * self.devicePixelRatioF())
 
     def draw_stops(self, painter: QPainter, share: float) -> None:
@@ -94,7 +91,6 @@ class TimeArea(QWidget):
                 painter.fillRect(QRectF(band.left(), 0, band.width(), 3), self.theme.color("warn"))
 
     def draw_cursor(self, painter: QPainter) -> None:
-        """Draw the session's cursor and the hovered moment."""
         for time_ns, color in ((self.hover_ns, "muted"), (self.cursor_ns, "selection")):
             x = round(self.x_of(time_ns)) if time_ns else -1
             if gutter() <= x < self.width():

@@ -15,7 +15,7 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 
 
 class Stance(StrEnum):
-    """How the visible time changes as data is added."""
+    """Rule by which the visible time changes as data is added."""
 
     FIT = "fit"
     FOLLOW = "follow"
@@ -38,7 +38,6 @@ class TimeFrame(QObject):
         """Range requested by `show_only`; it is fitted again when the width changes."""
 
     def set_width(self, width: int) -> None:
-        """Set the number of pixel columns."""
         if width != self.scale.width and width > 0:
             self._show(self.scale.resized(width))
             if self._wanted is not None:

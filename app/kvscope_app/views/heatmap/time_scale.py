@@ -31,16 +31,13 @@ class TimeScale:
 
     @property
     def begin_ns(self) -> int:
-        """Time at the left edge."""
         return self.first * self.column_ns
 
     @property
     def end_ns(self) -> int:
-        """Time at the right edge."""
         return (self.first + self.width) * self.column_ns
 
     def time_at(self, x: float) -> int:
-        """Return the moment at column `x` of the picture."""
         return int((self.first + x) * self.column_ns) if x % 1 else (self.first + int(x)) * self.column_ns
 
     def x_of(self, time_ns: int) -> float:
@@ -52,7 +49,6 @@ class TimeScale:
         return replace(self, first=self.first + self.width - width, width=width)
 
     def moved(self, columns: int) -> TimeScale:
-        """Return the scale moved to later times by `columns`."""
         return replace(self, first=self.first + columns)
 
     def zoomed(self, factor: float, x: float) -> TimeScale:

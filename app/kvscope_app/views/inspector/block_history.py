@@ -73,7 +73,6 @@ class BlockHistory(QObject):
 
     @property
     def is_reading(self) -> bool:
-        """Whether more history is being read."""
         return self._work is not None or self._is_wanted
 
     @property
@@ -92,7 +91,6 @@ class BlockHistory(QObject):
         return self._whole
 
     def show(self, block: int | None) -> None:
-        """Switch to the history of `block`; None: none."""
         if block == self._block:
             return
         self._give_up()
@@ -174,7 +172,6 @@ class BlockHistory(QObject):
             self._timer.start()
 
     def _last_ns(self, around: tuple[int, int]) -> int:
-        """Return the end of what can be read."""
         return around[1] if self._live is None else self._live_begin_ns
 
     def _start(self) -> None:

@@ -92,14 +92,12 @@ class BlockHistoryPanel(QWidget):
         self._lay_out()
 
     def show_block(self, block: int | None) -> None:
-        """Show the history of `block`; None: none."""
         if block != self.history.block:
             self.strip.fit()
             self._session.texts.want(self, ())
         self.history.show(block)
 
     def refresh(self) -> None:
-        """Show what is known now."""
         mirror = self._session.mirror
         if mirror.hello is None:
             return
@@ -119,7 +117,6 @@ class BlockHistoryPanel(QWidget):
         set_icon(self.fit, "fit", theme)
 
     def close_history(self) -> None:
-        """Stop reading."""
         self.history.close()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -127,7 +124,6 @@ class BlockHistoryPanel(QWidget):
         self.table.setColumnHidden(2, self.width() < _ROOM_FOR_STEPS)
 
     def _want_texts(self) -> None:
-        """Request the texts of the visible moments."""
         first, last = self.table.rowAt(0), self.table.rowAt(self.table.viewport().height() - 1)
         rows = range(max(first, 0), (self.model.rowCount() if last < 0 else last + 1) if first >= 0 else 0)
         seen = (self.model.moment_at(row) for row in rows)

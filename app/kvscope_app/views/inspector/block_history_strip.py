@@ -45,8 +45,6 @@ _SHORTEST_NS: Final = 1_000_000_000
 
 
 class BlockHistoryStrip(QWidget):
-    """Strip that draws a `BlockHistoryPart`."""
-
     chosen = Signal(object)
     """Emitted with the clicked moment, in ns since 1970."""
 
@@ -78,13 +76,11 @@ class BlockHistoryStrip(QWidget):
         self.update()
 
     def fit(self) -> None:
-        """Show the whole history."""
         self.span = None
         self.update()
 
     @property
     def seen(self) -> TimeSpan:
-        """Visible time span."""
         return self.span or self._whole
 
     @property
@@ -96,7 +92,6 @@ class BlockHistoryStrip(QWidget):
         return TimeSpan(min(begin_ns, part.end_ns - _SHORTEST_NS), part.end_ns)
 
     def x_of(self, time_ns: int) -> float:
-        """Return the x coordinate of a moment."""
         return self.seen.share_at(time_ns) * self.width()
 
     def words_at(self, time_ns: int) -> str:

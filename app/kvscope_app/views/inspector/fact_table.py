@@ -36,8 +36,6 @@ _NAME_PAD: Final = 10
 
 
 class FactTable(QTableView):
-    """Table that shows a `FactsPage`."""
-
     followed = Signal(object)
     """Emitted with the `Link` that was activated."""
 
@@ -213,7 +211,6 @@ class FactModel(QAbstractTableModel):
 
     @property
     def headings(self) -> list[int]:
-        """Rows that are headings."""
         return [place for place, row in enumerate(self._rows) if isinstance(row, Group)]
 
     def fact_at(self, row: int) -> Fact | None:

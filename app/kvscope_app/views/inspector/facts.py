@@ -26,8 +26,6 @@ class Goal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Target of a value."""
-
     goal: Goal
     number: int
     event: TimedEvent | None = None
@@ -35,8 +33,6 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Name and value, including the unit."""
-
     name: str
     value: str
     link: Link | None = None
@@ -45,8 +41,6 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Facts under a heading."""
-
     title: str
     facts: tuple[Fact, ...]
 
@@ -96,5 +90,4 @@ def as_json(facts: Iterable[Fact]) -> str:
 
 
 def as_text(facts: Iterable[Fact]) -> str:
-    """Return one tab-separated line per fact."""
     return "\n".join(f"{fact.name}\t{' '.join(fact.value.split())}" for fact in facts)

@@ -15,8 +15,6 @@ from kvscope_app.views.page_map.block_facts import block_facts
 
 
 class Finder(QObject):
-    """Finder of one session."""
-
     def __init__(self, session: Session, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.session = session

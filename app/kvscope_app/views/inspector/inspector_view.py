@@ -83,7 +83,6 @@ class InspectorView(View):
         self.setFocusProxy(self.table)
 
     def show_subject(self, subject: int) -> None:
-        """Show the block, the request or the step."""
         self.subject = subject
         self.subjects.set_current(subject)
         self.refresh()
@@ -313,7 +312,7 @@ class InspectorView(View):
 class StepReader(RecordedLookup[Place, Frame]):
     """Reads the frame of the step shown from the recording, on a thread.
 
-    Call `get` for the frame of a place; the last frame is cached.
+    Call `get` with epoch and sequence number of a frame; the last frame is cached.
     """
 
     def __init__(self, session: Session, parent: QObject | None = None) -> None:

@@ -96,7 +96,6 @@ class MomentModel(TableModel):
             self.dataChanged.emit(self.index(0, WHAT), self.index(len(self._moments) - 1, WHAT))
 
     def text(self, moment: BlockMoment, column: int) -> str:
-        """Return the text of a cell."""
         if column == WHAT:
             held = " ".join(self.text_of(moment).split())
             return f"{moment_text(moment)}: “{held}”" if held else moment_text(moment)

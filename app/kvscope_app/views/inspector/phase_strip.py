@@ -19,8 +19,6 @@ _LEAST_PX: Final = 1.0
 
 
 class StripPhase(NamedTuple):
-    """Phase of a step."""
-
     name: str
     time_ns: int
     color: int
@@ -50,7 +48,6 @@ class PhaseStrip(QWidget):
         self.update()
 
     def boxes(self) -> list[tuple[StripPhase, QRectF]]:
-        """Return each phase with its rectangle."""
         left, width = float(scaled(_MARGIN)), self.width() - 2.0 * scaled(_MARGIN)
         total = sum(phase.time_ns for phase in self.phases)
         found = []

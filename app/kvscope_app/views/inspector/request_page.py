@@ -150,7 +150,6 @@ def _groups(mirror: Mirror, cache: CacheInfo, number: int) -> Iterator[Fact]:
 
 
 def _state_words(mirror: Mirror, cache: CacheInfo, group: int, row: int, num_cached: int) -> str:
-    """Return text on the request's recurrent state."""
     size = f" of {num_bytes(cache.state_bytes)}" if cache.state_bytes else ""
     words = f"{group_name(cache.groups[group])}: {place_of(cache, row).name.lower()}{size}"
     return words + (f"; it went on from that after {plural(num_cached, 'token')}" if num_cached else "")

@@ -38,8 +38,6 @@ _AROUND: Final = 28
 
 @dataclass(frozen=True, slots=True)
 class SearchBlock:
-    """Block whose text is searched."""
-
     asked: Asked
     run: int
     """Number of the request in whose table the block follows the previous one; 0: none."""

@@ -33,8 +33,6 @@ _REST_MEANING: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Parts of the device's memory, and its total size."""
-
     parts: tuple[MemoryPart, ...]
     total_bytes: int | None
 

@@ -42,7 +42,6 @@ class StackedBar(QWidget):
             self.update()
 
     def set_colors(self, background: str, line: str) -> None:
-        """Set the colours of the empty part and of the line between segments."""
         self._background, self._line = QColor(background), QColor(line)
         self.update()
 

@@ -12,7 +12,6 @@ Row = tuple[str, str, str]
 
 
 def detail_rows(detail: KVDetail) -> list[Row]:
-    """Return the rows about the pool."""
     return [
         ("Allocation", detail.allocator or UNKNOWN, "How requests get their blocks (--allocator)"),
         *(_slots(detail) if detail.capabilities.filled else []),

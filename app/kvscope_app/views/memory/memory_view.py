@@ -217,7 +217,6 @@ class PartTable(QWidget):
                 widget.deleteLater()
 
     def value(self, key: str) -> str:
-        """Return the text shown for part `key`."""
         return self.rows[key][1].text()
 
     def apply_theme(self, theme: Theme) -> None:
@@ -261,7 +260,6 @@ class DetailTable(QWidget):
             _show_value(self.rows[name][1], value_text)
 
     def value(self, name: str) -> str:
-        """Return the text shown for `name`."""
         return self.rows[name][1].text()
 
     def _add_row(self, name: str, meaning: str) -> None:
@@ -326,7 +324,6 @@ class ForecastLine(QWidget):
         return "" if self.isHidden() else self._text.text()
 
     def refresh(self) -> None:
-        """Update the line for the moment shown."""
         left_s = forecast_at(self._session.overview, self._session.timeline.cursor_ns)
         self.setVisible(left_s is not None)
         if left_s is not None:

@@ -172,7 +172,6 @@ class Canvas(QWidget):
         self.update()
 
     def cell_rect(self, block: int) -> QRect:
-        """Return the rectangle of a block's cell, in widget coordinates."""
         ratio = self.devicePixelRatioF()
         x, y = self.scene.camera.corner_of(*self.scene.grid.place_of(block))
         size = max(1.0, self.scene.camera.pitch / ratio)

@@ -50,10 +50,10 @@ class ColorMode:
     is_available: Callable[[Capabilities], bool] = lambda capabilities: True
     """Whether an engine with the given capabilities reports what the mode needs."""
     needs: str = ""
-    """What an engine must report for the mode; empty for the KV group mode, which is unavailable only if there is a
-    single group."""
+    """Data that an engine must report for the mode; empty for the KV group mode, which only needs several
+    groups."""
     hint: str = ""
-    """What the user can do if an engine that accepts commands does not report what the mode needs."""
+    """Hint for the user if an engine that accepts commands does not report what the mode needs."""
     by_request: bool = False
     """Whether each request has a colour. The legend then lists the running requests in one line, since they come and
     go."""
@@ -175,7 +175,6 @@ def _state_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
 
 
 def _lower_tiers(theme: Theme, shown: ShownItems) -> list[tuple[str, str]]:
-    """Return (colour, label) of each lower tier that is shown."""
     tiers = [tier for tier in LOWER_TIERS if tier in shown.tiers]
     return list(dict.fromkeys((tier_color(tier, theme), TIER_STYLES[tier].word) for tier in tiers))
 
@@ -244,8 +243,8 @@ OWNER: Final = ColorMode(
 
 FILL_FULL: Final = 3
 FILL_STEPS: Final = 100
-"""Number of steps from a full block (key `FILL_FULL`) to a held but empty one (the highest key, so that waste stands
-out)."""
+"""Number of steps from a full block (key `FILL_FULL`) to a held but empty one (the highest key, so that waste is
+visible)."""
 
 
 def _fill_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:

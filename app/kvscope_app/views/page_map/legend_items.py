@@ -61,7 +61,7 @@ class ShownItems:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the legend fits in one line."""
+        """Whether there is nothing to explain besides the colours of the mode, so that one line suffices."""
         has_lower = not self.tiers.isdisjoint(LOWER_TIERS)
         return not (has_lower or self.unmapped or self.reserved or self.flashes or self.unknown or self.prefixes_alone)
 

@@ -39,7 +39,6 @@ class PageMapLegend(SwatchLegend):
         self._describe()
 
     def show_mode(self, mode: ColorMode, theme: Theme, shown: ShownItems) -> None:
-        """Show the legend of `mode` and of the features in `shown`."""
         if (mode, theme, shown) == (self._mode, self.theme, self._shown):
             return
         self._mode, self.theme, self._shown = mode, theme, shown

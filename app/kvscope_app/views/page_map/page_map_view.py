@@ -141,7 +141,6 @@ class PageMapView(View):
             self.session.select_request(candidates[0])
 
     def refresh(self) -> None:
-        """Draw what changed since the last call."""
         mirror = self.session.mirror
         if mirror.hello is None:
             return

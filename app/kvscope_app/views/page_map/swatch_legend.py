@@ -36,7 +36,6 @@ class SwatchLegend(QWidget):
 
     @property
     def num_lines(self) -> int:
-        """Number of lines shown."""
         return 1
 
     def sizeHint(self) -> QSize:
@@ -85,7 +84,6 @@ class SwatchLegend(QWidget):
         return box
 
     def draw_scale(self, painter: QPainter, scale: Scale) -> None:
-        """Draw the scale at the left of the first line."""
         stops, low, high = scale
         self.draw_word(painter, 0, 0, low)
         x = self._advance(low) + scaled(GAP)
@@ -109,7 +107,6 @@ class SwatchLegend(QWidget):
         self.draw_word(painter, x + _NUM_OWNERS * scaled(_OWNER_STEP) + scaled(GAP), 0, word)
 
     def draw_word(self, painter: QPainter, x: int, line: int, word: str) -> None:
-        """Draw a label in a line, starting at `x`."""
         painter.setPen(self.theme.color("muted"))
         metrics, top = self.fontMetrics(), line * self.line_height
         painter.drawText(x, top + (self.line_height + metrics.ascent() - metrics.descent()) // 2, word)

@@ -74,11 +74,9 @@ class PrefixModel(TableModel):
         return self._shown
 
     def node_at(self, row: int) -> int | None:
-        """Return the node in view row `row`."""
         return int(self._shown.nodes[row]) if 0 <= row < len(self._shown.nodes) else None
 
     def key_at(self, row: int) -> int | None:
-        """Return the key of the node in view row `row`."""
         node = self.node_at(row)
         return None if node is None or self.moment is None else int(self.moment.tree.key[node])
 
@@ -93,16 +91,13 @@ class PrefixModel(TableModel):
         return 0 if node is None or self.moment is None else int(self.moment.tree.level[node])
 
     def has_below(self, row: int) -> bool:
-        """Whether the node in `row` has children."""
         node = self.node_at(row)
         return node is not None and self.moment is not None and bool(self.moment.tree.children_of(node).size)
 
     def is_open(self, row: int) -> bool:
-        """Whether the children of the node in `row` are shown."""
         return self.key_at(row) in self._opened
 
     def set_open(self, row: int, is_open: bool) -> None:
-        """Expand or collapse the node in `row`."""
         key = self.key_at(row)
         if key is not None and self.has_below(row) and is_open != self.is_open(row):
             self._opened ^= {key}
@@ -125,7 +120,6 @@ class PrefixModel(TableModel):
         return self.row_of(node)
 
     def parent_row(self, row: int) -> int | None:
-        """Return the row of the parent node."""
         node = self.node_at(row)
         above = ROOT if node is None or self.moment is None else int(self.moment.tree.parent[node])
         return None if above == ROOT else self.row_of(above)

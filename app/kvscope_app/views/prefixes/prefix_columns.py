@@ -85,7 +85,6 @@ def where_words(tree: PrefixTree, node: int) -> str:
 
 
 def holder_words(holders: int) -> str:
-    """Return text on the number of requests that hold a node."""
     return "idle" if not holders else "1 request" if holders == 1 else f"shared by {count(holders)}"
 
 

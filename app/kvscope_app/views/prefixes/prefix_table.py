@@ -49,7 +49,6 @@ class PrefixTable(RowTable):
         self.viewport().update()
 
     def visible_rows(self) -> range:
-        """Return the rows that are visible."""
         first = self.rowAt(0)
         last = self.rowAt(self.viewport().height() - 1)
         return range(max(first, 0), (self._prefixes.rowCount() if last < 0 else last + 1) if first >= 0 else 0)
@@ -98,7 +97,6 @@ class PrefixTable(RowTable):
             QGuiApplication.clipboard().setText(text + "\n")
 
     def chosen_rows(self) -> list[int]:
-        """Return the selected rows from the top."""
         return sorted(index.row() for index in self.selectionModel().selectedRows())
 
     def _go_in(self, row: int) -> None:

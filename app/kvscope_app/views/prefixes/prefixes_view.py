@@ -184,7 +184,6 @@ class PrefixesView(View):
         self._show_detail()
 
     def _follow_groups(self, mirror: Mirror) -> None:
-        """Update the selector to the current KV groups."""
         assert mirror.hello is not None, "there may be a tree"
         cache = mirror.hello.cache
         if cache.groups != self._groups:
@@ -351,7 +350,6 @@ class PrefixesView(View):
 
 
 def of_group(cache: CacheInfo, group: int | None) -> CacheInfo:
-    """Return `cache` with the block size and bytes of one KV group."""
     if group is None:
         return cache
     block_bytes = cache.groups[group].block_bytes or cache.block_bytes

@@ -75,7 +75,6 @@ class PrefixSelection(QObject):
         self.changed.emit()
 
     def _choose(self, keys: list[int]) -> None:
-        """Highlight the blocks of these nodes."""
         moment = self._model.moment
         self._chosen = keys
         nodes = [] if moment is None else self._nodes(moment)

@@ -24,8 +24,6 @@ Ints = npt.NDArray[np.int64]
 
 
 class Which(StrEnum):
-    """Filter of the tree."""
-
     ALL = "All prefixes"
     SHARED = "Shared now"
     HELD = "In use"
@@ -106,6 +104,5 @@ class _Families:
         return np.concatenate(runs) if runs else np.empty(0, np.int64), left_out
 
     def _below(self, node: int) -> tuple[int, int]:
-        """Return the range of the children of `node`."""
         begin, end = np.searchsorted(self._parents, (node, node + 1)).tolist()
         return begin, end

@@ -49,7 +49,6 @@ class TreeKeeper:
 
     @property
     def is_working(self) -> bool:
-        """Whether a tree is being built."""
         return self._work is not None
 
     def follow(self, mirror: Mirror) -> bool:

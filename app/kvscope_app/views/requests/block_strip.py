@@ -72,7 +72,6 @@ class BlockStrip(QWidget):
         self.update()
 
     def tip(self, index: int) -> str:
-        """Return the tooltip of the block at `index` of the table."""
         shared = int(self._ref_counts[index])
         first = index * self._block_size
         where = f"index {index} of the table, positions {count(first)} to {count(first + self._block_size - 1)}"
@@ -174,7 +173,6 @@ class BlockStrip(QWidget):
         return BlockLocation(Tier.HBM, row) if self._cache is None else place_of(self._cache, row)
 
     def cell_rect(self, index: int) -> QRect:
-        """Return the rectangle of the cell of the `index`-th block."""
         cell = self._cell()
         row, column = divmod(index, self._per_row(self.width()))
         left = _MARGIN + column * (cell.width() + _GAP)

@@ -255,7 +255,6 @@ class RequestModel(TableModel):
         return self._rows
 
     def show_columns(self, columns: RequestColumns, epoch: int) -> None:
-        """Show new values; `epoch` is the engine start that is shown."""
         self.epoch = epoch
         if not len(columns):
             self._empty()
@@ -274,7 +273,6 @@ class RequestModel(TableModel):
 
     @property
     def goals(self) -> Goals:
-        """Latency goals by which requests are judged."""
         return self.wanted.goals
 
     @property
@@ -290,7 +288,6 @@ class RequestModel(TableModel):
         return missed_words({name: float(each[row]) for name, each in took_s(columns).items()}, self.goals)
 
     def key_of(self, number: int) -> int | None:
-        """Return the key of a request of the engine start shown."""
         row = self._place_of(number)
         return None if row is None or self._columns is None else int(self._columns.key[row])
 
@@ -299,7 +296,6 @@ class RequestModel(TableModel):
         self.reorder()
 
     def reorder(self) -> None:
-        """Apply filter and sort order."""
         if self._columns is None:
             return
         sort_by = COLUMNS[self._sort_column].sort_by
@@ -321,11 +317,9 @@ class RequestModel(TableModel):
         return int(self._columns.number[self._rows[row]])
 
     def epoch_at(self, row: int) -> int:
-        """Return the epoch of the request in view row `row`."""
         return 0 if self._columns is None else int(self._columns.epoch[self._rows[row]])
 
     def request_id_at(self, row: int) -> str:
-        """Return the client's id for the request in view row `row`."""
         return "" if self._columns is None else self._columns.request_ids[self._rows[row]]
 
     def is_finished(self, row: int) -> bool:
@@ -338,7 +332,6 @@ class RequestModel(TableModel):
         return self._columns is not None and self._columns.state[self._rows[row]] not in gone
 
     def num_in(self, *states: RequestState) -> int:
-        """Return how many requests are in one of `states` at the moment shown."""
         return 0 if self._columns is None else int(np.count_nonzero(np.isin(self._columns.state, states)))
 
     def json_at(self, row: int) -> str:
@@ -369,7 +362,6 @@ class RequestModel(TableModel):
         return int(found[0]) if found.size else None
 
     def _place_of(self, number: int) -> int | None:
-        """Return the row in `columns` of a request of the engine start shown."""
         if self._columns is None:
             return None
         found = np.flatnonzero((self._columns.number == number) & (self._columns.epoch == self.epoch))
@@ -424,7 +416,6 @@ class RequestModel(TableModel):
         return self._progress(row) if role == _PROGRESS and column == OUTPUT_COLUMN else None
 
     def _owner_color(self, row: int) -> QColor:
-        """Return the request's colour on the page map."""
         assert self._columns is not None, "cells are asked for only when there are columns"
         return owner_color(int(self._columns.number[row]), self.theme)
 

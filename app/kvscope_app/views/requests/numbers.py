@@ -74,7 +74,6 @@ class RequestNumbers(QScrollArea):
         self.figures.show_figures(mirror.figures)
 
     def value(self, name: str) -> str:
-        """Return the text shown for a field of `Counters`."""
         return self._values[name].text()
 
     def _cell(self, name: str, words: str, meaning: str) -> QWidget:
@@ -117,7 +116,6 @@ class _Figures(QWidget):
         self.setVisible(bool(shown))
 
     def lines(self) -> list[tuple[str, str]]:
-        """Return (name, text) of each line."""
         return [(name, value.text()) for name, value in self._values.items()]
 
     def _make_lines(self, figures: Mapping[str, MetricFigure]) -> None:

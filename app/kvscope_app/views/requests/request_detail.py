@@ -76,7 +76,6 @@ class RequestDetail(QTabWidget):
         return QSize(super().minimumSizeHint().width(), self.tabBar().sizeHint().height())
 
     def refresh(self) -> None:
-        """Show the selected request's state in the mirror."""
         self._show_blocks()
         self._show_own_events()
         self._show_delays()

@@ -47,8 +47,6 @@ def histogram_of(values: FloatArray) -> LogHistogram | None:
 
 
 class RequestPlots(QWidget):
-    """Three plots side by side."""
-
     request_chosen = Signal(object)
     """Emitted with the key of the request whose point was clicked."""
 
@@ -97,12 +95,10 @@ class _Plot(QWidget):
         return QSize(scaled(60), scaled(60))
 
     def tip(self, position: QPoint) -> str:
-        """Return the tooltip for the mouse at `position`."""
         raise NotImplementedError
 
     @property
     def area(self) -> QRect:
-        """Rectangle inside the axes."""
         line = self._line()
         return QRect(
             scaled(_LEFT), line + 4, max(self.width() - scaled(_LEFT) - 6, 1), max(self.height() - 2 * line - 10, 1)
@@ -226,7 +222,6 @@ class HistogramPlot(_Plot):
         self.histogram: LogHistogram | None = None
 
     def show_histogram(self, histogram: LogHistogram | None) -> None:
-        """Show `histogram`; None: there are no values."""
         self.histogram = histogram
         num_values = 0 if histogram is None else int(histogram.counts.sum())
         self.setAccessibleDescription(plural(num_values, "request"))

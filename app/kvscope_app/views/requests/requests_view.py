@@ -65,8 +65,6 @@ _MAX_REASONS = 5_000
 
 
 class RequestsView(View):
-    """View with the table, the filter above it, and the details next to it."""
-
     title: ClassVar[str] = "Requests"
     object_name: ClassVar[str] = "requests"
     refresh_hz: ClassVar[float] = 5.0
@@ -327,7 +325,6 @@ class RequestsView(View):
             self.table.scrollTo(index)
 
     def _show_batch(self, selection: QItemSelectionModel) -> None:
-        """Select the rows of a step's requests, or none."""
         rows = [row for number in self.session.selected_batch if (row := self.model.row_of(number)) is not None]
         chosen, last = QItemSelection(), self.model.columnCount() - 1
         for row in rows:

@@ -55,7 +55,6 @@ class RooflineCanvas(QWidget):
         self.update()
 
     def announce(self, sentence: str) -> None:
-        """Announce the selected point to assistive technology."""
         announce(self, sentence)
 
     def scales(self) -> tuple[LogScale, LogScale]:
@@ -70,7 +69,6 @@ class RooflineCanvas(QWidget):
         return LogScale(*_wide(across), box.left(), box.right()), LogScale(*_wide(up), box.bottom(), box.top())
 
     def box(self) -> QRectF:
-        """Return the rectangle in which points are drawn."""
         left, top = scaled(_LEFT), scaled(_TOP)
         return QRectF(left, top, self.width() - left - scaled(_RIGHT), self.height() - top - scaled(_BOTTOM))
 

@@ -23,7 +23,6 @@ _CELL_PX: Final = 2
 
 
 def grid(painter: QPainter, box: QRectF, across: LogScale, up: LogScale, theme: Theme) -> None:
-    """Draw grid lines, tick labels and axis titles."""
     painter.setFont(sans(_FONT_SCALE))
     height = painter.fontMetrics().height()
     for value in across.ticks():

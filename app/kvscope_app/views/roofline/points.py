@@ -15,8 +15,6 @@ FloatArray = npt.NDArray[np.float64]
 
 
 class PointKind(IntEnum):
-    """Kind of work in a step."""
-
     DECODE = 0
     MIXED = 1
     PREFILL = 2
@@ -44,7 +42,6 @@ class Points:
         return rate
 
     def of_step(self, epoch: int | None, step: int) -> int | None:
-        """Return the index of a step's point, or None."""
         here = (self.steps.epoch[self.place] == epoch) & (self.steps.step[self.place] == step)
         return int(np.argmax(here)) if here.any() else None
 

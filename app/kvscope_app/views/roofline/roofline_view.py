@@ -44,8 +44,6 @@ _HELP: Final = "Click a point to go to its step"
 
 
 class RooflineView(View):
-    """View with the chart, its range, and text about one step."""
-
     title: ClassVar[str] = "Roofline"
     object_name: ClassVar[str] = "roofline"
     refresh_hz: ClassVar[float] = 4.0
@@ -117,7 +115,6 @@ class RooflineView(View):
 
     @property
     def device(self) -> DeviceInfo:
-        """Device of the engine shown."""
         hello = self.session.mirror.hello
         return UNKNOWN if hello is None else hello.device
 

@@ -268,7 +268,6 @@ def columns_of(keys: Iterable[str]) -> set[str]:
 
 
 def draw(panel: ChartPanel, key: str, window: HistoryWindow, session: Session) -> Drawn:
-    """Draw the curves of panel `key`, and return what was drawn."""
     curves = _curves(key, window)
     last = -1 if not window.is_over and window.end_ns >= session.timeline.shown_until_ns - window.bin_ns else None
     time_s = (window.time_s + window.end_ns / 1e9)[:last]
@@ -439,7 +438,6 @@ def _block_shares(window: HistoryWindow) -> dict[str, FloatArray]:
 
 
 def _pool_blocks(window: HistoryWindow) -> FloatArray:
-    """Return the number of blocks of the pool, shape (n,)."""
     columns = window.columns
     pool: FloatArray = columns["blocks_active"] + np.nan_to_num(columns["blocks_cached"]) + columns["blocks_free"]
     return pool
@@ -451,7 +449,7 @@ def _stacked(key: str, name: str, values: dict[str, FloatArray]) -> FloatArray:
 
 
 def _range_text(bounds: PercentileBounds) -> str:
-    """Return text on the bounds between which a percentile lies."""
+    """Return text on the lower and upper bound of a percentile."""
     low, high = bounds
     if np.isnan(low):
         return NOTHING

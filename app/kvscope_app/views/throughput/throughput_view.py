@@ -59,8 +59,6 @@ _VALUES_EVERY_S: Final = 0.5
 
 
 class ThroughputView(ChartedView):
-    """View with charts of the source's data below the bar with ranges."""
-
     title: ClassVar[str] = "Throughput"
     object_name: ClassVar[str] = "throughput"
     refresh_hz: ClassVar[float] = 30.0
@@ -72,7 +70,6 @@ class ThroughputView(ChartedView):
         self._lay_out()
 
     def refresh(self) -> None:
-        """Draw the next chart."""
         self.charts.refresh()
 
     def draw_all(self) -> None:

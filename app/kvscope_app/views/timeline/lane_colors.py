@@ -50,7 +50,6 @@ STOPPED_GROUND: Final = 0.83
 
 
 def ink(name: str, theme: Theme) -> int:
-    """Return a colour of the theme as a pixel."""
     return _pixel(str(getattr(theme, name)))
 
 

@@ -31,7 +31,7 @@ _TOKENS: Final = ("num_steps", "prefill_tokens", "decode_tokens")
 
 @dataclass(frozen=True, slots=True)
 class LaneHit:
-    """What is under a point of the lanes. `number` 0: no request."""
+    """Result of a hit test at a point of the lanes. `number` 0: no request."""
 
     time_ns: int
     words: str = ""

@@ -42,8 +42,6 @@ def row_height() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Lane above the requests."""
-
     name: str
     title: str
     low: int
@@ -136,7 +134,6 @@ class LaneLayout:
         return num
 
     def boxes(self) -> Iterator[tuple[Lane, int, int]]:
-        """Yield each visible lane with its top and its height."""
         top, lanes = axis_height(), self._lanes()
         num_scrolling = self.num_scrolling
         num_shown = min(max(-self.first_row, 0), num_scrolling)
@@ -162,18 +159,15 @@ class LaneLayout:
 
     @property
     def requests_top(self) -> int:
-        """Top of the request rows."""
         return self.legend_top + self._legend_height
 
     @property
     def legend_top(self) -> int:
-        """Top of the legend of request colours, above the requests."""
         _, top, height = list(self.boxes())[-1]
         return top + height + 3 * _GAP
 
     @property
     def has_legend(self) -> bool:
-        """Whether the widget is high enough for the legend."""
         return self.height >= _LEGEND_FROM
 
     @property
@@ -182,7 +176,6 @@ class LaneLayout:
         return max(1, (self.height - self.requests_top) // row_height())
 
     def lane_at(self, y: int) -> Lane | None:
-        """Return the lane above the requests at `y`."""
         return next((lane for lane, top, height in self.boxes() if top <= y < top + height + _GAP), None)
 
     def row_at(self, y: int) -> int | None:

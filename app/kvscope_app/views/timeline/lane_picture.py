@@ -47,8 +47,6 @@ _PAUSED_COLOR: Final = "warn"
 
 @dataclass(slots=True)
 class ShownLanes:
-    """Data and view settings for drawing."""
-
     overview: SessionOverview
     lanes: RequestLanes
     span: TimeSpan

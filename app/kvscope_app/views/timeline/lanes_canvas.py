@@ -115,7 +115,6 @@ class LanesCanvas(QWidget):
             self.update()
 
     def show_marks(self, marks: Marks) -> None:
-        """Show bookmarks, alarms and the loop."""
         if marks != self.shown.marks:
             self.shown.marks = marks
             self._look_at(self.shown.span)
@@ -127,7 +126,6 @@ class LanesCanvas(QWidget):
             self._redraw()
 
     def show_batch(self, numbers: tuple[int, ...], epoch: int) -> None:
-        """Highlight the requests of a step."""
         if (numbers, epoch) != (self.batch, self.batch_epoch):
             self.batch, self.batch_epoch = numbers, epoch
             self.update()

@@ -18,7 +18,6 @@ Pixels = npt.NDArray[np.uint32]
 
 
 def column_edges(span: TimeSpan, num_columns: int) -> IntArray:
-    """Return the start of each column and the end of the last one."""
     offsets = np.linspace(0, span.length_ns, num_columns + 1)
     edges: IntArray = span.begin_ns + np.round(offsets).astype(np.int64)
     return edges

@@ -70,7 +70,6 @@ def _words(painter: QPainter, steps: StepColumns, shown: ShownLanes, layout: Lan
 
 
 def _texts(steps: StepColumns, place: int) -> tuple[str, ...]:
-    """Return the labels of a step, longest first."""
     tokens = f"{count(int(steps.prefill[place] + steps.decode[place]))} tok"
     who = f"{count(steps.batch(place).numbers.size)} req · {tokens}"
     return f"{who} · {seconds(float(steps.end_ns[place] - steps.begin_ns[place]) / 1e9)}", who, tokens
@@ -94,7 +93,6 @@ def _outline(
     layout: LaneLayout,
     theme: Theme,
 ) -> None:
-    """Outline each of the requests that is visible."""
     requests, span = shown.lanes.requests, shown.span
     painter.setPen(QPen(theme.color("selection"), 1))
     for number in numbers:

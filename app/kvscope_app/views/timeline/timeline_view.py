@@ -194,7 +194,6 @@ class TimelineView(View):
         self.refresh()
 
     def _settle_batch(self) -> None:
-        """Select the requests of the wanted step once its epoch is the one shown."""
         wanted = self._wanted_batch
         if wanted is not None and self.session.mirror.epoch == wanted[0]:
             self._wanted_batch = None

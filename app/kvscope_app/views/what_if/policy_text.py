@@ -48,7 +48,6 @@ def map_colors(theme: Theme) -> dict[MapKind, str]:
 
 
 def page_note(page_bytes: int) -> str:
-    """Return a note on the page size of the `virtual` allocator."""
     return f"virtual: pages of {_page_size(page_bytes)}"
 
 
@@ -74,7 +73,6 @@ def waste(use: PolicyUse) -> str:
 
 
 def waste_share(use: PolicyUse) -> str:
-    """Return the wasted share of what is held."""
     if use.refused:
         return ""
     return f"wasted, {percent(use.wasted_share)}" if use.num_held else "wasted"
@@ -109,7 +107,6 @@ def difference(use: PolicyUse, answer: WhatIfAnswer) -> str:
 
 
 def tip(use: PolicyUse, answer: WhatIfAnswer) -> str:
-    """Return the tooltip with all values."""
     meaning = _QUESTION_MEANINGS.get(use.question, _MEANINGS.get(use.allocator, ""))
     if use.refused:
         return f"{meaning}\n{use.refused}"

@@ -42,7 +42,6 @@ class WhatIfProcess(QObject):
 
     @property
     def is_running(self) -> bool:
-        """Whether the child process runs."""
         return self.child.is_running
 
     def ask(self, epoch: int | None, memory: Memory, rows: Rows) -> None:

@@ -67,8 +67,6 @@ Question = tuple[int | None, Memory, Rows]
 
 
 class WhatIfView(View):
-    """View with a heading, a legend, and a card per allocator."""
-
     title: ClassVar[str] = "What if"
     object_name: ClassVar[str] = "what_if"
     refresh_hz: ClassVar[float] = 1.0
@@ -206,8 +204,6 @@ def running_rows(mirror: Mirror) -> Rows:
 
 # Cards side by side, as many per row as fit.
 class CardGrid(QWidget):
-    """Owner of the cards."""
-
     def __init__(self) -> None:
         super().__init__()
         self.cards: list[PolicyCard] = []
@@ -298,7 +294,6 @@ class PolicyCard(QFrame):
 
     @property
     def summary(self) -> str:
-        """All texts in one line."""
         parts = (self.waste.text(), self.share.text(), self.placed.text(), self.difference.text())
         return ", ".join(part for part in parts if part)
 

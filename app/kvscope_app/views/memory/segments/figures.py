@@ -77,7 +77,6 @@ def left_out(allocator_map: AllocatorMap, segments: list[TorchSegment]) -> str:
 
 
 def pool_words(pool: int) -> str:
-    """Return "small", "large" or "private"."""
     return next((word for known, word in POOL_WORDS.items() if known == pool), f"pool {pool}")
 
 
@@ -92,7 +91,6 @@ def segment_name(one: TorchSegment) -> str:
 
 
 def segment_tip(one: TorchSegment) -> str:
-    """Return the tooltip of a whole segment."""
     parts = ((state, one.bytes_of(state)) for state in State)
     parts_text = ", ".join(f"{num_bytes(size)} {state_words(state)}" for state, size in parts if size)
     return (
@@ -101,7 +99,6 @@ def segment_tip(one: TorchSegment) -> str:
 
 
 def block_tip(one: TorchSegment, block: int) -> str:
-    """Return the tooltip of one block."""
     size, offset, state = int(one.sizes[block]), int(one.offsets[block]), int(one.states[block])
     return f"{num_bytes(size)} {state_words(state)}, {num_bytes(offset)} into its segment ({segment_name(one)})"
 

@@ -80,7 +80,6 @@ class SegmentsSheet(Sheet):
         self.ask()
 
     def ask(self) -> None:
-        """Request the current map from the engine."""
         self._tag = next(_tags)
         reason = why_not(self._session)
         try:
@@ -101,7 +100,6 @@ class SegmentsSheet(Sheet):
             swatch.set_color(state_color(state, theme).name())
 
     def value(self, name: str) -> str:
-        """Return the text shown for figure `name`."""
         return self._values[name].text()
 
     def _read(self, replies: list[Reply]) -> None:

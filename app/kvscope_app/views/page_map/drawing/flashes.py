@@ -11,7 +11,8 @@ from kvscope_app.views.page_map.drawing.cells import Ids, distinct
 from kvscope_app.views.page_map.drawing.flash_kinds import FIRST_MOVE_LEVEL, LEVELS, FlashKind, level_below, top_level
 
 MAX_AT_ONCE: Final = 4096
-"""A change of more blocks than this in one frame does not flash: if everything flashes, nothing stands out."""
+"""A change of more blocks than this in one frame does not flash: if everything flashes, nothing can be
+distinguished."""
 MAX_MOVES_AT_ONCE: Final = 1024
 """Maximum flashes per kind of move and frame; only the newest moves flash. Bounds the cost at any frame rate."""
 
@@ -29,7 +30,6 @@ class Flashes:
 
     @property
     def active(self) -> bool:
-        """Whether any flash is still lit."""
         return any(self._batches)
 
     def change(self, ids: Ids, now_ns: int) -> LitCells:

@@ -64,13 +64,11 @@ class Grid:
 
     @property
     def rows(self) -> int:
-        """Number of rows; the last one may be partly filled."""
         last = self.sections[-1]
         return last.first_row - (-last.size // self.columns)
 
     @property
     def num_cells(self) -> int:
-        """Number of cells in all rows, with or without a block."""
         return self.rows * self.columns
 
     def cells_of(self, ids: npt.NDArray[np.uint32]) -> Index:
@@ -92,7 +90,6 @@ class Grid:
         return blocks
 
     def place_of(self, block: int) -> tuple[int, int]:
-        """Return (row, column) of a block."""
         section = self.section_of(block)
         return divmod(block - section.start + section.first_cell, self.columns)
 
@@ -137,7 +134,6 @@ class Camera:
         return math.floor((py - self.y) / self.pitch), math.floor((px - self.x) / self.pitch)
 
     def corner_of(self, row: int, column: int) -> tuple[float, float]:
-        """Return the pixel of a cell's top left corner."""
         return self.x + column * self.pitch, self.y + row * self.pitch
 
     def zoomed(self, factor: float, px: float, py: float, min_pitch: float) -> Camera:

@@ -71,7 +71,6 @@ def draw_headings(
     gutter: int,
     ratio: float,
 ) -> None:
-    """Draw each heading just above its section, in device-independent pixels."""
     height = scene.heading_height / ratio
     if not shown or height < painter.fontMetrics().height() - 2:  # a bare separator
         return

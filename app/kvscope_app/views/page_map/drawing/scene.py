@@ -299,7 +299,6 @@ class _Shape:
         return gap_rows(self.heading, pitch)
 
     def block_rows(self, columns: int) -> int:
-        """Number of rows that hold blocks."""
         return sum(-(-size // columns) for size in self.sizes)
 
 
