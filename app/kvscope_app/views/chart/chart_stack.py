@@ -151,7 +151,7 @@ class ChartStack(PanelGrid):
         self.bar.range_chosen.connect(self._on_length_chosen)
         self.bar.live_requested.connect(self._on_follow_chosen)
 
-    # for subclasses
+    # Methods that subclasses override
 
     def present(self, first_s: float, last_s: float) -> Sequence[str]:
         """Return the names of the charts with content in this time."""
@@ -194,7 +194,7 @@ class ChartStack(PanelGrid):
     def clock_text(self, x: float) -> str:
         return next(iter(self.panels.values())).clock_text(x)
 
-    # for the view
+    # Methods that the view calls
 
     @property
     def is_following(self) -> bool:

@@ -374,7 +374,9 @@ class CurveItem(pg.PlotCurveItem):  # type: ignore[misc]
     def _draw_as_wide(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None) -> None:
         thin, view = self.opts["pen"], self.getViewWidget()
         on_screen = 0.0 if view is None else (self.sceneTransform() * view.viewportTransform()).m22()
-        scale = painter.deviceTransform().m22() / on_screen if on_screen else 1.0  # with the screen's own
+        scale = (
+            painter.deviceTransform().m22() / on_screen if on_screen else 1.0
+        )  # includes the screen's device pixel ratio
         wide = QPen(thin)
         wide.setWidthF(max(1.0, thin.widthF()) * max(1.0, scale))
         self.opts["pen"] = wide

@@ -109,7 +109,7 @@ class LoadView(View):
 
     def remember(self, settings: QSettings) -> None:
         with suppress(BadInput):  # contradictory fields are not saved
-            chosen = replace(self.settings(), adapters=LoadSettings().adapters)  # adapters are the engine's
+            chosen = replace(self.settings(), adapters=LoadSettings().adapters)  # adapters depend on the engine
             settings.setValue(LOAD, msgspec.json.encode(chosen).decode())
 
     def _chosen_adapters(self) -> tuple[str, ...]:

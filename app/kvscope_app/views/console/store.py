@@ -1,8 +1,8 @@
 """Store of conversations in an SQLite file that all windows of a user's kvscope processes share. Imports no Qt.
 
 Each conversation has a revision, and may be written only by a window that has seen the newest one, so a window never
-overwrites what another wrote. An unfinished answer names its writer, so
-that other windows know whether that process still runs.
+overwrites what another wrote. An unfinished answer names its writer, so that other windows know
+whether that process still runs.
 """
 
 from __future__ import annotations

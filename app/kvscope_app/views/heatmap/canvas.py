@@ -156,8 +156,6 @@ class HeatCanvas(TimeArea):
         else:
             super().keyPressEvent(event)
 
-    # private
-
     def _step(self, dx: int, dy: int) -> None:
         assert self.store is not None, "nothing to step on"
         step_ns = max(SECOND_NS, self.frame.scale.column_ns)

@@ -191,8 +191,6 @@ class Canvas(QWidget):
             self._pinned = pinned
             self.update()
 
-    # Qt's side
-
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         ratio = self.devicePixelRatioF()
@@ -210,7 +208,9 @@ class Canvas(QWidget):
         painter.drawImage(target, self._image, source)
         if dirty.x() < self.gutter:
             painter.fillRect(QRect(0, dirty.y(), self.gutter, dirty.height()), self.theme.color("base"))
-        if dirty.x() < self.gutter + gutter_left(self.scene, ratio):  # on the image, where it is wider than the grid
+        if dirty.x() < self.gutter + gutter_left(
+            self.scene, ratio
+        ):  # the gutter is over the image where the window is wider than the grid
             draw_gutter(painter, self.scene, self.theme, self.gutter, ratio, dirty)
         painter.setFont(sans(0.82))
         painter.setClipRect(map_rect)
@@ -298,8 +298,6 @@ class Canvas(QWidget):
             self.dismissed.emit()
         else:
             super().keyPressEvent(event)
-
-    # private
 
     def _arrow(self, dx: int, dy: int, pan: bool) -> None:
         if pan:

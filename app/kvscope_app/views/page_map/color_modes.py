@@ -119,13 +119,13 @@ def _without_content(result: Keys, state: npt.NDArray[np.uint8]) -> Keys:
 DISK_CACHED: Final = 3
 HOST_CACHED: Final = 4
 DISK: Final = 5
-"""On disk and still needed, by a swapped-out request. `HOST` is the same in host memory."""
+"""Key of a block on disk that a swapped-out request still needs. `HOST` is the same in host memory."""
 HOST: Final = 6
 CACHED: Final = 7
 ACTIVE: Final = 8
 SHARED: Final = 9
 UNKNOWN: Final = 10
-"""A state or tier of a later protocol version."""
+"""Key of a block in a state or tier of a later protocol version."""
 _KEYS: Final = np.full((256, 256), UNKNOWN, np.uint8)
 """Key by [tier, state]."""
 _KEYS[Tier.HBM, :4] = (FREE, ACTIVE, CACHED, UNMAPPED)
@@ -471,7 +471,7 @@ GROUP: Final = ColorMode(
 
 IN_USE: Final = 3
 NO_ORDER: Final = 4
-"""A cached block that is pinned, or whose order is not reported."""
+"""Key of a cached block that is pinned, or whose order is not reported."""
 EVICTED_LAST: Final = 5
 EVICTION_STEPS: Final = 120
 

@@ -187,8 +187,6 @@ class PageMapView(View):
         self.legend.set_low(self.height() < scaled(_LOW))
         self._last_state = None
 
-    # private
-
     def _build(self) -> None:
         heading = FittingLabel(self.title, "")  # gives its space to the modes in small windows
         heading.setProperty("look", "heading")

@@ -103,7 +103,7 @@ class PrefixesView(View):
         self.count = ElidedLabel()
         self.empty_label = empty_state(NOTHING_YET)
         self.note = label(look="muted", wraps=True, elastic=True)
-        """Why there are no texts."""
+        """Reason why there are no texts."""
         self._groups: tuple[KVGroup, ...] = ()
         self._told_time = (-1, -1)
         self._reorder_soon = QTimer(self, singleShot=True, interval=_REORDER_MS)

@@ -46,7 +46,7 @@ class Lane:
     title: str
     low: int
     high: int
-    """Height in a widget with enough height; `low` is the height in a low one. Pixels at 100 % scale."""
+    """Height in a high widget; `low` is that in a low one. Both in pixels at 100 % scale."""
 
 
 @dataclass(frozen=True, slots=True)

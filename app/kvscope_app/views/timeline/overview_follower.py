@@ -89,7 +89,7 @@ class OverviewFollower:
         begin = 0
         epoch = self.lanes.epoch
         for place, thing in enumerate(taken):
-            if isinstance(thing, Turned):  # one that is late is of an engine that ended
+            if isinstance(thing, Turned):  # a late phase change belongs to an engine that has ended
                 continue
             if epoch is not None and thing.epoch != epoch:
                 self.lanes.add(taken[begin:place], since_ns)

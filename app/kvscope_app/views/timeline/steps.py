@@ -47,7 +47,7 @@ class StepColumns:
     numbers: IntArray
     tokens: IntArray
     flops: IntArray = field(default_factory=lambda: _NOBODY)
-    """Work of each step, shape (n,); this and `num_bytes` are 0 if the engine does not report them."""
+    """FLOPs of each step, shape (n,); this and `num_bytes` are 0 if the engine does not report the work of steps."""
     num_bytes: IntArray = field(default_factory=lambda: _NOBODY)
     forward_ns: IntArray = field(default_factory=lambda: _NOBODY)
 
