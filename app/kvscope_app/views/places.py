@@ -97,7 +97,6 @@ def place_of(cache: CacheInfo, row: int) -> BlockLocation:
 
 
 def tier_title(tier: Tier, device: DeviceInfo) -> str:
-    """Return the title of the tier on this device."""
     if tier is Tier.HBM:
         return "GPU memory" if device.kind == "cuda" else "Memory"
     return TIER_STYLES[tier].title

@@ -51,11 +51,9 @@ class TableHead:
         return len(self.titles)
 
     def side(self, column: int) -> Qt.AlignmentFlag:
-        """Return the alignment of a column's title and cells."""
         return RIGHT if column in self.numbers else LEFT
 
     def data(self, section: int, orientation: Qt.Orientation, role: int) -> Any:
-        """Return the value of a model's `headerData`."""
         if orientation is not Qt.Orientation.Horizontal or not 0 <= section < len(self.titles):
             return None
         if role == Qt.ItemDataRole.DisplayRole:

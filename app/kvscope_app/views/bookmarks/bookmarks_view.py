@@ -128,7 +128,6 @@ class BookmarksView(View):
 
     @property
     def chosen(self) -> list[Bookmark]:
-        """Selected bookmarks, in the order of time."""
         rows = sorted(index.row() for index in self.list.selectedIndexes())
         return [self.model.marks[row] for row in rows if row < len(self.model.marks)]
 
@@ -156,7 +155,6 @@ class BookmarksView(View):
                 self.list.selectionModel().select(self.model.index(row, 0), flags)
 
     def _on_clicked(self) -> None:
-        """Go to the clicked bookmark, unless several are selected."""
         if len(chosen := self.chosen) == 1:
             self.session.timeline.go_to(chosen[0].time_ns)
 

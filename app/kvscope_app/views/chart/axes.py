@@ -79,7 +79,6 @@ class TimeAxis(_Axis):
         return time.strftime("%H:%M:%S", time.localtime(round(value + self._wall_offset_s, 1)))
 
     def show_labels(self, shown: bool) -> None:
-        """Show times below the plot, or only the grid lines."""
         self._has_labels = shown
         self.fit_zoom()
         self.setStyle(showValues=shown)
@@ -98,7 +97,6 @@ class TimeAxis(_Axis):
         return [(step, [origin + step * index for index in np.arange(first, last + 1)])]
 
     def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
-        """Return labels such as `-30 s` while following, else `14:03:20`."""
         if self.now_s is None:
             return [self.clock_text(value) for value in values]
         return [ago_text(self.now_s - value) for value in values]

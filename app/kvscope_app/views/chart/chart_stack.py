@@ -74,7 +74,6 @@ class PanelGrid(QWidget):
             panel.plot.area = self._area
 
     def show_panels(self, names: Collection[str]) -> None:
-        """Show these panels in this order, and hide the others."""
         columns = max(1, min(self.max_columns, self.width() // scaled(_PANEL_MIN_WIDTH)))
         if tuple(names) == self.shown and columns == self._num_columns:
             return
@@ -222,7 +221,6 @@ class ChartStack(PanelGrid):
         self.draw(self.shown, span)
 
     def refresh_seen(self) -> None:
-        """Draw every chart that is not scrolled out of view."""
         span = self._prepare()
         self.draw([name for name in self.shown if self.is_seen(name)], span)
 

@@ -55,7 +55,6 @@ class ChatAnswer:
         return time.monotonic() - self._sent_s
 
     def stopping(self) -> None:
-        """Record that the user asked to stop."""
         if not self.is_ended:
             self.phase = AnswerPhase.STOPPING
 
@@ -66,7 +65,6 @@ class ChatAnswer:
         self._update(number=number, num_prompt_tokens=reply.num_prompt_tokens)
 
     def is_request(self, number: int) -> None:
-        """Set the engine's number of the request."""
         self._update(number=number)
 
     def tokens(self, reply: Tokens, stopped_s: float = 0.0) -> None:

@@ -89,7 +89,6 @@ class Chat(QObject):
         return next((c for c in self.conversations if c.key == key), None)
 
     def answer_of(self, key: str) -> ChatAnswer | None:
-        """Return the unfinished answer of a conversation, or None."""
         return next((a for a in self._answers.values() if a.conversation.key == key), None)
 
     def draft_of(self, key: str) -> Draft:
@@ -97,7 +96,6 @@ class Chat(QObject):
         return self._drafts.setdefault(key, Draft())
 
     def touch_draft(self, key: str) -> None:
-        """Record that the draft of this conversation changed."""
         self._keeper.touch_draft(key)
 
     def add(self, like: Conversation | None = None) -> Conversation:
@@ -138,7 +136,6 @@ class Chat(QObject):
             self.listed.emit()
 
     def touch(self, conversation: Conversation) -> None:
-        """Record that the options of a conversation changed."""
         self._keeper.touch(conversation)
 
     def ask(self, conversation: Conversation, prompt: str) -> None:

@@ -45,7 +45,6 @@ class ChatHead(QWidget):
         self._show_title_line(False)
 
     def begin_rename(self, title: str) -> None:
-        """Let the user edit the title in place."""
         self.title_line.setText(title)
         self.title_line.selectAll()
         self._show_title_line(True)

@@ -105,7 +105,6 @@ class ChatPage(QWidget):
         self._show_messages()
 
     def new_conversation(self) -> None:
-        """Start a conversation with the same options."""
         self.show_conversation(self.chat.add(self.current))
         self.composer.edit.setFocus()
 
@@ -225,7 +224,6 @@ class ChatPage(QWidget):
         self._not_sent = True
 
     def _ask(self, text: str, edited: Message | None = None) -> None:
-        """Send a prompt, as a new version of `edited` if given."""
         self._tell("")
         before = self.current.last
         if edited is None:
@@ -282,7 +280,6 @@ class ChatPage(QWidget):
         self.composer.edit.setFocus()
 
     def _cancel_edit(self) -> None:
-        """Cancel editing the prompt, and restore the draft."""
         draft = self._draft
         draft.edited = draft.edited_text = ""
         self.chat.touch_draft(self.current.key)

@@ -53,7 +53,6 @@ class AnswerStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     @property
     def context_tokens(self) -> int:
-        """Number of context tokens in use after the answer."""
         return self.num_prompt_tokens + self.num_tokens
 
 
@@ -152,7 +151,6 @@ class Draft(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def new_conversation(like: Conversation | None = None) -> Conversation:
-    """Return an empty conversation with the options of `like`."""
     fresh = Conversation(key=secrets.token_hex(8), changed_s=time.time())
     if like is not None:
         fresh.system, fresh.sampling, fresh.adapter = like.system, like.sampling, like.adapter

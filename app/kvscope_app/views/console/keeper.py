@@ -75,7 +75,6 @@ class ConversationSaver(QObject):
             self._save_timer.start(round(SAVE_WRITING_S * 1000))
 
     def touch_draft(self, key: str) -> None:
-        """Record that a draft changed, and save it soon."""
         self._unsaved_drafts.add(key)
         self._save_within(SAVE_AFTER_MS)
 
@@ -111,7 +110,6 @@ class ConversationSaver(QObject):
         self._tell_how_it_went(failure)
 
     def look(self) -> None:
-        """Load what other windows wrote."""
         busy = {c.key for c in self._conversations if self._is_writing(c.key)}
         before = set(self.store.written_elsewhere)
         changes = self.store.take_changes(but=self._unsaved | busy)

@@ -104,7 +104,6 @@ class MessageCard(QFrame):
         self.copy.setVisible(bool(self.message.content))
 
     def show_left_out(self, is_left_out: bool) -> None:
-        """Mark whether later prompts omit this turn."""
         if is_left_out != self._is_left_out:
             self._is_left_out = is_left_out
             self.show_state("")

@@ -284,7 +284,6 @@ class ConversationStore:
         database.execute("DELETE FROM conversations WHERE key = ?", (key,))
 
     def _orphans(self, database: sqlite3.Connection) -> list[str]:
-        """Return the keys of conversations whose writer has been killed since."""
         if not self.written_elsewhere:
             return []
         rows = database.execute("SELECT key, writer FROM conversations WHERE writer <> ''").fetchall()
@@ -310,7 +309,6 @@ def _reason(error: Exception) -> str:
 
 # Conversations that could not be written to the database when kvscope was closed: one JSON file each, read once.
 def conversation_files(folder: Path) -> list[Path]:
-    """Return the files that have not been imported yet."""
     return sorted(path for path in folder.glob(f"*{_SUFFIX}") if path.is_file())
 
 

@@ -57,7 +57,6 @@ class Transcript(QScrollArea):
         return QSize(self._body.minimumSizeHint().width() + bar, super().minimumSizeHint().height())
 
     def show_conversation(self, conversation: Conversation) -> None:
-        """Show the messages of a conversation; existing cards are kept."""
         if conversation is not self._conversation:
             self._conversation = conversation
             self._first = max(len(conversation.path) - MAX_SHOWN, 0)
@@ -80,7 +79,6 @@ class Transcript(QScrollArea):
         self._tell_width()
 
     def show_end(self, message: Message) -> None:
-        """Show a completed message as Markdown."""
         if (card := self._card_of(message)) is not None:
             card.show_whole()
             card.apply_theme(self._theme)

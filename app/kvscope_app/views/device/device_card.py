@@ -45,7 +45,6 @@ class DeviceCard(QWidget):
         self._lay_out()
 
     def show_state(self, title: str, text: str, color: str) -> None:
-        """Show title and state. `color` is the name of a theme colour."""
         _set(self.title, title)
         _set(self.state, text)
         self.state.setVisible(bool(text))

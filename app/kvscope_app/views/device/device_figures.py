@@ -88,7 +88,6 @@ def host_figures(host: Host) -> list[DeviceFigure]:
 
 
 def memory_line(used: int | None, total: int | None) -> str:
-    """Return text such as `30.0 GiB of 80.0 GiB`."""
     return _of(num_bytes(used), num_bytes(total))
 
 

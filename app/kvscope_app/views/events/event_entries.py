@@ -38,7 +38,6 @@ class EventEntries(TableModel):
     def entry_at(self, row: int) -> LoggedEvent | None: ...
 
     def wall_ns(self, entry: LoggedEvent) -> int:
-        """Return the time of an event in ns since 1970."""
         return entry.time_ns + self._wall_offset_ns
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
@@ -64,7 +63,6 @@ class EventEntries(TableModel):
         return self.theme.color("text" if kind is None else kind.color)
 
     def head(self, entry: LoggedEvent) -> tuple[str, str, str]:
-        """Return time, kind and request as text: the columns before the reason."""
         return self._text(entry, 0), self._text(entry, 1), self._text(entry, 2)
 
     def _text(self, entry: LoggedEvent, column: int) -> str:

@@ -51,7 +51,6 @@ class EventModel(EventEntries):
         self._prepend(fresh)
 
     def show_only(self, wanted: EventFilter, log: EventLog) -> None:
-        """Show only events that pass the filter `wanted`."""
         self._filter = wanted
         self.show_entries(log.of_kinds(_KINDS[wanted], MAX_SHOWN))
         self._serial = log.last_serial

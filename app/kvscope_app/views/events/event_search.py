@@ -46,7 +46,6 @@ class EventSearch:
         self._newest: TimedEvent | None = None
 
     def set_kinds(self, kinds: Collection[str] | None) -> None:
-        """Match only these kinds; None: all."""
         self.kinds = None if kinds is None else frozenset(kinds)
 
     def set_text(self, text: str) -> None:

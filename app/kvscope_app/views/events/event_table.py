@@ -107,7 +107,6 @@ class EventTable(RowTable):
         self.verticalScrollBar().setValue(self.verticalScrollBar().value() + num_rows)
 
     def copy_selected(self) -> None:
-        """Copy the selected rows in order as tab-separated text."""
         rows = sorted({index.row() for index in self.selectionModel().selectedIndexes()})
         entries = [entry for row in rows if (entry := self._events.entry_at(row)) is not None]
         if entries:

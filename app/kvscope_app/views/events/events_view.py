@@ -130,7 +130,6 @@ class EventsView(View):
         self.export.setEnabled(shown > 0)
 
     def _show_cursor(self) -> None:
-        """Show the session's cursor among the events, unless it is at the end."""
         timeline = self.session.timeline
         at_ns = None if timeline.is_live else timeline.cursor_ns
         has_moved = at_ns is not None and at_ns != self.model.cursor_ns

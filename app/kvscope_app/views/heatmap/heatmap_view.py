@@ -352,7 +352,6 @@ class LossStrips:
         self._shown: tuple[SessionOverview, int] | None = None
 
     def show_overview(self, overview: SessionOverview) -> None:
-        """Draw the curves of the whole overview, unless it has not changed."""
         version = (overview, overview.version)
         if version == self._shown:
             return

@@ -67,7 +67,6 @@ class TimeArea(QWidget):
             self.update()
 
     def show_hover(self, time_ns: int | None) -> None:
-        """Show the hovered moment, which may be hovered in another part."""
         if time_ns != self.hover_ns:
             self.hover_ns = time_ns
             self.update()

@@ -44,7 +44,6 @@ class TimeFrame(QObject):
                 self.show_only(self._wanted)
 
     def set_range(self, begin_ns: int, end_ns: int) -> None:
-        """Set the range for which data exists."""
         if self._range != (begin_ns, end_ns):
             self._range = (begin_ns, end_ns)
             self._show(self.scale)

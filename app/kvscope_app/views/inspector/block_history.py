@@ -220,7 +220,6 @@ class BlockHistory(QObject):
         self._whole = None
 
     def _give_up(self) -> None:
-        """Cancel and drop what is being read or requested."""
         self._is_wanted = False
         self._parts = deque()
         if self._work is not None:
@@ -247,7 +246,6 @@ def reading_order(cursor_ns: int, first_ns: int, last_ns: int) -> Iterator[tuple
 
 
 def known_text(part: BlockHistoryPart) -> str:
-    """Return text on the duration that a history covers."""
     begin_ns = max(part.begin_ns, int(part.rows["time_ns"][0])) if part.rows.size else part.end_ns
     return f"over {seconds((part.end_ns - begin_ns) / 1e9)}"
 

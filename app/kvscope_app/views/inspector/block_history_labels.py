@@ -58,7 +58,6 @@ def moment_text(moment: BlockMoment) -> str:
 
 
 def row_text(row: np.void) -> str:
-    """Return text on the block's state while a row of its history was valid."""
     if row["how"] == ChangeKind.LOST:
         return "unknown"
     return _how(int(row["state"]), int(row["ref_count"]), int(row["owner"]), int(row["filled"]))

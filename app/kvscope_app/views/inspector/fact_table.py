@@ -81,7 +81,6 @@ class FactTable(QTableView):
         return _put(as_text(self._chosen(all_rows=all_rows)))
 
     def copy_json(self) -> str:
-        """Copy all rows as a JSON object. Returns the text."""
         return _put(as_json(self._chosen(all_rows=True)))
 
     def minimumSizeHint(self) -> QSize:

@@ -47,8 +47,6 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class FactsPage:
-    """All facts about one block, request or step, in groups."""
-
     title: str
     groups: tuple[Group, ...]
 
@@ -73,7 +71,6 @@ def time_link(time_ns: int) -> Link:
 
 
 def event_link(timed: TimedEvent, *, before: bool = False) -> Link:
-    """Return a link to the state after an event, or before it."""
     return Link(Goal.EVENT, -1 if before else 1, timed)
 
 

@@ -30,7 +30,6 @@ class Finder(QObject):
         return findings(typed, self.session.mirror, self.session.overview)
 
     def choose(self, finding: Finding) -> None:
-        """Select a finding in every view."""
         self._wanted_block = None
         if finding.block is not None and finding.time_ns is not None:
             self._wanted_block = (finding.epoch, finding.block)

@@ -216,7 +216,6 @@ class InspectorView(View):
         self._swatch.setVisible(bool(color))
 
     def _on_selection(self) -> None:
-        """Show the subject that was selected last."""
         before, now = self._selected, (self.session.selected_block, self.session.selected_request)
         self._selected = now
         if now[0] is not None and now[0] != before[0]:

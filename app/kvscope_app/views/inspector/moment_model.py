@@ -23,8 +23,6 @@ WHAT: Final = 1
 
 
 class MomentModel(TableModel):
-    """Model of moments that can be extended at either end."""
-
     table_head: ClassVar[TableHead] = TableHead(HEADERS)
 
     def __init__(self, parent: QObject | None = None) -> None:
@@ -65,7 +63,6 @@ class MomentModel(TableModel):
             self.endInsertRows()
 
     def moment_at(self, row: int) -> BlockMoment | None:
-        """Return the moment in a row, or None beyond the end."""
         return self._moments[len(self._moments) - 1 - row] if 0 <= row < len(self._moments) else None
 
     def row_at(self, time_ns: int) -> int:

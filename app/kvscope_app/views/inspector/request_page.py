@@ -171,8 +171,6 @@ def _events(history: History, events: list[LoggedEvent]) -> Iterator[Fact]:
 
 
 class _ColdBlocks(NamedTuple):
-    """Cold blocks among the measured blocks of one request."""
-
     words: str
     coldest: int
     """Row of the coldest block."""

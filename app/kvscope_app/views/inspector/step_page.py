@@ -141,7 +141,6 @@ def _batch(frame: Frame) -> Iterator[Fact]:
 
 
 def _changed(frame: Frame, cache: CacheInfo) -> Iterator[Fact]:
-    """Yield the numbers of changed blocks, recurrent states and requests."""
     moves, first_state = frame.moves, cache.first_state if cache.num_states else cache.num_rows
     rows = (
         ("Blocks", "States", frame.blocks.ids),

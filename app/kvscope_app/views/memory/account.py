@@ -148,7 +148,6 @@ def host_tier_bytes(mirror: Mirror) -> int:
 
 
 def _states(mirror: Mirror) -> list[MemoryPart]:
-    """Return the parts of recurrent states, if there are any."""
     if mirror.hello is None or not mirror.hello.cache.num_states:
         return []
     kinds = (

@@ -88,7 +88,6 @@ class Swatch(QWidget):
         self.setFixedSize(scaled(self.SIZE), scaled(self.SIZE))
 
     def set_color(self, color: str) -> None:
-        """Set the colour, `#rrggbb`."""
         if QColor(color) != self._color:
             self._color = QColor(color)
             self.update()

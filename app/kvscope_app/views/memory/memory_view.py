@@ -184,8 +184,6 @@ class MemoryView(ChartedView):
 
 
 class PartTable(QWidget):
-    """One row per part: colour, name, bytes, share of the device."""
-
     def __init__(self) -> None:
         super().__init__()
         self._grid = _grid(self)
@@ -241,8 +239,6 @@ class PartTable(QWidget):
 
 
 class DetailTable(QWidget):
-    """Table with names on the left and numbers on the right."""
-
     def __init__(self) -> None:
         super().__init__()
         self._grid = _grid(self)

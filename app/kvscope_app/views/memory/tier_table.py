@@ -71,7 +71,6 @@ class TierTable(QWidget):
 
     @property
     def moved(self) -> str:
-        """Text on the blocks moved between tiers."""
         return self._moved.text()
 
 

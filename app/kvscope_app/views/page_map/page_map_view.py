@@ -104,7 +104,6 @@ class PageMapView(View):
         self.mode_changed.emit(mode)
 
     def set_flashing(self, flashing: bool) -> None:
-        """Set whether cells flash when they change."""
         self.scene.flashing = flashing
         self._show_legend()
 

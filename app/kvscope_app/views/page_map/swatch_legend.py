@@ -97,7 +97,6 @@ class SwatchLegend(QWidget):
         self.draw_word(painter, x + self._scale_width + scaled(GAP), 0, high)
 
     def draw_owners(self, painter: QPainter, x: int, word: str) -> None:
-        """Draw some of the requests' colours in the first line, starting at `x`."""
         painter.setPen(QPen(self.theme.color("border"), 0))
         for index, color in enumerate(owner_colors(self.theme)[:_NUM_OWNERS]):
             painter.setBrush(QColor(color))

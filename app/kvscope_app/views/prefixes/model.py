@@ -61,7 +61,6 @@ class PrefixModel(TableModel):
         self.reordered.emit()
 
     def reorder(self) -> None:
-        """Apply expansion, filter and sort order to the current tree."""
         self.show_moment(self.moment)
 
     def sort(self, column: int, order: Qt.SortOrder = Qt.SortOrder.AscendingOrder) -> None:
@@ -86,7 +85,6 @@ class PrefixModel(TableModel):
         return int(found[0]) if found.size else None
 
     def level_at(self, row: int) -> int:
-        """Return the number of ancestors of the node in `row`."""
         node = self.node_at(row)
         return 0 if node is None or self.moment is None else int(self.moment.tree.level[node])
 
@@ -104,7 +102,6 @@ class PrefixModel(TableModel):
             self.reorder()
 
     def set_all_open(self, is_open: bool) -> None:
-        """Expand all nodes, up to the maximum number of rows, or collapse all."""
         tree = None if self.moment is None else self.moment.tree
         self._opened = set(tree.key.tolist()) if is_open and tree is not None else set()
         self.reorder()

@@ -239,7 +239,6 @@ class PrefixesView(View):
         self.count.setText(words)
 
     def _show_note(self) -> None:
-        """Show why there is no newer tree, or why rows have no text."""
         failure = self.keeper.failure
         several = self._of_groups()
         note = _not_made(failure) if failure else "  ".join(filter(None, (several, self.session.texts.why_none)))
@@ -427,7 +426,6 @@ class PrefixDetail(QWidget):
 
 
 def facts_line(moment: PrefixMoment, node: int) -> str:
-    """Return the facts of the node in one line."""
     tree, capabilities = moment.tree, moment.capabilities
     blocks, owner, before = int(tree.num_blocks[node]), int(tree.owner[node]), int(tree.num_before[node])
     if not blocks:

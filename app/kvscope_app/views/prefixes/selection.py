@@ -56,7 +56,6 @@ class PrefixSelection(QObject):
             self.show()
 
     def show(self) -> None:
-        """Mark the current selection in the table."""
         moment = self._model.moment
         if moment is None:
             return
@@ -119,7 +118,6 @@ class PrefixSelection(QObject):
         self._is_ours = False
 
     def _mark(self, nodes: list[int]) -> None:
-        """Select the rows that now show `nodes`."""
         rows = [row for node in nodes if (row := self._model.row_of(node)) is not None]
         if sorted(rows) == self._table.chosen_rows():
             return

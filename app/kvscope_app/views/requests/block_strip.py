@@ -81,7 +81,6 @@ class BlockStrip(QWidget):
         return "\n".join([*lines, f"shared by {shared} requests"] if shared > 1 else lines)
 
     def index_at(self, x: int, y: int) -> int | None:
-        """Return the table index of the cell at a point of the widget, or None."""
         cell, per_row = self._cell(), self._per_row(self.width())
         column, inside_x = divmod(x - _MARGIN, cell.width() + _GAP)
         row, inside_y = divmod(y - _MARGIN, cell.height() + _GAP)

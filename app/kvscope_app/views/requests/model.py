@@ -323,7 +323,6 @@ class RequestModel(TableModel):
         return "" if self._columns is None else self._columns.request_ids[self._rows[row]]
 
     def is_finished(self, row: int) -> bool:
-        """Whether the request in view row `row` has ended by the moment shown."""
         return self._columns is not None and self._columns.state[self._rows[row]] == RequestState.FINISHED
 
     def is_there(self, row: int) -> bool:
@@ -383,7 +382,6 @@ class RequestModel(TableModel):
 
     @property
     def num_requests(self) -> int:
-        """Number of requests, including filtered-out ones."""
         return 0 if self._columns is None else len(self._columns)
 
     def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:

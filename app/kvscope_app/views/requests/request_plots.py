@@ -67,7 +67,6 @@ class RequestPlots(QWidget):
         return self.scatter, self.ttft, self.tpot
 
     def show_requests(self, columns: RequestColumns, rows: npt.NDArray[np.intp]) -> None:
-        """Show the requests in `rows` of `columns`."""
         ttft_s = columns.ttft_s[rows]
         self.scatter.show_points(columns.key[rows], columns.num_prompt_tokens[rows], ttft_s, columns.number[rows])
         self.ttft.show_histogram(histogram_of(ttft_s))
@@ -151,7 +150,6 @@ class ScatterPlot(_Plot):
         self._y = np.empty(0)
 
     def show_points(self, keys: IntArray, prompt_tokens: IntArray, ttft_s: FloatArray, numbers: IntArray) -> None:
-        """Show one dot for each request whose TTFT is known."""
         known = np.isfinite(ttft_s)
         shown = (keys[known], prompt_tokens[known], ttft_s[known])
         if all(np.array_equal(new, old) for new, old in zip(shown, (self._keys, self._x, self._y), strict=True)):
@@ -162,7 +160,6 @@ class ScatterPlot(_Plot):
         self.update()
 
     def position_of(self, key: int) -> QPoint | None:
-        """Return the position of a request's dot, or None if it has none."""
         at = np.flatnonzero(self._keys == key)
         if not at.size:
             return None

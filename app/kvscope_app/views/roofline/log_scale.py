@@ -24,7 +24,6 @@ class LogScale:
     last: float
 
     def at(self, value: float) -> float:
-        """Return the pixel of a value above 0."""
         return float(self.all_at(np.array([value]))[0])
 
     def all_at(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -179,5 +179,4 @@ class LaneLayout:
         return next((lane for lane, top, height in self.boxes() if top <= y < top + height + _GAP), None)
 
     def row_at(self, y: int) -> int | None:
-        """Return the index of the request row at `y`, or None above the rows."""
         return None if y < self.requests_top else max(self.first_row, 0) + (y - self.requests_top) // row_height()

@@ -131,7 +131,6 @@ class LanesCanvas(QWidget):
             self.update()
 
     def show_selected(self, selected: tuple[int, int] | None) -> None:
-        """Outline the request given as (epoch, number); None: none."""
         if selected != self.selected:
             self.selected = selected
             self.update()
@@ -207,7 +206,6 @@ class LanesCanvas(QWidget):
         return self._measured_from_ns is not None
 
     def measure(self, span: TimeSpan | None) -> None:
-        """Mark a range as measured; None: clear it."""
         if span != self.measured:
             self.measured = span
             self.update()

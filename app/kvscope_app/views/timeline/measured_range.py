@@ -61,8 +61,6 @@ class Delayed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRange:
-    """Figures of a time range as rows of text."""
-
     title: str
     rows: tuple[tuple[str, str], ...]
     """(name, value) pairs."""

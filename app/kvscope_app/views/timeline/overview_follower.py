@@ -105,6 +105,5 @@ class OverviewFollower:
 
 
 def _end_of(overview: SessionOverview, epoch: int) -> int | None:
-    """Return the end of the newest second of an engine start, or None."""
     places = np.flatnonzero(overview.epoch == epoch)
     return int(overview.time_ns[places[-1]]) + SECOND_NS if places.size else None

@@ -58,7 +58,6 @@ class StepColumns:
         return self.first_ns <= begin_ns and end_ns <= self.last_ns
 
     def within(self, begin_ns: int, end_ns: int) -> slice:
-        """Return the steps that overlap this time."""
         first = int(np.searchsorted(self.end_ns, begin_ns, "left"))
         return slice(first, max(first, int(np.searchsorted(self.begin_ns, end_ns, "right"))))
 

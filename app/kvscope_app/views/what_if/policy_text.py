@@ -147,7 +147,6 @@ def not_asked(missing: list[NotAsked]) -> str:
 
 
 def why_not_asked(missing: list[NotAsked]) -> str:
-    """Return the reasons for missing cards, one line each."""
     return "\n".join(f"{_capital(one.question)}: {one.why}" for one in missing)
 
 

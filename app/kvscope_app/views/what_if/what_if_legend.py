@@ -20,8 +20,6 @@ _BETWEEN: Final = 16
 
 
 class WhatIfLegend(QWidget):
-    """Legend that wraps like text."""
-
     def __init__(self) -> None:
         super().__init__()
         self._theme = DARK

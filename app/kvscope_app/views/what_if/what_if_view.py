@@ -278,7 +278,6 @@ class PolicyCard(QFrame):
         self._lay_out()
 
     def show_use(self, use: PolicyUse, answer: WhatIfAnswer) -> None:
-        """Show how the allocator places the requests."""
         set_look(self, "current" if use.is_current else "card")
         self.name.setText(policy_text.name(use))
         self.map.show_cells(use.cells)
@@ -301,7 +300,6 @@ class PolicyCard(QFrame):
         self.map.apply_theme(theme)
 
     def set_beside(self, beside: bool) -> None:
-        """Place the text next to the map, as in a narrow panel, or below it."""
         direction = QBoxLayout.Direction.LeftToRight if beside else QBoxLayout.Direction.TopToBottom
         self._body.setDirection(direction)
         self._body.setSpacing(12 if beside else 5)

@@ -125,7 +125,6 @@ class Cells:
         return unmapped
 
     def shared(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        """Return a mask of the blocks that more than one request holds."""
         return self.ledger.ref_count[ids] > 1
 
 
@@ -156,7 +155,6 @@ class CellShape:
 
     @property
     def width(self) -> int:
-        """Width of the cell in pixels without its gap."""
         return self.high - self.low
 
     def glyph(self, level: int) -> npt.NDArray[np.int64]:
